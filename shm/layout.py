@@ -1,0 +1,249 @@
+"""Where every byte of shared memory stands: one version, read back by the next daemon.
+
+    index segment                                     ring segment
+    ┌────────────────────────────┐ 0                  ┌────────────────────────────┐
+    │ superblock         1 page  │                    │ span header      128 bytes │ 64-byte aligned
+    ├────────────────────────────┤ fingerprints_at    │ image: tree header, leaves │
+    │ 8 × u64 per bucket         │                    ├────────────────────────────┤
+    ├────────────────────────────┤ slots_at           │ …                          │
+    │ 8 × 64 bytes per bucket    │
+    ├────────────────────────────┤ notes_at           lane segment
+    │ u64 per slot: unverified   │                    ┌────────────────────────────┐ 0
+    ├────────────────────────────┤ uses_at            │ header             1 page  │
+    │ u64 per slot: uses counted │                    │ pin words        4,096 × 8 │
+    └────────────────────────────┘                    │ access log       8,192 × 8 │
+                                                      └────────────────────────────┘
+Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
+
+Invariants: all words are native little-endian u64 at 8-byte aligned places, so that a store or a load of one is a
+single instruction on x86-64 (SYNC POINT: ARM needs the same of `memoryview.cast("Q")`, which holds, and fences of
+its own where ordering is argued in index.py and lanes.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import Corrupt, LayoutMismatch
+
+LAYOUT_VERSION: Final = 1
+PAGE_BYTES: Final = 4096
+ALIGN_BYTES: Final = 64
+
+KEY_BYTES: Final = 32
+NAMESPACE_TAG_BYTES: Final = 8
+
+BUCKET_SLOTS: Final = 8
+SLOT_BYTES: Final = 64
+SLOT_WORDS: Final = SLOT_BYTES // 8
+
+SPAN_HEADER_BYTES: Final = 128
+TREE_BYTES_MAX: Final = 65_472
+RING_BYTES_MAX: Final = 1 << 48
+SPAN_COUNTER_BITS: Final = 48
+
+LANE_WORDS: Final = 4096
+LANE_LOG_WORDS: Final = 8192
+LANE_HEADER_WORDS: Final = PAGE_BYTES // 8
+LANE_BYTES: Final = PAGE_BYTES + 8 * (LANE_WORDS + LANE_LOG_WORDS)
+
+_MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
+_LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
+_SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
+
+_SUPERBLOCK: Final = struct.Struct("@12Q")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddI4x")
+_LANE_HEADER: Final = struct.Struct("@QQQ")
+
+# A slot's second-last word: where the span begins, and how long its tree header is. Both in one word, so that a hit
+# learns from one slot all it needs to make its views.
+PLACE_OFFSET_MASK: Final = (1 << 48) - 1
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up to the next multiple of 64."""
+    return (size_bytes + ALIGN_BYTES - 1) & -ALIGN_BYTES
+
+
+def span_bytes(image_bytes: int) -> int:
+    """Ring bytes that a span with an image of `image_bytes` occupies, its header included."""
+    return SPAN_HEADER_BYTES + aligned(image_bytes)
+
+
+def pack_place(offset: int, tree_bytes: int) -> int:
+    """A slot's place word: the span's ring offset and the length of its tree header."""
+    assert 0 <= offset <= PLACE_OFFSET_MASK and not offset % ALIGN_BYTES, offset
+    assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
+    return tree_bytes << 48 | offset
+
+
+def span_id(epoch: int, counter: int) -> int:
+    """The name of one span, never given to another: its daemon's epoch, then a counter."""
+    assert 0 < epoch < 1 << 16 and 0 < counter < 1 << SPAN_COUNTER_BITS, (epoch, counter)
+    return epoch << SPAN_COUNTER_BITS | counter
+
+
+@dataclass(frozen=True, slots=True)
+class IndexGeometry:
+    """The sizes of one index: `bucket_count` (a power of two) buckets of 8 slots."""
+
+    bucket_count: int
+
+    def __post_init__(self) -> None:
+        assert self.bucket_count > 0 and not self.bucket_count & (self.bucket_count - 1)
+
+    @classmethod
+    def for_entries(cls, max_entries: int) -> IndexGeometry:
+        """Room for `max_entries`, filled to two thirds at most, where two choices hardly ever overflow."""
+        slots = max(BUCKET_SLOTS, max_entries * 3 // 2)
+        return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length())
+
+    @property
+    def slot_count(self) -> int:
+        return self.bucket_count * BUCKET_SLOTS
+
+    @property
+    def fingerprints_at(self) -> int:
+        return PAGE_BYTES
+
+    @property
+    def slots_at(self) -> int:
+        return self.fingerprints_at + self.slot_count * 8
+
+    @property
+    def notes_at(self) -> int:
+        return self.slots_at + self.slot_count * SLOT_BYTES
+
+    @property
+    def uses_at(self) -> int:
+        return self.notes_at + self.slot_count * 8
+
+    @property
+    def index_bytes(self) -> int:
+        return (self.uses_at + self.slot_count * 8 + PAGE_BYTES - 1) & -PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """The first page of the index segment: what a client or the next daemon must know to read the rest.
+
+    `instance_id` names the memory (a new ring has a new one), `epoch` the incarnation of the daemon that serves it.
+    """
+
+    instance_id: int
+    epoch: int
+    ring_bytes: int
+    geometry: IndexGeometry
+
+    def pack(self) -> bytes:
+        g = self.geometry
+        return _SUPERBLOCK.pack(
+            _MAGIC,
+            LAYOUT_VERSION,
+            self.instance_id,
+            self.epoch,
+            self.ring_bytes,
+            g.bucket_count,
+            g.fingerprints_at,
+            g.slots_at,
+            g.notes_at,
+            g.uses_at,
+            g.index_bytes,
+            0,
+        )
+
+    @classmethod
+    def unpack(cls, page: bytes | memoryview) -> Superblock:
+        """Reads it back.
+
+        Raises:
+            LayoutMismatch: no superblock, or one of another layout version; both versions are named.
+        """
+        if len(page) < _SUPERBLOCK.size:
+            raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
+        magic, version, instance, epoch, ring, buckets, *offsets, _ = _SUPERBLOCK.unpack_from(page)
+        if magic != _MAGIC:
+            raise LayoutMismatch("the index does not begin with tensord's superblock; `tensorctl purge` removes it")
+        if version != LAYOUT_VERSION:
+            raise LayoutMismatch(
+                f"the segments have layout version {version}, this tensord writes {LAYOUT_VERSION}; "
+                "run the version that wrote them, or free them with `tensorctl purge`"
+            )
+        if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
+            raise LayoutMismatch(f"the superblock names {buckets} buckets, which is no power of two")
+        geometry = IndexGeometry(buckets)
+        expected = [
+            geometry.fingerprints_at,
+            geometry.slots_at,
+            geometry.notes_at,
+            geometry.uses_at,
+            geometry.index_bytes,
+        ]
+        if offsets != expected:
+            raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version, {expected}")
+        return cls(instance, epoch, ring, geometry)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanHeader:
+    """The 128 bytes before an image: enough to rebuild the index from the ring, and to check the image.
+
+    `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are Unix seconds; `expires_unix_s` is 0
+    where nothing expires.
+    """
+
+    key: bytes
+    span_id: int
+    image_bytes: int
+    tree_bytes: int
+    checksum: int
+    tokens: int
+    created_unix_s: float
+    expires_unix_s: float
+    owner_uid: int
+
+    def pack(self) -> bytes:
+        return _SPAN_HEADER.pack(
+            _SPAN_MAGIC,
+            self.tree_bytes,
+            self.span_id,
+            self.key,
+            self.image_bytes,
+            self.checksum,
+            self.tokens,
+            0,
+            self.created_unix_s,
+            self.expires_unix_s,
+            self.owner_uid,
+        ).ljust(SPAN_HEADER_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, span: bytes | memoryview) -> SpanHeader:
+        """Reads it back from the first bytes of a span.
+
+        Raises:
+            Corrupt: these bytes are no span header.
+        """
+        magic, tree, span_id, key, image, checksum, tokens, _, created, expires, uid = _SPAN_HEADER.unpack_from(span)
+        if magic != _SPAN_MAGIC:
+            raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
+        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid)
+
+
+def pack_lane_header(lane_id: int) -> bytes:
+    """The first words of a lane's first page, written by the daemon before it hands the lane out."""
+    return _LANE_HEADER.pack(_LANE_MAGIC, LAYOUT_VERSION, lane_id)
+
+
+def unpack_lane_header(page: bytes | memoryview) -> int:
+    """The lane's id.
+
+    Raises:
+        LayoutMismatch: not a lane, or one of another layout version.
+    """
+    magic, version, lane_id = _LANE_HEADER.unpack_from(page)
+    if magic != _LANE_MAGIC or version != LAYOUT_VERSION:
+        raise LayoutMismatch(f"a lane with magic {magic:#x} and layout {version}, expected {LAYOUT_VERSION}")
+    return int(lane_id)

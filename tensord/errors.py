@@ -1,0 +1,157 @@
+"""Every error that tensord raises or hands back, as one family.
+
+    TensordError
+    ├── UsageError                the caller's mistake; the message names the argument
+    │   ├── BadKey                not 32 bytes
+    │   ├── BadNamespace          a namespace without what makes two encoders' outputs differ
+    │   ├── UnsupportedLeaf       a type or dtype that no payload tree can hold
+    │   └── BadConfiguration      an unknown or invalid setting
+    ├── Refusal                   the daemon said no; nothing changed, nothing stored was lost
+    │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
+    │   ├── StoreFull             no room: what is there is pinned or in flight
+    │   ├── LimitReached          one of the configured limits
+    │   ├── ClaimLost             a commit under a claim that has ended
+    │   └── Invalidated           the key's namespace was invalidated meanwhile
+    ├── Unavailable               nobody answered; reads are misses meanwhile
+    │   ├── DaemonUnavailable     no daemon at the socket, or it went away
+    │   ├── SocketForbidden       the socket is there, and we may not use it
+    │   └── TimedOut              the answer did not come within the caller's time
+    ├── ProtocolError             the peer's fault; its connection ends
+    │   ├── BadMessage            not a message, or a field is out of its range
+    │   ├── MessageTooLarge       over message_bytes_max
+    │   └── VersionMismatch       the peer speaks another protocol version
+    ├── SegmentError              shared memory cannot be had or used
+    │   ├── NotEnoughMemory       /dev/shm, MemAvailable or the cgroup cannot hold it
+    │   ├── LayoutMismatch        written by another layout version
+    │   └── InstanceBusy          another daemon serves this instance
+    └── Corrupt                   stored bytes that do not match their checksum or description
+        └── BadTree               a tree header that describes no payload
+
+`code` is what crosses the socket; `from_code` turns it back into the same type on the other side.
+"""
+
+from __future__ import annotations
+
+
+class TensordError(Exception):
+    """The base of the family."""
+
+    @property
+    def code(self) -> str:
+        """The name under which this error crosses the socket."""
+        return type(self).__name__
+
+
+class UsageError(TensordError, ValueError):
+    """The caller's mistake."""
+
+
+class BadKey(UsageError):
+    """A key that is not 32 bytes."""
+
+
+class BadNamespace(UsageError):
+    """A namespace that lacks what makes two encoders' outputs differ."""
+
+
+class UnsupportedLeaf(UsageError):
+    """A type or dtype that no payload tree can hold."""
+
+
+class BadConfiguration(UsageError):
+    """An unknown or invalid setting."""
+
+
+class Refusal(TensordError):
+    """The daemon said no; nothing changed, and nothing stored was lost."""
+
+
+class ObjectTooLarge(Refusal):
+    """Larger than the ring, or than object_bytes_max."""
+
+
+class StoreFull(Refusal):
+    """No room: whatever is stored is pinned or in flight."""
+
+
+class LimitReached(Refusal):
+    """One of the configured limits; the message names it."""
+
+
+class ClaimLost(Refusal):
+    """A commit under a claim that has ended."""
+
+
+class Invalidated(Refusal):
+    """The key's namespace was invalidated while the put was on its way."""
+
+
+class Unavailable(TensordError):
+    """Nobody answered. Reads are misses meanwhile."""
+
+
+class DaemonUnavailable(Unavailable):
+    """No daemon listens at the socket, or it went away."""
+
+
+class SocketForbidden(Unavailable):
+    """The socket exists, and this user may not connect to it."""
+
+
+class TimedOut(Unavailable, TimeoutError):
+    """No answer within the time the caller gave."""
+
+
+class ProtocolError(TensordError):
+    """The peer's fault. Its connection ends."""
+
+
+class BadMessage(ProtocolError):
+    """Bytes that are no message, or a field out of its range."""
+
+
+class MessageTooLarge(ProtocolError):
+    """A message over message_bytes_max."""
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+
+class SegmentError(TensordError):
+    """Shared memory that cannot be had or used."""
+
+
+class NotEnoughMemory(SegmentError):
+    """/dev/shm, MemAvailable or the cgroup cannot hold what was asked for."""
+
+
+class LayoutMismatch(SegmentError):
+    """A segment written by another layout version."""
+
+
+class InstanceBusy(SegmentError):
+    """Another daemon serves this instance."""
+
+
+class Corrupt(TensordError):
+    """Stored bytes that do not match their checksum or description."""
+
+
+class BadTree(Corrupt):
+    """A tree header that describes no payload."""
+
+
+def _family(root: type[TensordError]) -> dict[str, type[TensordError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _family(child)
+    return found
+
+
+_BY_CODE = _family(TensordError)
+
+
+def from_code(code: str, text: str) -> TensordError:
+    """The error named `code`, with its message; an unknown code gives a plain TensordError."""
+    return _BY_CODE.get(code, TensordError)(text)
