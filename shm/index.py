@@ -1,0 +1,282 @@
+"""The key → span table in shared memory: one writer, any number of readers, no locks.
+
+Owns: finding a key's two buckets, the fingerprint line that says which of a bucket's eight slots to read, and the
+seqlock of each slot. Does not own what a span holds, nor who may reuse it.
+
+A slot's life, with `seq` only ever rising, across restarts too:
+
+    free (odd, span id 0) → reserved (odd) → published (even) → unpublished (odd) → free
+                                                 ↑________________________│ republished, if a scan finds it pinned
+
+Invariants: even means that key, span id, place and length are whole and belong together; a slot with a span id is
+allocated, whatever its seq; a key is published in one slot at most.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import BadKey
+from .layout import (
+    ALIGN_BYTES,
+    BUCKET_SLOTS,
+    KEY_BYTES,
+    PLACE_OFFSET_MASK,
+    SLOT_BYTES,
+    SLOT_WORDS,
+    IndexGeometry,
+    pack_place,
+)
+
+# A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
+_HASHES: Final = struct.Struct("@8xII8s8x")
+_SLOT: Final = struct.Struct("@Q32sQQQ")
+_SLOT_BODY: Final = struct.Struct("@32sQQQ")
+_SEQ, _SPAN, _PLACE, _LENGTH = 0, 5, 6, 7
+
+Hit = tuple[int, int, int, int, int]
+"""(seq word's index, seq, span id, place, image bytes) of a published slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot as read: `offset` and `image_bytes` in bytes, `tree_bytes` of the image's tree header."""
+
+    number: int
+    seq: int
+    key: bytes
+    span_id: int
+    offset: int
+    tree_bytes: int
+    image_bytes: int
+
+    @property
+    def published(self) -> bool:
+        return not self.seq & 1
+
+
+class IndexReader:
+    """Lookups over a (read-only) mapping of the index segment."""
+
+    __slots__ = ("_line_at", "_lines", "_mask", "_memory", "_slots", "_slots_at", "words")
+
+    def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
+        self._memory = memory
+        self._mask = geometry.bucket_count - 1
+        self._line_at = geometry.fingerprints_at
+        self._slots_at = geometry.slots_at
+        self.words = memoryview(memory).cast("Q")
+        count = geometry.slot_count
+        self._lines = np.frombuffer(memory, "u8", count, geometry.fingerprints_at).reshape(-1, BUCKET_SLOTS)
+        self._slots = np.frombuffer(memory, "u8", count * SLOT_WORDS, geometry.slots_at).reshape(-1, SLOT_WORDS)
+
+    def find(self, key: bytes) -> Hit | None:
+        """The published slot of `key`. Whoever acts on it must see `words[at] == seq` afterwards.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
+        try:
+            first, second, fingerprint = _HASHES.unpack(key)
+        except struct.error:
+            raise bad_key(key) from None
+        # SYNC POINT: x86-64 keeps loads in order, so that the body is read no earlier than seq. ARM needs an acquire
+        # load of seq here.
+        memory = self._memory
+        mask = self._mask
+        bucket = first & mask
+        while True:
+            line = self._line_at + bucket * SLOT_BYTES
+            at = memory.find(fingerprint, line, line + SLOT_BYTES)
+            while at >= 0:
+                if not at & 7:
+                    slot_at = self._slots_at + (at - self._line_at) * SLOT_WORDS
+                    seq, found, span_id, place, image_bytes = _SLOT.unpack_from(memory, slot_at)
+                    if found == key and not seq & 1:
+                        return slot_at >> 3, seq, span_id, place, image_bytes
+                at = memory.find(fingerprint, at + 1, line + SLOT_BYTES)
+            if second < 0:
+                return None
+            bucket = _second_bucket(first, second, mask)
+            second = -1
+
+    def find_many(self, keys: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[np.ndarray[Any, Any], ...]:
+        """`find` for (n, 32) keys at once.
+
+        Returns:
+            (found, at, seq, span_id, place, image_bytes): `found` (n,) bool, the others (n,) uint64, defined where
+            `found`. As with `find`, `words[at] == seq` must hold afterwards.
+        """
+        halves = keys.view("<u4")
+        wide = keys.view("<u8")
+        mask = self._mask
+        first = (halves[:, 2] & np.uint32(mask)).astype(np.intp)
+        second = (halves[:, 3] & np.uint32(mask)).astype(np.intp)
+        if mask:
+            second ^= second == first
+        fingerprints = wide[:, 2, None]
+        number = np.empty(len(keys), np.intp)
+        found = self._match(first, fingerprints, wide, number)
+        rest = np.flatnonzero(~found)
+        if len(rest):
+            number_rest = np.empty(len(rest), np.intp)
+            found[rest] = self._match(second[rest], fingerprints[rest], wide[rest], number_rest)
+            number[rest] = number_rest
+        slots = self._slots[number]
+        # The seq that counts is the one read with, not after, the rest of its slot: gathered rows are read word by
+        # word in order, and the caller reads seq once more when its pins are out.
+        found &= (slots[:, _SEQ] & np.uint64(1)) == 0
+        found &= (slots[:, 1:5] == wide).all(axis=1)
+        at = (self._slots_at >> 3) + number * SLOT_WORDS
+        return found, at, slots[:, _SEQ], slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+
+    def _match(
+        self,
+        buckets: np.ndarray[Any, Any],
+        fingerprints: np.ndarray[Any, Any],
+        keys: np.ndarray[Any, Any],
+        number: np.ndarray[Any, Any],
+    ) -> np.ndarray[Any, Any]:
+        same = self._lines[buckets] == fingerprints
+        which = same.argmax(axis=1)
+        number[:] = buckets * BUCKET_SLOTS + which
+        matched = same[np.arange(len(buckets)), which]
+        # Two slots of one line may share a fingerprint while one of them awaits its scan; a loop settles those few.
+        for i in np.flatnonzero(same.sum(axis=1) > 1):
+            for candidate in buckets[i] * BUCKET_SLOTS + np.flatnonzero(same[i]):
+                if (self._slots[candidate, 1:5] == keys[i]).all():
+                    number[i] = candidate
+        return matched
+
+
+class IndexWriter:
+    """The daemon's side: the only one that changes a slot."""
+
+    def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
+        self.geometry = geometry
+        self._memory = memoryview(memory).cast("B")
+        self._words = self._memory.cast("Q")
+        self._mask = geometry.bucket_count - 1
+        self._line_words = geometry.fingerprints_at >> 3
+        self._slot_words = geometry.slots_at >> 3
+        self._notes_words = geometry.notes_at >> 3
+        self._filled = self._count_filled()
+
+    @classmethod
+    def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
+        """An empty index over zeroed `memory` (its own where none is given): every slot's seq becomes 1."""
+        memory = bytearray(geometry.index_bytes) if memory is None else memory
+        slots = np.frombuffer(memory, "u8", geometry.slot_count * SLOT_WORDS, geometry.slots_at)
+        slots[:: SLOT_WORDS] = 1
+        return cls(memory, geometry)
+
+    def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, image_bytes: int) -> int | None:
+        """Takes a free slot for a span that is being filled; readers do not see it yet.
+
+        Returns:
+            The slot's number, or None where both of the key's buckets are full.
+        """
+        first, second = self._buckets(key)
+        bucket = first if self._filled[first] <= self._filled[second] else second
+        if self._filled[bucket] == BUCKET_SLOTS:
+            return None
+        for slot in range(bucket * BUCKET_SLOTS, (bucket + 1) * BUCKET_SLOTS):
+            at = self._slot_words + slot * SLOT_WORDS
+            if not self._words[at + _SPAN]:
+                assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
+                place = pack_place(offset, tree_bytes)
+                _SLOT_BODY.pack_into(self._memory, (at + 1) * 8, key, span_id, place, image_bytes)
+                self._filled[bucket] += 1
+                return slot
+        raise AssertionError(f"bucket {bucket} counts {self._filled[bucket]} slots, but all eight are taken")
+
+    def publish(self, slot: int) -> None:
+        """Shows the reserved (or unpublished) slot to readers."""
+        at = self._slot_words + slot * SLOT_WORDS
+        seq = self._words[at]
+        assert seq & 1 and self._words[at + _SPAN], f"slot {slot} with seq {seq} has nothing to publish"
+        # SYNC POINT: the span's bytes and the slot's body were stored before; x86-64 keeps stores in order, so who
+        # sees the even seq sees them. ARM needs a release store here.
+        self._words[at] = seq + 1
+        self._words[self._line_words + slot] = self._words[at + 3]
+
+    republish = publish
+
+    def unpublish(self, slot: int) -> None:
+        """Hides a published slot. Its span stays allocated until `release`."""
+        at = self._slot_words + slot * SLOT_WORDS
+        seq = self._words[at]
+        assert not seq & 1, f"slot {slot} with seq {seq} is not published"
+        # SYNC POINT: this store must be seen by every reader before its lane is scanned; the fence between them
+        # (fence.py) orders the reader's "publish pin, load seq" against our "store seq, scan lanes".
+        self._words[at] = seq + 1
+        self._words[self._line_words + slot] = 0
+
+    def release(self, slot: int) -> None:
+        """Frees a slot whose span nobody can reach any more."""
+        at = self._slot_words + slot * SLOT_WORDS
+        assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
+        self._words[at + _SPAN] = 0
+        self._words[self._notes_words + slot] = 0
+        self._words[(self.geometry.uses_at >> 3) + slot] = 0
+        self._filled[slot // BUCKET_SLOTS] -= 1
+
+    def candidates(self, key: bytes) -> list[int]:
+        """The slots in which `key` may stand."""
+        buckets = dict.fromkeys(self._buckets(key))
+        return [bucket * BUCKET_SLOTS + i for bucket in buckets for i in range(BUCKET_SLOTS)]
+
+    def read(self, slot: int) -> Slot:
+        """What the slot holds, published or not."""
+        at = (self._slot_words + slot * SLOT_WORDS) * 8
+        seq, key, span, place, image_bytes = _SLOT.unpack_from(self._memory, at)
+        return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes)
+
+    def slots(self) -> Iterator[Slot]:
+        """Every allocated slot, in order of their numbers."""
+        spans = np.frombuffer(self._memory, "u8", self.geometry.slot_count * SLOT_WORDS, self.geometry.slots_at)
+        for number in np.flatnonzero(spans[_SPAN::SLOT_WORDS]):
+            yield self.read(int(number))
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        keys: set[bytes] = set()
+        filled = [0] * self.geometry.bucket_count
+        for slot in self.slots():
+            filled[slot.number // BUCKET_SLOTS] += 1
+            fingerprint = self._words[self._line_words + slot.number]
+            assert slot.number in self.candidates(slot.key), f"slot {slot.number} is in no bucket of its key"
+            assert not slot.offset % ALIGN_BYTES
+            if slot.published:
+                assert slot.key not in keys, f"{slot.key.hex()} is published twice"
+                keys.add(slot.key)
+                assert fingerprint == int.from_bytes(slot.key[16:24], "little")
+            else:
+                assert fingerprint == 0
+        assert filled == list(self._filled), "the buckets' counts are wrong"
+
+    def _buckets(self, key: bytes) -> tuple[int, int]:
+        first, second, _ = _HASHES.unpack(key)
+        return first & self._mask, _second_bucket(first, second, self._mask)
+
+    def _count_filled(self) -> bytearray:
+        words = np.frombuffer(self._memory, "u8", self.geometry.slot_count * SLOT_WORDS, self.geometry.slots_at)
+        taken = (words[_SPAN::SLOT_WORDS] != 0).reshape(-1, BUCKET_SLOTS).sum(axis=1)
+        return bytearray(taken.astype(np.uint8).tobytes())
+
+
+def bad_key(key: object) -> BadKey:
+    """The error for what is no key."""
+    size = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray, memoryview)) else type(key).__name__
+    return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {size}")
+
+
+def _second_bucket(first: int, second: int, mask: int) -> int:
+    bucket = second & mask
+    return bucket if bucket != first & mask else bucket ^ (1 & mask)
