@@ -64,12 +64,12 @@ class Slot:
 class IndexReader:
     """Lookups over a (read-only) mapping of the index segment."""
 
-    __slots__ = ("_line_at", "_lines", "_mask", "_memory", "_slots", "_slots_at", "words")
+    __slots__ = ("_lines", "_lines_at", "_mask", "_memory", "_slots", "_slots_at", "words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
         self._memory = memory
         self._mask = geometry.bucket_count - 1
-        self._line_at = geometry.fingerprints_at
+        self._lines_at = geometry.fingerprints_at
         self._slots_at = geometry.slots_at
         self.words = memoryview(memory).cast("Q")
         count = geometry.slot_count
@@ -86,25 +86,23 @@ class IndexReader:
             first, second, fingerprint = _HASHES.unpack(key)
         except struct.error:
             raise bad_key(key) from None
-        # SYNC POINT: x86-64 keeps loads in order, so that the body is read no earlier than seq. ARM needs an acquire
-        # load of seq here.
         memory = self._memory
-        mask = self._mask
-        bucket = first & mask
-        while True:
-            line = self._line_at + bucket * SLOT_BYTES
+        bucket = first & self._mask
+        other = second & self._mask
+        if other == bucket:
+            other ^= 1 & self._mask
+        for line in (self._lines_at + bucket * SLOT_BYTES, self._lines_at + other * SLOT_BYTES):
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             while at >= 0:
                 if not at & 7:
-                    slot_at = self._slots_at + (at - self._line_at) * SLOT_WORDS
+                    slot_at = self._slots_at + (at - self._lines_at) * SLOT_WORDS
+                    # SYNC POINT: seq is loaded first, then the body; x86-64 keeps loads in order. ARM needs an
+                    # acquire load of seq.
                     seq, found, span_id, place, image_bytes = _SLOT.unpack_from(memory, slot_at)
                     if found == key and not seq & 1:
                         return slot_at >> 3, seq, span_id, place, image_bytes
                 at = memory.find(fingerprint, at + 1, line + SLOT_BYTES)
-            if second < 0:
-                return None
-            bucket = _second_bucket(first, second, mask)
-            second = -1
+        return None
 
     def find_many(self, keys: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[np.ndarray[Any, Any], ...]:
         """`find` for (n, 32) keys at once.
@@ -128,13 +126,13 @@ class IndexReader:
             number_rest = np.empty(len(rest), np.intp)
             found[rest] = self._match(second[rest], fingerprints[rest], wide[rest], number_rest)
             number[rest] = number_rest
+        # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
+        seq = self._slots[number, _SEQ]
         slots = self._slots[number]
-        # The seq that counts is the one read with, not after, the rest of its slot: gathered rows are read word by
-        # word in order, and the caller reads seq once more when its pins are out.
-        found &= (slots[:, _SEQ] & np.uint64(1)) == 0
+        found &= (seq & np.uint64(1)) == 0
         found &= (slots[:, 1:5] == wide).all(axis=1)
         at = (self._slots_at >> 3) + number * SLOT_WORDS
-        return found, at, slots[:, _SEQ], slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
     def _match(
         self,
@@ -146,7 +144,7 @@ class IndexReader:
         same = self._lines[buckets] == fingerprints
         which = same.argmax(axis=1)
         number[:] = buckets * BUCKET_SLOTS + which
-        matched = same[np.arange(len(buckets)), which]
+        matched: np.ndarray[Any, Any] = same[np.arange(len(buckets)), which]
         # Two slots of one line may share a fingerprint while one of them awaits its scan; a loop settles those few.
         for i in np.flatnonzero(same.sum(axis=1) > 1):
             for candidate in buckets[i] * BUCKET_SLOTS + np.flatnonzero(same[i]):

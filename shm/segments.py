@@ -1,0 +1,221 @@
+"""Named and anonymous shared memory: made, sized, locked, prefaulted, removed.
+
+Owns: names under /dev/shm, the check that memory is really there before it is promised, the lock that makes a daemon
+the only one of its instance, a memfd's seals. Does not own what stands in the memory.
+
+Names: `/tensord.<instance>.ring`, `.index`, `.lane.<id>`; all 0600, so that only the daemon's own user can map one
+for writing, whatever descriptor somebody was handed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import posix_ipc
+
+from ..errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
+
+SHM_FOLDER: Final = Path("/dev/shm")
+PREFAULT_PIECE_BYTES: Final = 64 << 20
+_INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def segment_name(instance: str, part: str) -> str:
+    """`/tensord.<instance>.<part>`.
+
+    Raises:
+        BadConfiguration: an instance name that could not be a file's.
+    """
+    if not _INSTANCE.fullmatch(instance):
+        raise BadConfiguration(
+            f"instance {instance!r}: a name is 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit"
+        )
+    return f"/tensord.{instance}.{part}"
+
+
+def existing(instance: str) -> list[str]:
+    """The names of all segments that stand for `instance` now."""
+    prefix = segment_name(instance, "").removeprefix("/")
+    return sorted(f"/{path.name}" for path in SHM_FOLDER.glob(f"{prefix}*"))
+
+
+def instances() -> list[str]:
+    """Every instance that has a ring in /dev/shm, whoever's it is."""
+    return sorted(path.name.removeprefix("tensord.").removesuffix(".ring") for path in SHM_FOLDER.glob("tensord.*.ring"))
+
+
+def create(name: str, size_bytes: int) -> int:
+    """A new segment of `size_bytes`, with no page of it allocated yet.
+
+    Returns:
+        A read-write descriptor, the caller's to close.
+
+    Raises:
+        SegmentError: the name is taken, or /dev/shm does not let us.
+    """
+    try:
+        segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size_bytes)
+    except (posix_ipc.Error, OSError) as error:
+        raise SegmentError(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
+    return int(segment.fd)
+
+
+def attach(name: str, *, read_only: bool = False) -> int:
+    """A descriptor of its own (its locks too) on an existing segment.
+
+    Raises:
+        SegmentError: there is none, or it is another user's.
+    """
+    try:
+        segment = posix_ipc.SharedMemory(name, read_only=read_only)
+    except (posix_ipc.Error, OSError) as error:
+        raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error}") from error
+    return int(segment.fd)
+
+
+def remove(name: str) -> bool:
+    """Takes the name away; the memory goes with its last mapping. False where there was none."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        return False
+    return True
+
+
+def claim_instance(ring_fd: int, instance: str) -> None:
+    """Makes this process the instance's only daemon for as long as `ring_fd` or a mapping of it lives.
+
+    Raises:
+        InstanceBusy: another daemon is.
+    """
+    try:
+        fcntl.flock(ring_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InstanceBusy(
+            f"instance {instance!r} is served by another tensord; stop that one, or set another --instance"
+        ) from None
+
+
+def allocate(fd: int, start: int, size_bytes: int) -> None:
+    """Has the kernel set the range's pages aside now, so that a full /dev/shm is an error here and no SIGBUS later.
+
+    Raises:
+        NotEnoughMemory: they are not to be had.
+    """
+    try:
+        os.posix_fallocate(fd, start, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        raise NotEnoughMemory(
+            f"{SHM_FOLDER} has no room for {size_bytes} bytes at {start} ({error.strerror}); "
+            f"{shm_free_bytes()} bytes are free there: take a smaller ring, or remount it with a larger size="
+        ) from error
+
+
+def punch(fd: int, start: int, size_bytes: int) -> None:
+    """Gives the range's pages back to the system; it reads as zeros and must be `allocate`d before it is written."""
+    if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, size_bytes):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def prefault(address: int, size_bytes: int, *, write: bool) -> None:
+    """Maps the pages in, without the GIL (`mmap.madvise` would hold it); a kernel before 5.14 leaves them to be
+    touched one by one."""
+    _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where a writable mapping begins, for `prefault`."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def shm_free_bytes() -> int:
+    """What /dev/shm can still hold."""
+    stat = os.statvfs(SHM_FOLDER)
+    return stat.f_bavail * stat.f_frsize
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping: MemAvailable, or what the cgroup leaves if that is less."""
+    meminfo = Path("/proc/meminfo").read_text()
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([available, *_cgroup_room()])
+
+
+def _cgroup_room() -> list[int]:
+    rooms = []
+    try:
+        own = re.search(r"^0::(/.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    except OSError:
+        return rooms
+    folder = Path("/sys/fs/cgroup") / (own[1].lstrip("/") if own else "")
+    for place in (folder, *folder.parents):
+        try:
+            limit, used = (place / "memory.max").read_text(), (place / "memory.current").read_text()
+        except OSError:
+            continue
+        if limit.strip() != "max":
+            rooms.append(max(0, int(limit) - int(used)))
+        if place == Path("/sys/fs/cgroup"):
+            break
+    return rooms
+
+
+def check_memory(size_bytes: int, what: str) -> None:
+    """Refuses what the machine could not hold.
+
+    Raises:
+        NotEnoughMemory: naming what is wanted, what is there, and where.
+    """
+    for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
+        if size_bytes > there:
+            raise NotEnoughMemory(
+                f"{what} needs {size_bytes} bytes, and {there} are {where}: set a smaller ring_bytes, or free memory"
+            )
+
+
+def create_inbox(size_bytes: int) -> int:
+    """A client's staging memory: a memfd that nobody, its maker included, can resize any more."""
+    fd = os.memfd_create("tensord-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, INBOX_SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_inbox(fd: int, size_bytes: int) -> None:
+    """Makes sure that a descriptor somebody sent can be mapped without ever giving SIGBUS.
+
+    Raises:
+        SegmentError: not a memfd with the three seals, or not of the size announced.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise SegmentError("an inbox must be a memfd; this descriptor is something else") from None
+    if seals & INBOX_SEALS != INBOX_SEALS:
+        raise SegmentError(f"an inbox must be sealed against SHRINK, GROW and SEAL; its seals are {seals:#x}")
+    there = os.fstat(fd).st_size
+    if there != size_bytes:
+        raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
