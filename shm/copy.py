@@ -20,12 +20,12 @@ def copy_checked(to: Bytes, source: Bytes, checksum: xxhash.xxh3_64) -> None:
     for start in range(0, len(source), PIECE_BYTES):
         piece = to[start : start + PIECE_BYTES]
         np.copyto(piece, source[start : start + PIECE_BYTES])
-        checksum.update(piece)
+        checksum.update(piece.data)
 
 
 def checksum_of(image: Bytes) -> int:
     """xxh3-64 of an image as it lies in the ring."""
     checksum = xxhash.xxh3_64()
     for start in range(0, len(image), PIECE_BYTES):
-        checksum.update(image[start : start + PIECE_BYTES])
+        checksum.update(image[start : start + PIECE_BYTES].data)
     return checksum.intdigest()

@@ -28,6 +28,7 @@ from .layout import (
     BUCKET_SLOTS,
     KEY_BYTES,
     PLACE_OFFSET_MASK,
+    PLACE_UNVERIFIED,
     SLOT_BYTES,
     SLOT_WORDS,
     IndexGeometry,
@@ -55,6 +56,7 @@ class Slot:
     offset: int
     tree_bytes: int
     image_bytes: int
+    unverified: bool
 
     @property
     def published(self) -> bool:
@@ -163,7 +165,6 @@ class IndexWriter:
         self._mask = geometry.bucket_count - 1
         self._line_words = geometry.fingerprints_at >> 3
         self._slot_words = geometry.slots_at >> 3
-        self._notes_words = geometry.notes_at >> 3
         self._filled = self._count_filled()
 
     @classmethod
@@ -221,9 +222,13 @@ class IndexWriter:
         at = self._slot_words + slot * SLOT_WORDS
         assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
         self._words[at + _SPAN] = 0
-        self._words[self._notes_words + slot] = 0
         self._words[(self.geometry.uses_at >> 3) + slot] = 0
         self._filled[slot // BUCKET_SLOTS] -= 1
+
+    def mark(self, slot: int, *, unverified: bool) -> None:
+        """Sets or clears the flag that makes readers check the span's checksum first. One word, so seq may stay."""
+        at = self._slot_words + slot * SLOT_WORDS + _PLACE
+        self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def candidates(self, key: bytes) -> list[int]:
         """The slots in which `key` may stand."""
@@ -234,7 +239,8 @@ class IndexWriter:
         """What the slot holds, published or not."""
         at = (self._slot_words + slot * SLOT_WORDS) * 8
         seq, key, span, place, image_bytes = _SLOT.unpack_from(self._memory, at)
-        return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes)
+        unverified = bool(place & PLACE_UNVERIFIED)
+        return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in order of their numbers."""

@@ -48,7 +48,18 @@ class Lane:
     finalizer of the word's last view does.
     """
 
-    __slots__ = ("_heads", "_map", "_misses", "_refs", "_releases", "_state", "free", "lane_id", "served_bytes", "words")
+    __slots__ = (
+        "_heads",
+        "_map",
+        "_misses",
+        "_refs",
+        "_releases",
+        "_state",
+        "free",
+        "lane_id",
+        "served_bytes",
+        "words",
+    )
 
     def __init__(self, fd: int) -> None:
         """Maps the lane behind `fd`, which stays the caller's.

@@ -6,13 +6,7 @@
     ├────────────────────────────┤ fingerprints_at    │ image: tree header, leaves │
     │ 8 × u64 per bucket         │                    ├────────────────────────────┤
     ├────────────────────────────┤ slots_at           │ …                          │
-    │ 8 × 64 bytes per bucket    │
-    ├────────────────────────────┤ notes_at           lane segment
-    │ u64 per slot: unverified   │                    ┌────────────────────────────┐ 0
-    ├────────────────────────────┤ uses_at            │ header             1 page  │
-    │ u64 per slot: uses counted │                    │ pin words        4,096 × 8 │
-    └────────────────────────────┘                    │ access log       8,192 × 8 │
-                                                      └────────────────────────────┘
+
 Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
 
 Invariants: all words are native little-endian u64 at 8-byte aligned places, so that a store or a load of one is a
@@ -53,13 +47,14 @@ _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
-_SUPERBLOCK: Final = struct.Struct("@12Q")
+_SUPERBLOCK: Final = struct.Struct("@10Q")
 _SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddI4x")
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
-# A slot's second-last word: where the span begins, and how long its tree header is. Both in one word, so that a hit
-# learns from one slot all it needs to make its views.
-PLACE_OFFSET_MASK: Final = (1 << 48) - 1
+# A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
+# (bits 48 to 63), and in bit 0 whether a restarted daemon has yet to check it: all that a hit needs to make its views.
+PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
+PLACE_UNVERIFIED: Final = 1
 
 
 def aligned(size_bytes: int) -> int:
@@ -74,7 +69,7 @@ def span_bytes(image_bytes: int) -> int:
 
 def pack_place(offset: int, tree_bytes: int) -> int:
     """A slot's place word: the span's ring offset and the length of its tree header."""
-    assert 0 <= offset <= PLACE_OFFSET_MASK and not offset % ALIGN_BYTES, offset
+    assert not offset & ~PLACE_OFFSET_MASK, offset
     assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
     return tree_bytes << 48 | offset
 
@@ -113,12 +108,8 @@ class IndexGeometry:
         return self.fingerprints_at + self.slot_count * 8
 
     @property
-    def notes_at(self) -> int:
-        return self.slots_at + self.slot_count * SLOT_BYTES
-
-    @property
     def uses_at(self) -> int:
-        return self.notes_at + self.slot_count * 8
+        return self.slots_at + self.slot_count * SLOT_BYTES
 
     @property
     def index_bytes(self) -> int:
@@ -148,10 +139,8 @@ class Superblock:
             g.bucket_count,
             g.fingerprints_at,
             g.slots_at,
-            g.notes_at,
             g.uses_at,
             g.index_bytes,
-            0,
         )
 
     @classmethod
@@ -163,7 +152,7 @@ class Superblock:
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
-        magic, version, instance, epoch, ring, buckets, *offsets, _ = _SUPERBLOCK.unpack_from(page)
+        magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
         if magic != _MAGIC:
             raise LayoutMismatch("the index does not begin with tensord's superblock; `tensorctl purge` removes it")
         if version != LAYOUT_VERSION:
@@ -177,7 +166,6 @@ class Superblock:
         expected = [
             geometry.fingerprints_at,
             geometry.slots_at,
-            geometry.notes_at,
             geometry.uses_at,
             geometry.index_bytes,
         ]

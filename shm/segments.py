@@ -55,7 +55,8 @@ def existing(instance: str) -> list[str]:
 
 def instances() -> list[str]:
     """Every instance that has a ring in /dev/shm, whoever's it is."""
-    return sorted(path.name.removeprefix("tensord.").removesuffix(".ring") for path in SHM_FOLDER.glob("tensord.*.ring"))
+    rings = (path.name for path in SHM_FOLDER.glob("tensord.*.ring"))
+    return sorted(name.removeprefix("tensord.").removesuffix(".ring") for name in rings)
 
 
 def create(name: str, size_bytes: int) -> int:
@@ -160,7 +161,7 @@ def available_bytes() -> int:
 
 
 def _cgroup_room() -> list[int]:
-    rooms = []
+    rooms: list[int] = []
     try:
         own = re.search(r"^0::(/.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     except OSError:
