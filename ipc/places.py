@@ -1,0 +1,118 @@
+"""Where the daemon's two sockets stand, for whoever listens and whoever connects.
+
+Owns: the names of the folders and of the environment variables, and the check that a folder is not
+somebody else's.
+Does not own: the sockets. Nothing here connects, listens or reads the configuration.
+
+A socket's folder is found so:
+
+    daemon   $RUNTIME_DIRECTORY (a service manager's) │ root: /run/tensord │ else the user's folder
+    client   $TENSORD_SOCKET │ the user's, if a socket is there │ the system's
+    user's   $XDG_RUNTIME_DIR/tensord, or without one /tmp/tensord-<uid>
+
+Invariant: a folder in /tmp is used only if this user made it and nobody else may write there, since
+anyone can make a folder of that name first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ..errors import SocketForbidden
+
+CONTROL_VARIABLE: Final = "TENSORD_SOCKET"
+STATUS_VARIABLE: Final = "TENSORD_STATUS_SOCKET"
+CONTROL_NAME: Final = "control.sock"
+STATUS_NAME: Final = "status.sock"
+SYSTEM_FOLDER: Final = Path("/run/tensord")
+FALLBACK_FOLDER: Final = Path("/tmp")
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""What `sun_path` holds, less its final zero."""
+
+
+def user_folder(environ: Mapping[str, str], uid: int) -> Path:
+    """The folder of this user's daemon. It need not exist."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime, "tensord") if runtime else FALLBACK_FOLDER / f"tensord-{uid}"
+
+
+def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
+    """The folder in which a daemon started here puts its sockets. It need not exist."""
+    given = environ.get("RUNTIME_DIRECTORY")
+    if given:
+        return Path(given.split(":")[0])
+    return SYSTEM_FOLDER if uid == 0 else user_folder(environ, uid)
+
+
+def control_socket(
+    environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER
+) -> Path:
+    """The control socket a client connects to; `uid` is this process's unless given.
+
+    Raises SocketForbidden when the user's folder in /tmp is somebody else's.
+    """
+    given = environ.get(CONTROL_VARIABLE)
+    if given:
+        return Path(given)
+    uid = os.geteuid() if uid is None else uid
+    folder = user_folder(environ, uid)
+    if _is_socket(folder / CONTROL_NAME):
+        if "XDG_RUNTIME_DIR" not in environ:
+            check_folder(folder, uid)
+        return folder / CONTROL_NAME
+    return system_folder / CONTROL_NAME
+
+
+def status_socket(
+    environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER
+) -> Path:
+    """The status socket: $TENSORD_STATUS_SOCKET, else the one beside the control socket."""
+    given = environ.get(STATUS_VARIABLE)
+    if given:
+        return Path(given)
+    return control_socket(environ, uid, system_folder).with_name(STATUS_NAME)
+
+
+def make_folder(folder: Path, uid: int | None = None) -> None:
+    """Make `folder` for a socket if it is missing: 0755 for the system's, else 0700 and checked.
+
+    Raises SocketForbidden when it cannot be made, or is not this user's alone.
+    """
+    uid = os.geteuid() if uid is None else uid
+    shared = folder == SYSTEM_FOLDER
+    try:
+        folder.mkdir(mode=0o755 if shared else 0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SocketForbidden(f"{folder} is no folder: remove it, or set another socket") from None
+    except OSError as error:
+        raise SocketForbidden(
+            f"the socket's folder {folder} cannot be made: {error.strerror}; "
+            f"make it, or set another socket"
+        ) from error
+    if folder.parent == FALLBACK_FOLDER:
+        check_folder(folder, uid)
+
+
+def check_folder(folder: Path, uid: int) -> None:
+    """Raise SocketForbidden unless `folder` is a folder of `uid` where nobody else may write."""
+    found = os.lstat(folder)
+    remedy = "remove it, or set XDG_RUNTIME_DIR or TENSORD_SOCKET"
+    if not stat.S_ISDIR(found.st_mode):
+        raise SocketForbidden(f"{folder} is no folder of its own (a link or a file): {remedy}")
+    if found.st_uid != uid:
+        raise SocketForbidden(f"{folder} belongs to uid {found.st_uid}, not to {uid}: {remedy}")
+    if found.st_mode & 0o022:
+        raise SocketForbidden(
+            f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, others may write there: {remedy}"
+        )
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

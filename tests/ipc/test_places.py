@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tensord.errors import SocketForbidden
+from tensord.ipc import places
+
+
+def listen(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    return listener
+
+
+@pytest.fixture
+def tmp_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for /tmp."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(places, "FALLBACK_FOLDER", folder)
+    return folder
+
+
+def test_a_client_takes_the_socket_it_is_told() -> None:
+    environ = {"TENSORD_SOCKET": "/a/b.sock", "XDG_RUNTIME_DIR": "/nowhere"}
+    assert places.control_socket(environ, 1000) == Path("/a/b.sock")
+    assert places.status_socket(environ, 1000) == Path("/a/status.sock")
+
+
+def test_the_status_socket_may_be_named_by_itself() -> None:
+    assert places.status_socket({"TENSORD_STATUS_SOCKET": "/s"}, 1000) == Path("/s")
+
+
+def test_an_empty_variable_is_no_answer(tmp_path: Path) -> None:
+    environ = {"TENSORD_SOCKET": "", "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert places.control_socket(environ, 1000) == places.SYSTEM_FOLDER / "control.sock"
+
+
+def test_a_client_prefers_its_users_daemon_to_the_systems(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    system = tmp_path / "system"
+    assert places.control_socket(environ, 1000, system) == system / "control.sock"
+    with listen(tmp_path / "tensord" / "control.sock"):
+        assert places.control_socket(environ, 1000, system) == tmp_path / "tensord/control.sock"
+        assert places.status_socket(environ, 1000, system) == tmp_path / "tensord/status.sock"
+
+
+def test_a_plain_file_at_the_users_place_is_no_daemon(tmp_path: Path) -> None:
+    (tmp_path / "tensord").mkdir()
+    (tmp_path / "tensord" / "control.sock").touch()
+    found = places.control_socket({"XDG_RUNTIME_DIR": str(tmp_path)}, 1000, tmp_path / "system")
+    assert found == tmp_path / "system" / "control.sock"
+
+
+def test_where_a_daemon_puts_its_sockets() -> None:
+    assert places.daemon_folder({"RUNTIME_DIRECTORY": "/run/tensord"}, 990) == Path("/run/tensord")
+    assert places.daemon_folder({"RUNTIME_DIRECTORY": "/run/a:/run/b"}, 990) == Path("/run/a")
+    assert places.daemon_folder({}, 0) == Path("/run/tensord")
+    assert places.daemon_folder({}, 1000) == Path("/tmp/tensord-1000")
+    assert places.daemon_folder({"XDG_RUNTIME_DIR": "/r"}, 1000) == Path("/r/tensord")
+
+
+def test_a_folder_in_tmp_is_made_for_its_user_alone(tmp_folder: Path) -> None:
+    folder = tmp_folder / "tensord-7"
+    places.make_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    places.make_folder(folder)  # and again, as it now is there
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_folder: Path) -> None:
+    folder = tmp_folder / "tensord-7"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(SocketForbidden, match="mode 0777, others may write"):
+        places.make_folder(folder)
+
+
+def test_a_folder_of_somebody_else_is_refused_to_daemon_and_client(tmp_folder: Path) -> None:
+    other = os.geteuid() + 1
+    with listen(tmp_folder / f"tensord-{other}" / "control.sock"):
+        with pytest.raises(SocketForbidden, match=f"belongs to uid {other - 1}, not to {other}"):
+            places.make_folder(tmp_folder / f"tensord-{other}", other)
+        with pytest.raises(SocketForbidden, match="belongs to uid"):
+            places.control_socket({}, other, tmp_folder / "system")
+
+
+def test_a_link_in_the_folders_place_is_refused(tmp_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_folder / "tensord-7").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SocketForbidden, match="a link or a file"):
+        places.make_folder(tmp_folder / "tensord-7")
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    with pytest.raises(SocketForbidden, match=r"/f is no folder"):
+        places.make_folder(tmp_path / "f")
