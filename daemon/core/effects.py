@@ -1,0 +1,73 @@
+"""What the store asks for. The actor carries effects out in the order given; only Copy and Scan may take their time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...ipc import messages
+from ...shm.layout import SpanHeader
+
+Answer = (
+    messages.Done
+    | messages.Counted
+    | messages.PartCopied
+    | messages.Committed
+    | messages.Claimed
+    | messages.Generation
+    | messages.Pinned
+    | messages.Limited
+    | messages.Error
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An answer for a client that has not left."""
+
+    client: int
+    message: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies `part_bytes` from the client's inbox to byte `ring_offset` of the ring, for put `put_id`.
+
+    With the last part comes the span's header: the copier checks the image's tree, fills in the checksum and writes
+    the header 128 bytes before the image, whose first byte in the ring is `image_offset`. Answered by Copied, also
+    where the inbox turns out too short (`error`) and where the client has left meanwhile.
+    """
+
+    client: int
+    put_id: int
+    inbox_offset: int
+    part_bytes: int
+    ring_offset: int
+    image_offset: int
+    last: bool
+    header: SpanHeader | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Fence, then read the pin words of every lane; answered by Scanned. One at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of a client that left is needed any more: its inbox may be unmapped. Once per client."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Something that watchers may want to know. `body["event"]` names it, keys are hexadecimal.
+
+    put, evict, expire, clear, invalidate, refuse, claim, limit: see where they are made.
+    """
+
+    body: dict[str, Any]
+
+
+Effect = Send | Copy | Scan | Forget | Announce

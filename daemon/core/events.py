@@ -1,0 +1,105 @@
+"""What can happen to the store. `Store.handle(event, now)` takes one at a time, with the monotonic time as argument.
+
+The actor that feeds them promises:
+- ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
+- Of a client's Received events, the order is that in which they were sent.
+- Each Copy effect is answered by one Copied; those of one put in the order of its Copy effects.
+- Each Scan effect is answered by one Scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import TensordError
+from ...ipc import messages
+
+Request = (
+    messages.Commit
+    | messages.Part
+    | messages.Claim
+    | messages.Renew
+    | messages.Abandon
+    | messages.Evict
+    | messages.Touch
+    | messages.Clear
+    | messages.Invalidate
+    | messages.Pin
+    | messages.Unpin
+    | messages.Limit
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client that may send requests from now on."""
+
+    client: int
+    uid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """Its connection is gone. Answered by Forget once nothing of its inbox is needed any more."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A validated request of a client."""
+
+    client: int
+    message: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A Copy effect was carried out, or failed with `error`.
+
+    `checksum` is given with the last part only: xxh3-64 of the image in the ring, whose tree was found valid and whose
+    header was written.
+    """
+
+    client: int
+    put_id: int
+    checksum: int | None = None
+    error: TensordError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A Scan effect was carried out: every span id found in any lane, after the fence."""
+
+    pinned: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Accessed:
+    """What a lane's access log and counters held since they were last read.
+
+    At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
+    ignored. `misses` are lookups that found nothing, `lost` log words overwritten before they were read.
+    """
+
+    span_ids: Sequence[int]
+    misses: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RingGrown:
+    """The ring's first `ring_bytes` may be used now; `more` says whether it is still growing."""
+
+    ring_bytes: int
+    more: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed, or the store asked to go on (`next_timer`)."""
+
+
+Event = ClientJoined | ClientLeft | Received | Copied | Scanned | Accessed | RingGrown | Tick

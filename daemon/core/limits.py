@@ -1,0 +1,50 @@
+"""The store's budgets and limits, each under the name it has in the configuration and in refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ...errors import BadConfiguration
+
+_MAY_BE_NONE = ("max_tokens", "default_ttl_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """Bytes, counts and seconds. None stands for "no limit" where it is allowed.
+
+    `ring_bytes` is what the ring will have once it is fully grown. `max_bytes` bounds the bytes taken in the ring, span
+    headers and alignment included. `pinned_bytes_max` bounds what clients pin by message (`Pin`), all together.
+    """
+
+    ring_bytes: int
+    max_bytes: int
+    max_entries: int
+    object_bytes_max: int
+    max_tokens: int | None = None
+    default_ttl_s: float | None = None
+    commits_in_flight_max: int = 256
+    parts_in_flight_max: int = 1024
+    put_idle_s: float = 60.0
+    claims_per_client_max: int = 1024
+    claim_s: float = 10.0
+    claim_s_max: float = 120.0
+    keys_per_request_max: int = 1024
+    pins_per_client_max: int = 1024
+    pin_s_max: float = 600.0
+    pinned_bytes_max: int = 0
+    namespaces_max: int = 65_536
+    rescan_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name in _MAY_BE_NONE:
+                continue
+            smallest = 0 if field.name in ("pinned_bytes_max", "max_tokens") else None
+            if value is None or value < 0 or (value == 0 and smallest is None):
+                raise BadConfiguration(f"{field.name} = {value!r} must be more than 0")
+        if self.claim_s > self.claim_s_max:
+            raise BadConfiguration(
+                f"claim_s = {self.claim_s:g} is more than claim_s_max = {self.claim_s_max:g}, at which a claim ends"
+            )
