@@ -90,29 +90,142 @@ class Ring:
     def take(self, offset: int, size_bytes: int) -> bool:
         """Takes a span at a given place, as a restarted daemon does with those that it finds.
 
+        Quick where the offsets come in ascending order.
+
         Returns:
             False, and nothing is changed, where any of its bytes are taken or beyond the ring.
         """
         if size_bytes <= 0 or size_bytes % ALIGN_BYTES or offset < 0 or offset % ALIGN_BYTES:
             return False
-        # The hole around an offset is found by size order only; recovery builds the map once, so the walk is shared
-        # with `_hole_around`, which begins at the nearest known edge.
-        hole = self._hole_around(offset)
-        if hole is None or hole + self._holes[hole] < offset + size_bytes:
-            return False
-        self._take(hole, offset, size_bytes)
-        return True
+        last = self._hole_at_end.get(self._capacity_bytes)
+        holes = self._holes if last is None or offset < last else (last,)
+        for hole in holes:
+            if hole <= offset and offset + size_bytes <= hole + self._holes[hole]:
+                self._take(hole, offset, size_bytes)
+                return True
+        return False
 
     def free(self, offset: int) -> None:
         """Gives a span back; it grows together with the holes beside it."""
-        raise NotImplementedError
+        size = self._spans.pop(offset)
+        del self._span_at_end[offset + size]
+        self._used_bytes -= size
+        self._add_hole(offset, size)
 
     def grow(self, to_bytes: int) -> None:
         """Adds bytes at the end, up to a capacity of `to_bytes`."""
-        raise NotImplementedError
+        assert self._capacity_bytes <= to_bytes <= RING_BYTES_MAX, (self._capacity_bytes, to_bytes)
+        assert to_bytes % ALIGN_BYTES == 0, to_bytes
+        added = to_bytes - self._capacity_bytes
+        start, self._capacity_bytes = self._capacity_bytes, to_bytes
+        if added:
+            self._add_hole(start, added)
+
+    def window(
+        self,
+        around: int,
+        size_bytes: int,
+        may_go: Callable[[int], bool],
+        warmth: Callable[[int], Any],
+        spans_max: int,
+    ) -> Window | None:
+        """Spans to free so that `size_bytes` lie free in one piece at `around`, the offset of a span or of a hole.
+
+        Of the two neighbours the colder is taken next, `warmth(offset)` being lower; one that may not go closes its
+        side.
+
+        Returns:
+            The window, or None where spans that may not go, or the ring's ends, leave too little between them.
+        """
+        spans = []
+        if around in self._spans:
+            if not may_go(around):
+                return None
+            spans.append(around)
+        low, high = self._widened(around, around + self._block_bytes(around))
+        left_open = right_open = True
+        while high - low < size_bytes:
+            if len(spans) >= spans_max:
+                return Window(spans, low, high, enough=False)
+            left = self._span_at_end.get(low) if left_open else None
+            right = high if right_open and high in self._spans else None
+            left_open = left is not None and may_go(left)
+            right_open = right is not None and may_go(right)
+            if left is not None and left_open and (
+                right is None or not right_open or warmth(left) < warmth(right)
+            ):
+                spans.append(left)
+                low, high = self._widened(left, high)
+            elif right is not None and right_open:
+                spans.append(right)
+                low, high = self._widened(low, right + self._spans[right])
+            else:
+                return None
+        return self._trimmed(spans, low, high, size_bytes)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        blocks = sorted([*self._spans.items(), *self._holes.items()])
+        at = 0
+        hole_before = False
+        for offset, size in blocks:
+            assert offset == at, f"the block at {offset} should begin at {at}"
+            assert size > 0 and size % ALIGN_BYTES == 0
+            is_hole = offset in self._holes
+            assert not (is_hole and hole_before), f"two holes touch at {offset}"
+            hole_before = is_hole
+            at += size
+        assert at == self._capacity_bytes
+        assert sum(self._spans.values()) == self._used_bytes
+        assert self._span_at_end == {o + size: o for o, size in self._spans.items()}
+        assert self._hole_at_end == {o + size: o for o, size in self._holes.items()}
+        assert self._by_size == sorted(size << _OFFSET_BITS | o for o, size in self._holes.items())
 
     def _take(self, hole: int, offset: int, size_bytes: int) -> None:
-        raise NotImplementedError
+        hole_bytes = self._holes[hole]
+        self._remove_hole(hole)
+        self._spans[offset] = size_bytes
+        self._span_at_end[offset + size_bytes] = offset
+        self._used_bytes += size_bytes
+        if offset > hole:
+            self._add_hole(hole, offset - hole)
+        rest = hole + hole_bytes - (offset + size_bytes)
+        if rest:
+            self._add_hole(offset + size_bytes, rest)
 
-    def _hole_around(self, offset: int) -> int | None:
-        raise NotImplementedError
+    def _add_hole(self, offset: int, size: int) -> None:
+        before = self._hole_at_end.get(offset)
+        if before is not None:
+            size += self._holes[before]
+            offset = before
+            self._remove_hole(before)
+        after = offset + size
+        if after in self._holes:
+            size += self._holes[after]
+            self._remove_hole(after)
+        self._holes[offset] = size
+        self._hole_at_end[offset + size] = offset
+        insort(self._by_size, size << _OFFSET_BITS | offset)
+
+    def _remove_hole(self, offset: int) -> None:
+        size = self._holes.pop(offset)
+        del self._hole_at_end[offset + size]
+        del self._by_size[bisect_left(self._by_size, size << _OFFSET_BITS | offset)]
+
+    def _block_bytes(self, offset: int) -> int:
+        size = self._spans.get(offset)
+        return self._holes[offset] if size is None else size
+
+    def _widened(self, low: int, high: int) -> tuple[int, int]:
+        """The stretch with the holes at its edges."""
+        return self._hole_at_end.get(low, low), high + self._holes.get(high, 0)
+
+    def _trimmed(self, spans: list[int], low: int, high: int, size_bytes: int) -> Window:
+        """Without spans at the edges that turned out to be unneeded, once a large one was taken on the other side."""
+        spans = sorted(spans)
+        while spans and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:
+            low = spans[0] + self._spans[spans[0]]
+            del spans[0]
+        while spans and spans[-1] - low >= size_bytes:
+            high = spans.pop()
+        return Window(spans, low, high, enough=True)
