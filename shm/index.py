@@ -36,10 +36,12 @@ from .layout import (
 )
 
 # A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
-_HASHES: Final = struct.Struct("@8xII8s8x")
-_SLOT: Final = struct.Struct("@Q32sQQQ")
+KEY_HASHES: Final = struct.Struct("@8xII8s8x")
+SLOT: Final = struct.Struct("@Q32sQQQ")
 _SLOT_BODY: Final = struct.Struct("@32sQQQ")
-_SEQ, _SPAN, _PLACE, _LENGTH = 0, 5, 6, 7
+_SPAN, _PLACE, _LENGTH = 5, 6, 7
+
+Array = np.ndarray[Any, Any]
 
 Hit = tuple[int, int, int, int, int]
 """(seq word's index, seq, span id, place, image bytes) of a published slot."""
@@ -64,15 +66,16 @@ class Slot:
 
 
 class IndexReader:
-    """Lookups over a (read-only) mapping of the index segment."""
+    """Lookups over a (read-only) mapping of the index segment. Its parts are open to the one function that every hit
+    runs through, which repeats the common case of `find` without the call."""
 
-    __slots__ = ("_lines", "_lines_at", "_mask", "_memory", "_slots", "_slots_at", "words")
+    __slots__ = ("_lines", "_slots", "lines_at", "mask", "memory", "slots_at", "words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
-        self._memory = memory
-        self._mask = geometry.bucket_count - 1
-        self._lines_at = geometry.fingerprints_at
-        self._slots_at = geometry.slots_at
+        self.memory = memory
+        self.mask = geometry.bucket_count - 1
+        self.lines_at = geometry.fingerprints_at
+        self.slots_at = geometry.slots_at
         self.words = memoryview(memory).cast("Q")
         count = geometry.slot_count
         self._lines = np.frombuffer(memory, "u8", count, geometry.fingerprints_at).reshape(-1, BUCKET_SLOTS)
@@ -85,74 +88,50 @@ class IndexReader:
             BadKey: `key` is not 32 bytes.
         """
         try:
-            first, second, fingerprint = _HASHES.unpack(key)
-        except struct.error:
+            first, second, fingerprint = KEY_HASHES.unpack(key)
+        except (struct.error, TypeError):
             raise bad_key(key) from None
-        memory = self._memory
-        bucket = first & self._mask
-        other = second & self._mask
-        if other == bucket:
-            other ^= 1 & self._mask
-        for line in (self._lines_at + bucket * SLOT_BYTES, self._lines_at + other * SLOT_BYTES):
+        memory = self.memory
+        for bucket in (first & self.mask, _second_bucket(first, second, self.mask)):
+            line = self.lines_at + bucket * SLOT_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             while at >= 0:
                 if not at & 7:
-                    slot_at = self._slots_at + (at - self._lines_at) * SLOT_WORDS
+                    slot_at = self.slots_at + (at - self.lines_at) * SLOT_WORDS
                     # SYNC POINT: seq is loaded first, then the body; x86-64 keeps loads in order. ARM needs an
                     # acquire load of seq.
-                    seq, found, span_id, place, image_bytes = _SLOT.unpack_from(memory, slot_at)
+                    seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
                     if found == key and not seq & 1:
                         return slot_at >> 3, seq, span_id, place, image_bytes
                 at = memory.find(fingerprint, at + 1, line + SLOT_BYTES)
         return None
 
-    def find_many(self, keys: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[np.ndarray[Any, Any], ...]:
-        """`find` for (n, 32) keys at once.
+    def find_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+        """`find` for (n, 32) uint8 keys at once.
 
         Returns:
-            (found, at, seq, span_id, place, image_bytes): `found` (n,) bool, the others (n,) uint64, defined where
+            (found, at, seq, span_id, place, image_bytes): `found` (n,) bool, the others (n,) integers, defined where
             `found`. As with `find`, `words[at] == seq` must hold afterwards.
         """
-        halves = keys.view("<u4")
         wide = keys.view("<u8")
-        mask = self._mask
-        first = (halves[:, 2] & np.uint32(mask)).astype(np.intp)
-        second = (halves[:, 3] & np.uint32(mask)).astype(np.intp)
-        if mask:
-            second ^= second == first
-        fingerprints = wide[:, 2, None]
-        number = np.empty(len(keys), np.intp)
-        found = self._match(first, fingerprints, wide, number)
-        rest = np.flatnonzero(~found)
-        if len(rest):
-            number_rest = np.empty(len(rest), np.intp)
-            found[rest] = self._match(second[rest], fingerprints[rest], wide[rest], number_rest)
-            number[rest] = number_rest
-        # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
-        seq = self._slots[number, _SEQ]
-        slots = self._slots[number]
-        found &= (seq & np.uint64(1)) == 0
-        found &= (slots[:, 1:5] == wide).all(axis=1)
-        at = (self._slots_at >> 3) + number * SLOT_WORDS
-        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
-
-    def _match(
-        self,
-        buckets: np.ndarray[Any, Any],
-        fingerprints: np.ndarray[Any, Any],
-        keys: np.ndarray[Any, Any],
-        number: np.ndarray[Any, Any],
-    ) -> np.ndarray[Any, Any]:
-        same = self._lines[buckets] == fingerprints
+        hashes = keys.view("<u4")[:, 2:4] & np.uint32(self.mask)
+        first = hashes[:, 0].astype(np.intp)
+        fingerprints = wide[:, 2]
+        same = self._lines[first] == fingerprints[:, None]
         which = same.argmax(axis=1)
-        number[:] = buckets * BUCKET_SLOTS + which
-        matched: np.ndarray[Any, Any] = same[np.arange(len(buckets)), which]
-        # Two slots of one line may share a fingerprint while one of them awaits its scan; a loop settles those few.
-        for i in np.flatnonzero(same.sum(axis=1) > 1):
-            for candidate in buckets[i] * BUCKET_SLOTS + np.flatnonzero(same[i]):
-                if (self._slots[candidate, 1:5] == keys[i]).all():
-                    number[i] = candidate
-        return matched
+        number = first * BUCKET_SLOTS + which
+        rest = np.flatnonzero(self._lines.reshape(-1)[number] != fingerprints)
+        if len(rest):
+            second = hashes[rest, 1].astype(np.intp)
+            second ^= (second == first[rest]) & bool(self.mask)
+            which = (self._lines[second] == fingerprints[rest, None]).argmax(axis=1)
+            number[rest] = second * BUCKET_SLOTS + which
+        # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
+        seq = self._slots[number, 0]
+        slots = self._slots[number]
+        mine = slots[:, 1:5] == wide
+        found = mine[:, 0] & mine[:, 1] & mine[:, 2] & mine[:, 3] & ((seq & np.uint64(1)) == 0)
+        return found, (self.slots_at >> 3) + number * SLOT_WORDS, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
 
 class IndexWriter:
@@ -238,7 +217,7 @@ class IndexWriter:
     def read(self, slot: int) -> Slot:
         """What the slot holds, published or not."""
         at = (self._slot_words + slot * SLOT_WORDS) * 8
-        seq, key, span, place, image_bytes = _SLOT.unpack_from(self._memory, at)
+        seq, key, span, place, image_bytes = SLOT.unpack_from(self._memory, at)
         unverified = bool(place & PLACE_UNVERIFIED)
         return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
 
@@ -266,7 +245,7 @@ class IndexWriter:
         assert filled == list(self._filled), "the buckets' counts are wrong"
 
     def _buckets(self, key: bytes) -> tuple[int, int]:
-        first, second, _ = _HASHES.unpack(key)
+        first, second, _ = KEY_HASHES.unpack(key)
         return first & self._mask, _second_bucket(first, second, self._mask)
 
     def _count_filled(self) -> bytearray:

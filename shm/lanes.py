@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final
@@ -32,34 +33,25 @@ from .layout import (
     unpack_lane_header,
 )
 
-# Words of the header page behind the packed magic, version and id.
-_HEAD, _MISSES, _BYTES = 8, 16, 24
-_PINS_AT: Final = LANE_HEADER_WORDS
-_LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
-_LOG_MASK: Final = LANE_LOG_WORDS - 1
+# Where a lane's words stand, counted in words from its beginning.
+HEAD_AT: Final = 8
+MISSES_AT: Final = 16
+PINS_AT: Final = LANE_HEADER_WORDS
+LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
+LOG_MASK: Final = LANE_LOG_WORDS - 1
 
 Array = np.ndarray[Any, Any]
 
 
 class Lane:
-    """The client's side of its lane.
+    """The client's side of its lane. Its parts are open to the one function that every hit runs through.
 
-    `free` holds the numbers of the words that pin nothing. Taking one is `free.pop()`, giving it back is what the
-    finalizer of the word's last view does.
+    `free` holds the numbers of the words that pin nothing: taking one is `free.pop()`, giving it back is what
+    `releases[number - PINS_AT]` does when it is called for the last view. `refs` keeps the weak references that call
+    it, `heads` counts the records of the log.
     """
 
-    __slots__ = (
-        "_heads",
-        "_map",
-        "_misses",
-        "_refs",
-        "_releases",
-        "_state",
-        "free",
-        "lane_id",
-        "served_bytes",
-        "words",
-    )
+    __slots__ = ("_map", "_misses", "_state", "free", "heads", "lane_id", "refs", "releases", "words")
 
     def __init__(self, fd: int) -> None:
         """Maps the lane behind `fd`, which stays the caller's.
@@ -72,15 +64,14 @@ class Lane:
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
         self.lane_id = unpack_lane_header(self._map[:PAGE_BYTES])
         self.words = memoryview(self._map).cast("Q")
-        self.free = list(range(_PINS_AT + LANE_WORDS - 1, _PINS_AT - 1, -1))
-        self.served_bytes = 0
-        self._heads = count()
+        self.free = list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
+        self.heads = count()
         self._misses = count(1)
         # The finalizers hold this pair, and not the lane: a lane must die with its last view, not with a later run of
         # the cycle collector.
         self._state: list[Any] = [self.words, self.free]
-        self._releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(_PINS_AT, _LOG_AT)]
-        self._refs: list[ref[Array] | None] = [None] * LANE_WORDS
+        self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(PINS_AT, LOG_AT)]
+        self.refs: list[ref[Array] | None] = [None] * LANE_WORDS
 
     @property
     def in_use(self) -> int:
@@ -108,12 +99,22 @@ class Lane:
         self.words[word] = 0
         self.free.append(word)
 
-    def tie(self, word: int, root: Array) -> None:
-        """Ties the word's pin to `root`: it is released when the last view of `root` is collected."""
-        self._refs[word - _PINS_AT] = ref(root, self._releases[word - _PINS_AT])
+    def serve(self, word: int, span_id: int, root: Array) -> None:
+        """Ties the word's pin to `root`, to be released when the last view of it is collected, and logs the hit.
 
-    def tie_many(self, words: list[int], root: Array) -> ref[Array]:
-        """`tie` for a batch: all of `words` are released with `root`. The caller keeps the returned reference."""
+        The oldest record of the log is overwritten.
+        """
+        at = word - PINS_AT
+        self.refs[at] = ref(root, self.releases[at])
+        head = next(self.heads)
+        words = self.words
+        words[LOG_AT + (head & LOG_MASK)] = span_id
+        words[HEAD_AT] = head + 1
+
+    def tie_many(self, words: list[int], root: Array) -> None:
+        """`tie` for a batch: all of `words` are released with `root`."""
+        if not words:
+            return
         numbers = np.array(words)
         state = self._state
 
@@ -121,41 +122,34 @@ class Lane:
             np.frombuffer(state[0], "u8")[numbers] = 0
             state[1].extend(words)
 
-        return ref(root, release)
+        # The first word's place is free for it, since the batch holds that word.
+        self.refs[words[0] - PINS_AT] = ref(root, release)
 
     def take_many(self, wanted: int) -> list[int]:
         """Up to `wanted` free words, fewer where the lane is nearly full."""
-        take = self.free.pop
         words: list[int] = []
-        try:
-            for _ in range(wanted):
-                words.append(take())
-        except IndexError:
-            pass
+        # list.extend keeps what it got before the free list ran dry.
+        with suppress(IndexError):
+            words.extend(islice(iter(self.free.pop, None), wanted))
         return words
 
-    def log(self, span_id: int, served_bytes: int) -> None:
-        """Records a hit for the daemon's recency and frequency. The oldest record is overwritten."""
-        head = next(self._heads)
-        words = self.words
-        words[_LOG_AT + (head & _LOG_MASK)] = span_id
-        words[_HEAD] = head + 1
-        # Two threads may lose one another's addition; the daemon uses it for a rate only.
-        self.served_bytes = words[_BYTES] = self.served_bytes + served_bytes
+    def log(self, span_id: int) -> None:
+        """Records a hit that holds no word, for the daemon's recency and frequency."""
+        head = next(self.heads)
+        self.words[LOG_AT + (head & LOG_MASK)] = span_id
+        self.words[HEAD_AT] = head + 1
 
-    def log_many(self, span_ids: Array, served_bytes: int) -> None:
+    def log_many(self, span_ids: Array) -> None:
         """`log` for a batch; (n,) uint64 span ids."""
         if not len(span_ids):
             return
-        heads = np.fromiter(islice(self._heads, len(span_ids)), np.int64, len(span_ids))
-        words = np.frombuffer(self.words, "u8")
-        words[_LOG_AT + (heads & _LOG_MASK)] = span_ids
-        self.words[_HEAD] = int(heads[-1]) + 1
-        self.served_bytes = self.words[_BYTES] = self.served_bytes + served_bytes
+        heads = np.fromiter(islice(self.heads, len(span_ids)), np.int64, len(span_ids))
+        np.frombuffer(self.words, "u8")[LOG_AT + (heads & LOG_MASK)] = span_ids
+        self.words[HEAD_AT] = int(heads[-1]) + 1
 
     def log_miss(self) -> None:
         """Counts a lookup that found nothing."""
-        self.words[_MISSES] = next(self._misses)
+        self.words[MISSES_AT] = next(self._misses)
 
     def freeze(self) -> None:
         """Never write this lane again: finalizers go on, on words that nobody reads.
@@ -205,7 +199,7 @@ class LaneReader:
         header = np.empty(LANE_HEADER_WORDS, np.uint64)
         if os.preadv(self._fd, [header.data], 0) < header.nbytes:
             return header[:0]
-        head = int(header[_HEAD])
+        head = int(header[HEAD_AT])
         fresh = head - self._seen
         if fresh <= 0:
             return header[:0]
@@ -214,15 +208,15 @@ class LaneReader:
             fresh = LANE_LOG_WORDS
         self._seen = head
         log = np.zeros(LANE_LOG_WORDS, np.uint64)
-        os.preadv(self._fd, [log.data], _LOG_AT * 8)
-        last = head & _LOG_MASK
+        os.preadv(self._fd, [log.data], LOG_AT * 8)
+        last = head & LOG_MASK
         return np.roll(log, -last)[LANE_LOG_WORDS - fresh :]
 
     def counters(self) -> dict[str, int]:
-        """hits, misses and bytes served, as the client counts them."""
+        """hits and misses, as the client counts them; the bytes served follow from the log."""
         header = np.zeros(LANE_HEADER_WORDS, np.uint64)
         os.preadv(self._fd, [header.data], 0)
-        return {"hits": int(header[_HEAD]), "misses": int(header[_MISSES]), "served_bytes": int(header[_BYTES])}
+        return {"hits": int(header[HEAD_AT]), "misses": int(header[MISSES_AT])}
 
     def abandoned(self) -> bool:
         """Whether no process holds the lane any more, by descriptor or mapping. True at most once: it stays locked."""

@@ -6,6 +6,14 @@
     ├────────────────────────────┤ fingerprints_at    │ image: tree header, leaves │
     │ 8 × u64 per bucket         │                    ├────────────────────────────┤
     ├────────────────────────────┤ slots_at           │ …                          │
+    │ 8 × 64 bytes per bucket    │                    └────────────────────────────┘
+    ├────────────────────────────┤ uses_at
+    │ u64 per slot: uses counted │                    lane segment
+    └────────────────────────────┘                    ┌────────────────────────────┐ 0
+                                                      │ header             1 page  │
+                                                      │ pin words        4,096 × 8 │
+                                                      │ access log       8,192 × 8 │
+                                                      └────────────────────────────┘
 
 Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
 

@@ -1,0 +1,116 @@
+"""The client's staging memory, from which the daemon copies into the ring.
+
+Owns: which regions of the memfd are taken. A region is free again when the daemon has acknowledged it AND no array of
+it lives, so that an array from `reserve` that is written to after its commit never reaches another key.
+
+Invariant: two regions never overlap; a region's bytes belong to one put.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from mmap import mmap
+from typing import Any, Final
+from weakref import ref
+
+import numpy as np
+
+from ..shm.layout import aligned
+from ..shm.ring import Ring
+from ..shm.segments import PREFAULT_PIECE_BYTES, address_of, create_inbox, prefault
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+# How often a waiter for room looks for arrays that were collected: a finalizer may not wake it, since that takes a lock.
+_LOOK_EVERY_S: Final = 0.02
+
+
+class Region:
+    """A stretch of the inbox: `memory` is (size,) uint8 and writable."""
+
+    __slots__ = ("_held", "_inbox", "_watch", "memory", "offset")
+
+    def __init__(self, inbox: Inbox, offset: int, memory: Bytes) -> None:
+        self._inbox = inbox
+        self._held = 1
+        self._watch: ref[Bytes] | None = None
+        self.offset = offset
+        self.memory: Bytes | None = memory
+
+    def hand_out(self) -> Bytes:
+        """The memory, for arrays that leave this library: the region now waits for the last of them, too."""
+        memory = self.memory
+        assert memory is not None
+        self._held += 1
+        collected = self._inbox.collected
+        self._watch = ref(memory, lambda _: collected.append(self))
+        self.memory = None
+        return memory
+
+    def release(self) -> None:
+        """The daemon needs these bytes no more."""
+        self._inbox.let_go(self)
+
+
+class Inbox:
+    """A sealed memfd of `size_bytes`. Safe to use from several threads."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = aligned(size_bytes)
+        self.fd = create_inbox(self.size_bytes)
+        self.collected: deque[Region] = deque()
+        self._map = mmap(self.fd, self.size_bytes)
+        self._memory: Bytes = np.frombuffer(self._map, np.uint8)
+        self._regions = Ring(self.size_bytes)
+        self._changed = threading.Condition()
+
+    def prefault(self) -> None:
+        """Maps all pages in; the first touch of each would cost a put 5 to 30 µs. For a background thread."""
+        address = address_of(self._map)
+        for start in range(0, self.size_bytes, PREFAULT_PIECE_BYTES):
+            prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
+
+    def take(self, size_bytes: int, deadline: float) -> Region | None:
+        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds); None if none came free."""
+        wanted = aligned(max(1, size_bytes))
+        if wanted > self.size_bytes:
+            return None
+        with self._changed:
+            while True:
+                self._sweep()
+                offset = self._regions.allocate(wanted)
+                if offset is not None:
+                    return Region(self, offset, self._memory[offset : offset + size_bytes])
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return None
+                self._changed.wait(min(remaining, _LOOK_EVERY_S))
+
+    def let_go(self, region: Region) -> None:
+        """One of a region's holders needs it no more."""
+        with self._changed:
+            self._drop(region)
+            self._changed.notify_all()
+
+    @property
+    def used_bytes(self) -> int:
+        with self._changed:
+            self._sweep()
+            return self._regions.used_bytes
+
+    def close(self) -> None:
+        """Closes the descriptor. The mapping lives as long as arrays of it do."""
+        os.close(self.fd)
+
+    def _sweep(self) -> None:
+        while self.collected:
+            self._drop(self.collected.popleft())
+
+    def _drop(self, region: Region) -> None:
+        region._held -= 1
+        assert region._held >= 0, f"the region at {region.offset} was let go once too often"
+        if not region._held:
+            region.memory = None
+            self._regions.free(region.offset)

@@ -1,0 +1,116 @@
+"""What a reader holds: a pinned entry, released when the last view of it is collected.
+
+Owns: turning pinned bytes into trees. Does not own the pin: that belongs to the root array, to which the lane has tied
+it, and every view of the payload keeps the root alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ..shm.recipe import Recipe
+
+if TYPE_CHECKING:
+    from .view import View
+
+Array = np.ndarray[Any, Any]
+
+
+class Lease:
+    """A pinned entry. Its views stay right for as long as any of them lives, whatever becomes of the client.
+
+    Leaving the `with` block drops only the lease's own hold.
+    """
+
+    __slots__ = ("_recipe", "_root", "image_bytes")
+
+    def __init__(self, root: Array, recipe: Recipe, image_bytes: int) -> None:
+        """`root` is the payload itself where it is one array, else its whole image as (image_bytes,) uint8.
+
+        `image_bytes` is the payload's size in the ring, tree header and padding included.
+        """
+        self._root: Array | None = root
+        self._recipe = recipe
+        self.image_bytes = image_bytes
+
+    @property
+    def tree(self) -> Any:
+        """The payload as it was put, with read-only zero-copy numpy views for leaves, tensors' leaves too.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        if self._recipe.single is None or self._root is None:
+            return self._recipe.view(self._held())
+        return self._root
+
+    def torch(self, *, copy: bool = True) -> Any:
+        """The payload with torch tensors for leaves.
+
+        Args:
+            copy: False gives tensors over the shared memory itself. Torch knows no read-only tensor: an in-place
+                operation on one of those ends the process with SIGSEGV.
+        """
+        return self._recipe.torch(self._held(), copy=copy)
+
+    @property
+    def value(self) -> Any:
+        """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
+        return self._recipe.value(self._held())
+
+    def _held(self) -> Array:
+        if self._root is None:
+            raise ValueError("this lease was released; take the views you need before the with block ends")
+        return self._root
+
+    def release(self) -> None:
+        """Drops this hold on the entry; views already taken keep theirs."""
+        self._root = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._root = None
+
+
+class Batch:
+    """What `get_many` holds: all hits pinned at once; views are made when asked for, by the position of their key.
+
+    `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
+    """
+
+    __slots__ = ("_lengths", "_places", "_view", "found", "root")
+
+    def __init__(self, view: View, root: Array, found: Array, places: Array, lengths: Array) -> None:
+        self._view = view
+        self._places = places
+        self._lengths = lengths
+        self.root: Array | None = root
+        self.found = found
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, position: int) -> Lease | None:
+        if self.root is None:
+            raise ValueError("this batch was released; take the leases you need before the with block ends")
+        if not self.found[position]:
+            return None
+        return self._view.lease_within(self.root, int(self._places[position]), int(self._lengths[position]))
+
+    def __iter__(self) -> Iterator[Lease | None]:
+        return (self[position] for position in range(len(self)))
+
+    def release(self) -> None:
+        """Drops the batch's hold; leases and views already taken keep theirs."""
+        self.root = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.root = None

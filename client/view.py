@@ -1,0 +1,301 @@
+"""The way of a get: probe, read the slot, pin, look again, view. No message, no system call, no lock.
+
+Owns: one attachment's mappings (ring, index, lane) and every read through them. Does not own the connection: what is
+mapped stays readable when the daemon is gone.
+
+Invariant: a view of ring bytes exists only under a pin that was published before the slot's seq was seen unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from mmap import MAP_SHARED, PROT_READ, mmap
+from struct import error as struct_error
+from typing import Any, Final, Self
+from weakref import ref
+
+import numpy as np
+from numpy import ndarray, uint8
+
+from ..errors import Corrupt, LayoutMismatch
+from ..shm.copy import checksum_of
+from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
+from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, PINS_AT, Lane
+from ..shm.layout import (
+    PAGE_BYTES,
+    PLACE_OFFSET_MASK,
+    PLACE_UNVERIFIED,
+    SLOT_BYTES,
+    SLOT_WORDS,
+    SPAN_HEADER_BYTES,
+    SpanHeader,
+    Superblock,
+)
+from ..shm.recipe import Recipe, recipe
+from .lease import Batch, Lease
+
+Array = np.ndarray[Any, Any]
+_ATTEMPTS: Final = 4
+_RECIPES_MAX: Final = 4096
+
+
+class RingMap(mmap):
+    """A read-only mapping of the ring. It holds the lane under which its bytes are pinned, so that every array over
+    it keeps that lane, and the kernel lock on it, alive."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry's metadata, as its span's header has it. Times are Unix seconds; 0 means that it does not expire."""
+
+    key: bytes
+    image_bytes: int
+    tokens: int
+    created_unix_s: float
+    expires_unix_s: float
+    owner_uid: int
+    checksum: int
+
+
+class View:
+    """One attachment: the ring and the index, read-only, and a lane of our own."""
+
+    __slots__ = ("_index", "_recipes", "_ring", "instance_id", "lane", "ring_bytes")
+
+    def __init__(self, ring: RingMap, index: IndexReader, superblock: Superblock) -> None:
+        self._ring = ring
+        self._index = index
+        self._recipes: dict[bytes, Recipe] = {}
+        self.lane = ring.lane
+        self.instance_id = superblock.instance_id
+        self.ring_bytes = superblock.ring_bytes
+
+    @classmethod
+    def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:
+        """Maps what the daemon handed out; the descriptors stay the caller's.
+
+        Raises:
+            LayoutMismatch: segments of another layout version.
+        """
+        index_bytes = os.fstat(index_fd).st_size
+        if index_bytes < PAGE_BYTES:
+            raise LayoutMismatch(f"an index of {index_bytes} bytes, less than its superblock")
+        memory = mmap(index_fd, index_bytes, MAP_SHARED, PROT_READ)
+        superblock = Superblock.unpack(memory[:PAGE_BYTES])
+        if superblock.geometry.index_bytes != index_bytes:
+            raise LayoutMismatch(
+                f"an index of {index_bytes} bytes, by its superblock {superblock.geometry.index_bytes}"
+            )
+        ring = RingMap(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
+        ring.lane = lane
+        return cls(ring, IndexReader(memory, superblock.geometry), superblock)
+
+    def get(self, key: bytes) -> Lease | None:
+        """A lease on the entry of `key`, or None.
+
+        The whole way of a hit stands in this one function: each call between two of its steps would cost a hit a
+        twentieth. It serves the common case; whatever is unusual goes on in `_get_slowly`.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        try:
+            first, second, fingerprint = KEY_HASHES.unpack(key)
+        except (struct_error, TypeError):
+            raise bad_key(key) from None
+
+        # Probe: the line of eight fingerprints says which slot to read.
+        index = self._index
+        memory = index.memory
+        line = index.lines_at + (first & index.mask) * SLOT_BYTES
+        at = memory.find(fingerprint, line, line + SLOT_BYTES)
+        if at < 0:
+            line = index.lines_at + (second & index.mask) * SLOT_BYTES
+            at = memory.find(fingerprint, line, line + SLOT_BYTES)
+            if at < 0:
+                # Where both hashes name one bucket, the key may stand in that bucket's neighbour.
+                if not (first ^ second) & index.mask:
+                    return self._get_slowly(key)
+                self.lane.log_miss()
+                return None
+
+        # Read the slot. SYNC POINT: seq first, then the body, as in IndexReader.find.
+        slot_at = index.slots_at + (at - index.lines_at) * SLOT_WORDS
+        seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
+        if found != key or seq & 1 or place & PLACE_UNVERIFIED:
+            return self._get_slowly(key)
+
+        # Pin. The words before the free list, for Lane.freeze's sake.
+        lane = self.lane
+        words = lane.words
+        try:
+            word = lane.free.pop()
+        except IndexError:
+            return self._copied_out(key)
+        try:
+            words[word] = span_id
+            # Look again. SYNC POINT: pin stored before seq is loaded; the daemon's fence settles what x86-64 may swap.
+            if index.words[slot_at >> 3] != seq:
+                lane.unpin(word)
+                return self._get_slowly(key)
+
+            # View.
+            ring = self._ring
+            start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+            header = ring[start : start + (place >> 48)]
+            known = self._recipes.get(header) or self._learned(header)
+            if known.single is None:
+                root: Array = ndarray((image_bytes,), uint8, ring, start)
+            else:
+                shape, dtype, offset = known.single
+                root = ndarray(shape, dtype, ring, start + offset)
+            lease = Lease(root, known, image_bytes)
+
+            # Tie the pin to the root's life, and log the hit.
+            number = word - PINS_AT
+            lane.refs[number] = ref(root, lane.releases[number])
+            head = next(lane.heads)
+            words[LOG_AT + (head & LOG_MASK)] = span_id
+            words[HEAD_AT] = head + 1
+            return lease
+        except BaseException:
+            lane.unpin(word)
+            raise
+
+    def get_many(self, keys: Array) -> Batch:
+        """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
+        found, at, seq, spans, places, lengths = self._index.find_many(keys)
+        lane = self.lane
+        lane_words = lane.words
+        hits = np.flatnonzero(found)
+        words = lane.take_many(len(hits))
+        if len(words) < len(hits):
+            found[hits[len(words) :]] = False
+            hits = hits[: len(words)]
+        root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
+        lane.tie_many(words, root)
+        pinned = spans[hits]
+        np.frombuffer(lane_words, "u8")[words] = pinned
+        # SYNC POINT: as in get, pins are stored before any seq is looked at again.
+        unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
+        found[hits] = unchanged
+        lane.log_many(pinned[unchanged])
+        return Batch(self, root, found, places, lengths)
+
+    def contains(self, key: bytes) -> bool:
+        """Whether a get would hit now. No lease, no recency."""
+        return self._index.find(key) is not None
+
+    def peek(self, key: bytes) -> Entry | None:
+        """The entry's metadata, without touching its recency."""
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                return None
+            at, seq, _, place, _ = hit
+            offset = place & PLACE_OFFSET_MASK
+            packed = self._ring[offset : offset + SPAN_HEADER_BYTES]
+            if self._index.words[at] == seq:
+                h = SpanHeader.unpack(packed)
+                return Entry(
+                    h.key, h.image_bytes, h.tokens, h.created_unix_s, h.expires_unix_s, h.owner_uid, h.checksum
+                )
+        return None
+
+    def lease_within(self, root: Array, place: int, image_bytes: int) -> Lease:
+        """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
+        start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+        image: Array = ndarray((image_bytes,), uint8, root, start)
+        header = self._ring[start : start + (place >> 48)]
+        return _lease(image, self._recipes.get(header) or self._learned(header))
+
+    def verified(self, key: bytes) -> Lease | None:
+        """`get`, with the payload checked against its checksum first.
+
+        Raises:
+            Corrupt: the payload is not what was stored.
+        """
+        lane = self.lane
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                break
+            at, seq, span_id, place, image_bytes = hit
+            try:
+                word = lane.pin(span_id)
+            except IndexError:
+                return self._copied_out(key, verify=True)
+            if self._index.words[at] != seq:
+                lane.unpin(word)
+                continue
+            offset = place & PLACE_OFFSET_MASK
+            image: Array = ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
+            try:
+                _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
+                header = image[: place >> 48].tobytes()
+                lease = _lease(image, self._recipes.get(header) or self._learned(header))
+            except BaseException:
+                lane.unpin(word)
+                raise
+            lane.serve(word, span_id, image)
+            return lease
+        lane.log_miss()
+        return None
+
+    def _get_slowly(self, key: bytes) -> Lease | None:
+        """What `get` leaves over: a miss, a slot that changed under it, an entry that no one has checked yet."""
+        hit = self._index.find(key)
+        if hit is None:
+            self.lane.log_miss()
+            return None
+        try:
+            return self.verified(key)
+        except Corrupt:
+            self.lane.log_miss()
+            return None
+
+    def _copied_out(self, key: bytes, *, verify: bool = False) -> Lease | None:
+        """A get without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                break
+            at, seq, span_id, place, image_bytes = hit
+            offset = place & PLACE_OFFSET_MASK
+            span = self._ring[offset : offset + SPAN_HEADER_BYTES]
+            image = np.array(ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES))
+            if self._index.words[at] == seq:
+                if verify or place & PLACE_UNVERIFIED:
+                    _check(span, image)
+                image.flags.writeable = False
+                self.lane.log(span_id)
+                header = image[: place >> 48].tobytes()
+                return _lease(image, self._recipes.get(header) or self._learned(header))
+        self.lane.log_miss()
+        return None
+
+    def _learned(self, header: bytes) -> Recipe:
+        if len(self._recipes) >= _RECIPES_MAX:
+            self._recipes.clear()
+        known = self._recipes[header] = recipe(header)
+        return known
+
+
+def _lease(image: Array, known: Recipe) -> Lease:
+    if known.single is None:
+        return Lease(image, known, len(image))
+    shape, dtype, offset = known.single
+    return Lease(ndarray(shape, dtype, image, offset), known, len(image))
+
+
+def _check(span_header: bytes, image: Array) -> None:
+    header = SpanHeader.unpack(span_header)
+    found = checksum_of(image)
+    if found != header.checksum or header.image_bytes != len(image):
+        raise Corrupt(
+            f"entry {header.key.hex()}: its {len(image)} bytes have checksum {found:#x}, stored was "
+            f"{header.checksum:#x}; evict it and put it again"
+        )
