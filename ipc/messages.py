@@ -1,0 +1,338 @@
+"""What both sides of a socket say: every message as a frozen, typed class.
+
+Owns: names and fields, and which socket they belong to. Does not own the ranges of fields
+(`words`), how bytes become objects (`frames`), nor who may say what when (`connection`).
+
+On the wire a message is a msgpack map whose `type` is the class's name. Unknown fields are ignored,
+so that a field may be added without a new protocol version; an unknown `type` is told apart from a
+bad message, so that it can be answered.
+
+Invariant: what `decode` returns is within its ranges. Constructing a message checks nothing: a
+sender is trusted with its own words, and pays no validation. Ranges across fields (`tree_bytes`
+within `image_bytes`, a part within its inbox) are left to whoever knows the other side of them.
+
+`fds` in a message says how many descriptors travel with it: first declared, first taken.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ..errors import TensordError, from_code
+from .decode import UnknownMessage as UnknownMessage
+from .decode import decode as decode
+from .words import (
+    ENTRIES_MAX,
+    Bytes,
+    Code,
+    Count,
+    Id,
+    Key,
+    Keys,
+    Name,
+    NamespaceTag,
+    NoneOrOne,
+    One,
+    Seconds,
+    SecondsOrNone,
+    SomeBytes,
+    Text,
+    Three,
+    Token,
+    Tokens,
+    TreeBytes,
+)
+from .words import PROTOCOL_VERSION as PROTOCOL_VERSION
+from .words import ErrorBody as ErrorBody
+from .words import Limits as Limits
+from .words import Message as Message
+
+# ---- control requests
+
+
+class Hello(Message, frozen=True):
+    """The first message. `pid` as the client sees itself; `fence`: it registered for the fence."""
+
+    id: Id
+    protocol: Count
+    name: Name
+    pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+    fence: bool
+
+
+class Attach(Message, frozen=True):
+    """Asks for ring, index and a lane; a client that had a lane brings it along as a descriptor."""
+
+    id: Id
+    fds: NoneOrOne = 0
+
+
+class OpenInbox(Message, frozen=True):
+    """Brings the client's sealed inbox of `inbox_bytes`."""
+
+    id: Id
+    inbox_bytes: SomeBytes
+    fds: One = 1
+
+
+class Commit(Message, frozen=True):
+    """Begins a put; one or more Parts of the same id follow, `image_bytes` in sum."""
+
+    id: Id
+    key: Key
+    image_bytes: SomeBytes
+    tree_bytes: TreeBytes
+    tokens: Count = 0
+    ttl_s: Seconds | None = None
+    claim: Token | None = None
+
+
+class Part(Message, frozen=True):
+    """The next `part_bytes` of the image, to be found at `inbox_offset` of the inbox."""
+
+    id: Id
+    inbox_offset: Bytes
+    part_bytes: SomeBytes
+    last: bool
+
+
+class Claim(Message, frozen=True):
+    id: Id
+    key: Key
+
+
+class Renew(Message, frozen=True):
+    """No answer. Tokens of claims that have ended are ignored."""
+
+    tokens: Tokens
+
+
+class Abandon(Message, frozen=True):
+    """No answer. The claim goes to the first who waits."""
+
+    token: Token
+
+
+class Evict(Message, frozen=True):
+    id: Id
+    keys: Keys
+
+
+class Touch(Message, frozen=True):
+    """Renews recency and ttl."""
+
+    id: Id
+    keys: Keys
+
+
+class Clear(Message, frozen=True):
+    """Evicts a namespace, or everything."""
+
+    id: Id
+    namespace: NamespaceTag | None = None
+
+
+class Invalidate(Message, frozen=True):
+    """Raises a namespace's generation if it is still `generation`, and drops its entries."""
+
+    id: Id
+    namespace: NamespaceTag
+    generation: Count
+
+
+class Pin(Message, frozen=True):
+    id: Id
+    key: Key
+    for_s: Seconds
+
+
+class Unpin(Message, frozen=True):
+    id: Id
+    key: Key
+
+
+class Limit(Message, frozen=True):
+    """Sets the store's byte budget while it runs."""
+
+    id: Id
+    limit_bytes: SomeBytes
+
+
+# ---- control answers and pushes
+
+
+class Welcome(Message, frozen=True):
+    """Answers Hello. `version` of the daemon's package, `epoch` of this incarnation."""
+
+    id: Id
+    protocol: Count
+    version: Name
+    instance: Name
+    epoch: Count
+    limits: Limits
+
+
+class Attached(Message, frozen=True):
+    """Answers Attach, with ring, index and lane as descriptors, in this order."""
+
+    id: Id
+    lane_id: Count
+    ring_bytes: SomeBytes
+    index_bytes: SomeBytes
+    fds: Three = 3
+
+
+class Done(Message, frozen=True):
+    id: Id
+
+
+class Counted(Message, frozen=True):
+    """How many of the keys it was true for."""
+
+    id: Id
+    count: Count
+
+
+class PartCopied(Message, frozen=True):
+    """The part at `inbox_offset` is in the ring, or not wanted: its place in the inbox is free."""
+
+    id: Id
+    inbox_offset: Bytes
+
+
+class Committed(Message, frozen=True):
+    """How a put ended; `error` says why it was refused."""
+
+    id: Id
+    outcome: Literal["stored", "existed", "refused"]
+    error: ErrorBody | None = None
+
+
+class Claimed(Message, frozen=True):
+    """`wait` is followed by another Claimed of this id; `alone`: compute, without a claim."""
+
+    id: Id
+    answer: Literal["hit", "compute", "wait", "alone"]
+    token: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    lasts_s: SecondsOrNone = 0.0
+
+
+class Generation(Message, frozen=True):
+    id: Id
+    generation: Count
+    dropped: Count
+
+
+class Pinned(Message, frozen=True):
+    """`lasts_s` is 0 if the key is not there."""
+
+    id: Id
+    lasts_s: SecondsOrNone
+
+
+class Limited(Message, frozen=True):
+    id: Id
+    before_bytes: Bytes
+    after_bytes: Bytes
+
+
+class Error(Message, frozen=True):
+    """A request was refused; without an id, the connection ends. `code`: the error's type."""
+
+    id: Id | None
+    code: Code
+    text: Text
+
+    @classmethod
+    def of(cls, error: BaseException, id: int | None = None) -> Error:
+        body = ErrorBody.of(error)
+        return cls(id, body.code, body.text)
+
+    def to_error(self) -> TensordError:
+        return from_code(self.code, self.text)
+
+
+# ---- status requests
+
+
+class StatusQuery(Message, frozen=True):
+    id: Id
+
+
+class EntriesQuery(Message, frozen=True):
+    """The next `count` entries whose keys come after `after`."""
+
+    id: Id
+    after: Key | None = None
+    count: Annotated[int, Meta(ge=1, le=ENTRIES_MAX)] = 100
+    namespace: NamespaceTag | None = None
+
+
+class EntryQuery(Message, frozen=True):
+    id: Id
+    key: Key
+
+
+class ClientsQuery(Message, frozen=True):
+    id: Id
+
+
+class HealthQuery(Message, frozen=True):
+    id: Id
+
+
+class Watch(Message, frozen=True):
+    """Answered by a Document; Events follow until the connection ends."""
+
+    id: Id
+
+
+# ---- status answers and pushes
+
+
+class Document(Message, frozen=True):
+    id: Id
+    body: dict[str, Any]
+
+
+class Event(Message, frozen=True):
+    """`dropped`: how many events before this one were not told to this watcher."""
+
+    body: dict[str, Any]
+    dropped: Count = 0
+
+
+ControlRequest = (
+    Hello
+    | Attach
+    | OpenInbox
+    | Commit
+    | Part
+    | Claim
+    | Renew
+    | Abandon
+    | Evict
+    | Touch
+    | Clear
+    | Invalidate
+    | Pin
+    | Unpin
+    | Limit
+)
+ControlAnswer = (
+    Welcome
+    | Attached
+    | Done
+    | Counted
+    | PartCopied
+    | Committed
+    | Claimed
+    | Generation
+    | Pinned
+    | Limited
+    | Error
+)
+StatusRequest = StatusQuery | EntriesQuery | EntryQuery | ClientsQuery | HealthQuery | Watch
+StatusAnswer = Document | Event | Error

@@ -1,0 +1,87 @@
+"""The words inside messages: field types with their ranges, the limits, errors on their way.
+
+Owns: what a key, a size, a duration may be. Does not own which message holds which (`messages`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from ..errors import TensordError, from_code
+
+PROTOCOL_VERSION: Final = 1
+
+KEYS_MAX: Final = 1024
+TOKENS_MAX: Final = 4096
+ENTRIES_MAX: Final = 1024
+TEXT_CHARS_MAX: Final = 2000
+SIZE_BYTES_MAX: Final = 1 << 48
+TREE_BYTES_MAX: Final = 65_472
+DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
+
+Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Chosen by whoever asks and repeated in the answer; not used twice while the first is open."""
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+NamespaceTag = Annotated[bytes, Meta(min_length=8, max_length=8)]
+"""The first 8 bytes of every key of a namespace, whatever its generation."""
+Token = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+"""Names one claim."""
+Bytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
+SomeBytes = Annotated[int, Meta(ge=1, le=SIZE_BYTES_MAX)]
+TreeBytes = Annotated[int, Meta(ge=1, le=TREE_BYTES_MAX)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Some = Annotated[int, Meta(ge=1, le=1 << 32)]
+Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
+SecondsOrNone = Annotated[float, Meta(ge=0, le=DURATION_S_MAX)]
+Name = Annotated[str, Meta(max_length=128)]
+Code = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
+Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
+NoneOrOne = Annotated[int, Meta(ge=0, le=1)]
+One = Annotated[int, Meta(ge=1, le=1)]
+Three = Annotated[int, Meta(ge=3, le=3)]
+
+
+class Limits(Struct, frozen=True):
+    """What the daemon allows one client, as told in Welcome; every refusal names one of these."""
+
+    message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
+    inbox_bytes_max: SomeBytes = 256 << 20
+    object_bytes_max: SomeBytes = 1 << 30
+    requests_in_flight_max: Some = 1024
+    commits_in_flight_max: Some = 64
+    claims_per_client_max: Some = 1024
+    claim_s: Seconds = 10.0
+    claim_s_max: Seconds = 120.0
+    pins_per_client_max: Some = 1024
+    pin_s_max: Seconds = 600.0
+    keys_per_request_max: Annotated[int, Meta(ge=1, le=KEYS_MAX)] = KEYS_MAX
+    tree_depth_max: Annotated[int, Meta(ge=1, le=256)] = 32
+
+
+class ErrorBody(Struct, frozen=True):
+    """An error of the tensord family on its way; the other side raises the same type."""
+
+    code: Code
+    text: Text
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorBody:
+        """`error` as it can cross: cut to TEXT_CHARS_MAX, bytes that are no text replaced."""
+        code = error.code if isinstance(error, TensordError) else TensordError.__name__
+        return cls(code, _printable(str(error) or type(error).__name__))
+
+    def to_error(self) -> TensordError:
+        return from_code(self.code, self.text)
+
+
+class Message(Struct, frozen=True, tag_field="type"):
+    """The base of everything that crosses a socket."""
+
+
+def _printable(text: str) -> str:
+    cut = text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
+    return cut.encode("utf-8", "replace").decode("utf-8")
