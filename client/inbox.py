@@ -62,7 +62,6 @@ class Inbox:
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
         self._map = mmap(self.fd, self.size_bytes)
-        self._memory: Bytes = np.frombuffer(self._map, np.uint8)
         self._regions = Ring(self.size_bytes)
         self._changed = threading.Condition()
 
@@ -82,7 +81,9 @@ class Inbox:
                 self._sweep()
                 offset = self._regions.allocate(wanted)
                 if offset is not None:
-                    return Region(self, offset, self._memory[offset : offset + size_bytes])
+                    # Over the mapping and not over another array: views of views keep only their last array alive.
+                    memory: Bytes = np.ndarray((size_bytes,), np.uint8, self._map, offset)
+                    return Region(self, offset, memory)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     return None

@@ -1,0 +1,102 @@
+"""What the actors say to one another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...ipc import messages
+from ...ipc.peer import Peer
+from ..copier import Outcome
+from ..core.events import Request
+from .inbox import Inbox
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """To a session: a message for its peer. `fds` are sent along and then closed, but for those in `keep`."""
+
+    message: messages.ControlAnswer
+    fds: Sequence[int] = ()
+    close: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """To a session: close the connection."""
+
+    reason: str
+
+
+SessionInbox = Inbox[Deliver | HangUp]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """To the store: a client has said Hello."""
+
+    client: int
+    peer: Peer
+    name: str
+    pid: int
+    fenced: bool
+    inbox: SessionInbox
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
+
+    client: int
+    message: messages.Attach | messages.OpenInbox
+    fds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """To the store: a request for the core."""
+
+    client: int
+    message: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """To the store: the connection is gone. The last that is heard of a client."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """To the store, from the thread that allocates the ring: up to where it may be used, or why it ends there."""
+
+    ring_bytes: int
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """To the store: something that a status socket's reader wants to know."""
+
+    message: messages.StatusRequest
+    answer: asyncio.Future[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """To the store: the configuration was read again."""
+
+    limits: Any
+
+
+StoreMessage = Joined | Asked | Requested | Left | Outcome | Grown | Question | Reconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """To the status actor: something that watchers may want to know."""
+
+    body: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,304 @@
+"""The instance's shared memory as the daemon holds it: ring, index, and the lanes of everybody who ever attached.
+
+Owns: making, finding again and removing the segments; which descriptors a client gets; reading all lanes after the
+fence. Does not own what is stored: that is the core's.
+
+Invariant: a lane is forgotten only when no process holds it any more. Until then it is scanned, whoever's socket
+closed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any, Final, Self
+
+import numpy as np
+
+from ..errors import Corrupt, LayoutMismatch, SegmentError
+from ..shm import segments
+from ..shm.fence import fence
+from ..shm.index import IndexWriter
+from ..shm.lanes import LaneReader
+from ..shm.layout import (
+    LANE_BYTES,
+    LANE_WORDS,
+    PAGE_BYTES,
+    SPAN_HEADER_BYTES,
+    IndexGeometry,
+    SpanHeader,
+    Superblock,
+    aligned,
+    pack_lane_header,
+    unpack_lane_header,
+)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+EPOCH_MAX: Final = (1 << 16) - 1
+_LANE_COUNTER_BITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A slot that a former daemon left allocated. `header` is None where the span's first bytes are none."""
+
+    slot: int
+    header: SpanHeader | None
+    published: bool
+
+
+@dataclass(slots=True)
+class HeldLane:
+    """A lane and who holds it: `client` is None once its connection is gone. `fenced`: its process registered."""
+
+    reader: LaneReader
+    name: str
+    identity: tuple[int, int]
+    fenced: bool
+    client: int | None
+
+
+class Memory:
+    """Ring, index and lanes of one instance."""
+
+    def __init__(
+        self, instance: str, superblock: Superblock, ring_fd: int, index_fd: int, *, recovered: bool
+    ) -> None:
+        self.instance = instance
+        self.superblock = superblock
+        self.recovered = recovered
+        self._ring_fd = ring_fd
+        self._ring_map = mmap(ring_fd, superblock.ring_bytes)
+        self._index_map = mmap(index_fd, superblock.geometry.index_bytes)
+        os.close(index_fd)
+        self._shared_ring_fd = segments.attach(
+            segments.segment_name(instance, "ring"), read_only=True
+        )
+        self._shared_index_fd = segments.attach(
+            segments.segment_name(instance, "index"), read_only=True
+        )
+        self._lanes: dict[int, HeldLane] = {}
+        self._lanes_made = 0
+        self._scratch = np.empty(LANE_WORDS, np.uint64)
+        self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
+        packed = superblock.pack()
+        if recovered:
+            self.index = IndexWriter(self._index_map, superblock.geometry)
+            self._index_map[: len(packed)] = packed
+            self._find_lanes()
+        else:
+            self.index = IndexWriter.create(superblock.geometry, self._index_map)
+            # Last: who finds a superblock finds a whole index.
+            self._index_map[: len(packed)] = packed
+
+    @classmethod
+    def open(cls, instance: str, ring_bytes: int, max_entries: int) -> Self:
+        """The instance's memory as a former daemon left it, else new memory of which nothing is allocated yet.
+
+        Memory that is found keeps its sizes, whatever is asked for now.
+
+        Raises:
+            InstanceBusy: another daemon serves the instance.
+            LayoutMismatch: what is there was written by another layout version.
+            NotEnoughMemory: the machine cannot hold the ring.
+        """
+        ring_name, index_name = (
+            segments.segment_name(instance, part) for part in ("ring", "index")
+        )
+        there = segments.existing(instance)
+        if ring_name in there:
+            ring_fd = segments.attach(ring_name)
+            try:
+                segments.claim_instance(ring_fd, instance)
+                former = _former(index_name, ring_fd) if index_name in there else None
+            except BaseException:
+                os.close(ring_fd)
+                raise
+            if former is not None:
+                return cls(instance, former, ring_fd, segments.attach(index_name), recovered=True)
+            # A daemon that was killed while it made its memory: nobody can have attached.
+            os.close(ring_fd)
+            segments.remove(ring_name)
+        segments.remove(index_name)
+        geometry = IndexGeometry.for_entries(max_entries)
+        size_bytes = aligned(ring_bytes)
+        segments.check_memory(
+            size_bytes + geometry.index_bytes, f"a ring of {ring_bytes} bytes with its index"
+        )
+        ring_fd = segments.create(ring_name, size_bytes)
+        try:
+            segments.claim_instance(ring_fd, instance)
+            index_fd = segments.create(index_name, geometry.index_bytes)
+            segments.allocate(index_fd, 0, geometry.index_bytes)
+        except BaseException:
+            segments.remove(ring_name)
+            segments.remove(index_name)
+            raise
+        superblock = Superblock(secrets.randbits(63) | 1, 1, size_bytes, geometry)
+        return cls(instance, superblock, ring_fd, index_fd, recovered=False)
+
+    def grow(self, start: int, *, prefault: bool) -> int:
+        """Allocates the next piece of the ring behind `start`; for a thread.
+
+        Returns:
+            Up to where the ring may be used now.
+
+        Raises:
+            NotEnoughMemory: /dev/shm has no room for it.
+        """
+        size_bytes = min(segments.PREFAULT_PIECE_BYTES, self.superblock.ring_bytes - start)
+        segments.allocate(self._ring_fd, start, size_bytes)
+        if prefault:
+            segments.prefault(segments.address_of(self._ring_map) + start, size_bytes, write=True)
+        return start + size_bytes
+
+    def found(self) -> Iterator[Found]:
+        """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
+        for slot in self.index.slots():
+            header: SpanHeader | None = None
+            span = self.ring[slot.offset : slot.offset + SPAN_HEADER_BYTES]
+            if len(span) == SPAN_HEADER_BYTES:
+                try:
+                    header = SpanHeader.unpack(span.tobytes())
+                except Corrupt:
+                    header = None
+            if slot.published:
+                self.index.mark(slot.number, unverified=True)
+            yield Found(slot.number, header, slot.published)
+
+    def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
+        """A lane for `client`: the one it brought along, where that can be had, else a new one.
+
+        Args:
+            brought: a descriptor of the lane it had; it stays the caller's.
+
+        Returns:
+            The lane's id, and (ring, index, lane) descriptors to send: the first two stay ours, the last is the
+            caller's to close, and carries the lock that says the client lives.
+        """
+        lane = self._lane_brought(brought) if brought is not None else None
+        lane = lane or self._new_lane(fenced=fenced)
+        lane.client = client
+        fd = self._locked(lane)
+        return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
+
+    def orphan(self, client: int) -> None:
+        """The client's connection is gone; its lane counts until no process holds it."""
+        for lane in self._lanes.values():
+            if lane.client == client:
+                lane.client = None
+
+    def forget_abandoned(self) -> int:
+        """Removes the lanes that no process holds any more.
+
+        Returns:
+            How many there were.
+        """
+        gone = [
+            n for n, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()
+        ]
+        for number in gone:
+            lane = self._lanes.pop(number)
+            segments.remove(lane.name)
+            lane.reader.close()
+        return len(gone)
+
+    def pins(self) -> frozenset[int]:
+        """Every span id that any lane pins, as of now or later: what was pinned before this call is in it."""
+        lanes = list(self._lanes.values())
+        if lanes:
+            fence(expedited=all(lane.fenced for lane in lanes))
+        pinned: set[int] = set()
+        for lane in lanes:
+            pinned.update(lane.reader.pins(self._scratch).tolist())
+        return frozenset(pinned)
+
+    @property
+    def lanes(self) -> list[HeldLane]:
+        return list(self._lanes.values())
+
+    def close(self, *, drop: bool) -> None:
+        """Ends this daemon's hold. `drop` removes the segments' names, else the next daemon finds all as it is."""
+        if drop:
+            for name in segments.existing(self.instance):
+                segments.remove(name)
+        for lane in self._lanes.values():
+            lane.reader.close()
+        for fd in (self._ring_fd, self._shared_ring_fd, self._shared_index_fd):
+            os.close(fd)
+
+    def _new_lane(self, *, fenced: bool) -> HeldLane:
+        self._lanes_made += 1
+        lane_id = self.superblock.epoch << _LANE_COUNTER_BITS | self._lanes_made
+        name = segments.segment_name(self.instance, f"lane.{lane_id:x}")
+        fd = segments.create(name, LANE_BYTES)
+        try:
+            segments.allocate(fd, 0, LANE_BYTES)
+            os.pwrite(fd, pack_lane_header(lane_id, fenced=fenced), 0)
+            return self._hold(name, segments.attach(name, read_only=True))
+        except BaseException:
+            segments.remove(name)
+            raise
+        finally:
+            os.close(fd)
+
+    def _hold(self, name: str, fd: int) -> HeldLane:
+        status = os.fstat(fd)
+        lane_id, fenced = unpack_lane_header(os.pread(fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
+        lane = HeldLane(LaneReader(fd, lane_id), name, (status.st_dev, status.st_ino), fenced, None)
+        self._lanes[lane_id] = lane
+        return lane
+
+    def _lane_brought(self, fd: int) -> HeldLane | None:
+        """The lane behind a descriptor that a client sent, if it is one of ours and nobody else's now."""
+        status = os.fstat(fd)
+        for lane in self._lanes.values():
+            if lane.identity == (status.st_dev, status.st_ino):
+                return lane if lane.client is None else None
+        return None
+
+    def _locked(self, lane: HeldLane) -> int:
+        fd = segments.attach(lane.name)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return fd
+
+    def _find_lanes(self) -> None:
+        """Takes up the lanes that stand by name, whoever holds them."""
+        prefix = segments.segment_name(self.instance, "lane.")
+        for name in segments.existing(self.instance):
+            if not name.startswith(prefix):
+                continue
+            fd = segments.attach(name, read_only=True)
+            try:
+                self._hold(name, fd)
+            except (LayoutMismatch, OSError):
+                os.close(fd)
+                segments.remove(name)
+
+
+def _former(index_name: str, ring_fd: int) -> Superblock | None:
+    """What the index says of a former daemon's memory, with the epoch that is ours now; None if it was never whole."""
+    fd = segments.attach(index_name)
+    try:
+        page = os.pread(fd, PAGE_BYTES, 0)
+        index_bytes = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if not any(page):
+        return None
+    former = Superblock.unpack(page)
+    ring_bytes = os.fstat(ring_fd).st_size
+    if ring_bytes != former.ring_bytes or index_bytes != former.geometry.index_bytes:
+        raise LayoutMismatch(
+            f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
+            f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge`"
+        )
+    if former.epoch >= EPOCH_MAX:
+        raise SegmentError(
+            f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge`"
+        )
+    return Superblock(former.instance_id, former.epoch + 1, former.ring_bytes, former.geometry)
