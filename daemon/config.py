@@ -1,0 +1,289 @@
+"""Every setting of the daemon, as one frozen tree.
+
+Owns: which settings there are, their defaults and bounds, and what must hold between them. Does
+not own: how a value is written (settings.py) or found (sources.py).
+
+Flags win over TENSORD_* variables, these over the TOML file, the file over the defaults. Sizes are
+bytes, times are seconds. `reload=True` marks what SIGHUP changes in a running daemon.
+
+Invariant: a Config that exists is whole and consistent; what is wrong was refused while loading.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import BadConfiguration
+from ..ipc import places
+from ..shm import segments
+from .sections import DAY_S, GIB, MIB, TIB, Limits, Log, Memory, Queues
+from .settings import (
+    COUNT,
+    DURATION,
+    MODE,
+    PATH,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Kind,
+    Setting,
+    build,
+    choice,
+    setting,
+    settings_of,
+)
+from .sources import Given, from_environ, from_file, from_flags
+
+CONFIG_VARIABLE: Final = "TENSORD_CONFIG"
+SYSTEM_FILE: Final = Path("/etc/tensord/tensord.toml")
+USER_FILE: Final = "tensord/tensord.toml"
+RING_BYTES_MIN: Final = 1 * MIB
+
+
+def _instance(given: Any) -> str:
+    segments.segment_name(str(given), "ring")
+    return str(given)
+
+
+INSTANCE: Final = Kind(
+    "a name of 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit", _instance, str
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting as it is in force."""
+
+    key: str
+    value: str
+    source: str
+    reload: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reload:
+    """What came of a SIGHUP: (key, before, after) of what changed, and of what needs a restart."""
+
+    config: Config
+    applied: list[tuple[str, str, str]]
+    waiting: list[tuple[str, str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings, and where each came from."""
+
+    instance: str = setting(
+        INSTANCE,
+        "names the shared memory; one daemon serves an instance",
+        derived="system for root or as a system service, else user-<uid>",
+    )
+    socket: Path = setting(
+        PATH,
+        "the control socket; not used when a service manager hands one in",
+        derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord "
+        "or /tmp/tensord-<uid>",
+    )
+    status_socket: Path = setting(
+        PATH,
+        "the status socket, where nothing can be changed; likewise",
+        derived="status.sock beside the control socket",
+    )
+    socket_group: str | None = setting(
+        TEXT, "group that owns both sockets; none: the daemon's own", None, optional=True
+    )
+    socket_mode: int = setting(
+        MODE,
+        "who may use the control socket, and with it read and write every entry",
+        0o660,
+        low=0o600,
+        high=0o777,
+    )
+    status_mode: int = setting(
+        MODE,
+        "who may use the status socket; 0666 shows keys, sizes and clients to every user",
+        0o660,
+        low=0o600,
+        high=0o777,
+    )
+    ring_bytes: int = setting(
+        SIZE,
+        "memory for payloads, taken at start from /dev/shm",
+        low=RING_BYTES_MIN,
+        high=16 * TIB,
+        derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm",
+    )
+    max_entries: int = setting(
+        COUNT, "entries at most; the index is made for so many", 131_072, low=16, high=1 << 28
+    )
+    max_bytes: int | None = setting(
+        SIZE,
+        "bytes of payload at most; none: what the ring holds",
+        None,
+        low=1 * MIB,
+        high=16 * TIB,
+        optional=True,
+        reload=True,
+    )
+    max_tokens: int | None = setting(
+        COUNT,
+        "encoder tokens at most, as clients count them; none: no such budget",
+        None,
+        low=1,
+        high=1 << 48,
+        optional=True,
+        reload=True,
+    )
+    default_ttl_s: float | None = setting(
+        DURATION,
+        "an entry ends this long after its last use, unless its put says otherwise; none: never",
+        None,
+        low=0.05,
+        high=3650 * DAY_S,
+        optional=True,
+        reload=True,
+    )
+    policy: str = setting(choice("lru", "lfu"), "which entries make room for new ones", "lru")
+    drop: bool = setting(
+        SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False
+    )
+    memory: Memory
+    limits: Limits
+    queues: Queues
+    log: Log
+    sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
+
+    @classmethod
+    def load(
+        cls,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        uid: int | None = None,
+        available_bytes: int | None = None,
+    ) -> Config:
+        """The settings in force for a daemon started with `argv` (without its name) and `environ`.
+
+        `uid` and `available_bytes` (memory) are this process's and machine's unless given.
+        Raises BadConfiguration, naming key, value, source and what is allowed.
+        """
+        uid = os.geteuid() if uid is None else uid
+        known = {key: said for key, said, _ in settings_of(cls)}
+        flags = from_flags(argv, {**known, "config": Setting(PATH, "the TOML file")})
+        given: Given = {}
+        if path := _file(flags.pop("config", None), environ, uid):
+            given |= from_file(path, known)
+        given |= from_environ(environ, known, besides={CONFIG_VARIABLE})
+        given |= flags
+        values = {key: default for key, _, default in settings_of(cls)}
+        values |= {key: known[key].parse(key, *written) for key, written in given.items()}
+        for key, value in _derived(values, environ, uid, available_bytes).items():
+            if values[key] is dataclasses.MISSING:
+                values[key] = known[key].parse(key, value, "default")
+        sources = {key: given[key][1] if key in given else "default" for key in known}
+        config: Config = build(cls, values, sources=sources)
+        config._check()
+        return config
+
+    def value(self, key: str) -> Any:
+        """The value of a dotted key."""
+        found: Any = self
+        for name in key.split("."):
+            found = getattr(found, name)
+        return found
+
+    def explain(self) -> list[Row]:
+        """What `tensorctl config check` shows: every setting, its value and its source."""
+        return [
+            Row(key, said.show(self.value(key)), self.sources[key], said.reload)
+            for key, said, _ in settings_of(Config)
+        ]
+
+    def reloaded(self, new: Config) -> Reload:
+        """This configuration with what `new` may change in a running daemon."""
+        before, after = self.explain(), new.explain()
+        changed = [
+            (old, row) for old, row in zip(before, after, strict=True) if old.value != row.value
+        ]
+        taken = {row.key for old, row in changed if row.reload}
+        values = {row.key: (new if row.key in taken else self).value(row.key) for row in before}
+        sources = {row.key: (new if row.reload else self).sources[row.key] for row in before}
+        config: Config = build(Config, values, sources=sources)
+        config._check()
+        applied = [(old.key, old.value, row.value) for old, row in changed if row.reload]
+        waiting = [(old.key, old.value, row.value) for old, row in changed if not row.reload]
+        return Reload(config, applied, waiting)
+
+    def _check(self) -> None:
+        for low, high in (
+            ("limits.object_bytes_max", "ring_bytes"),
+            ("limits.inbox_bytes_max", "limits.inboxes_bytes_max"),
+            ("limits.claim_s", "limits.claim_s_max"),
+        ):
+            if self.value(low) is not None and self.value(low) > self.value(high):
+                raise BadConfiguration(f"{self._said(low)}: must be at most {self._said(high)}")
+        if self.socket == self.status_socket:
+            raise BadConfiguration(
+                f"{self._said('status_socket')}: must differ from {self._said('socket')}"
+            )
+        for key in ("socket", "status_socket"):
+            path: Path = self.value(key)
+            if not path.is_absolute():
+                raise BadConfiguration(f"{self._said(key)}: must be an absolute path")
+            if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
+                raise BadConfiguration(
+                    f"{self._said(key)}: {len(os.fsencode(path))} bytes, and a socket's path "
+                    f"may have {places.SOCKET_PATH_BYTES_MAX}"
+                )
+
+    def _said(self, key: str) -> str:
+        shown = {row.key: row.value for row in self.explain()}[key]
+        return f"{key} = {shown} ({self.sources[key]})"
+
+
+def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) -> Path | None:
+    """The TOML file to read: one that was named, which then must be there, or the usual one."""
+    if flag is not None:
+        return Path(flag[0])
+    if environ.get(CONFIG_VARIABLE):
+        return Path(environ[CONFIG_VARIABLE])
+    if _is_system(environ, uid):
+        usual = SYSTEM_FILE
+    elif environ.get("XDG_CONFIG_HOME"):
+        usual = Path(environ["XDG_CONFIG_HOME"], USER_FILE)
+    elif environ.get("HOME"):
+        usual = Path(environ["HOME"], ".config", USER_FILE)
+    else:
+        return None
+    return usual if usual.exists() else None
+
+
+def _is_system(environ: Mapping[str, str], uid: int) -> bool:
+    return places.daemon_folder(environ, uid) == places.SYSTEM_FOLDER
+
+
+def _derived(
+    values: Mapping[str, Any], environ: Mapping[str, str], uid: int, available_bytes: int | None
+) -> dict[str, Any]:
+    """What the defaults are here, of the settings that have no fixed one."""
+    usual = "system" if _is_system(environ, uid) else f"user-{uid}"
+    folder = places.daemon_folder(environ, uid)
+    if values["instance"] not in (usual, dataclasses.MISSING):
+        folder /= values[
+            "instance"
+        ]  # so that a second instance does not take the first one's sockets
+    socket = values["socket"]
+    status_folder = folder if socket is dataclasses.MISSING else socket.parent
+    if available_bytes is None:
+        available_bytes = segments.available_bytes()
+    room_bytes = min(4 * GIB, available_bytes // 4, segments.shm_free_bytes() // 2)
+    return {
+        "instance": usual,
+        "socket": str(folder / places.CONTROL_NAME),
+        "status_socket": str(status_folder / places.STATUS_NAME),
+        "ring_bytes": max(RING_BYTES_MIN, room_bytes // MIB * MIB),
+    }

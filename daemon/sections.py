@@ -1,0 +1,174 @@
+"""The tables of the configuration: [limits], [queues], [memory] and [log].
+
+Owns: their settings, defaults and bounds. Does not own: the rest of the tree (config.py). Each
+table can be made by itself, `Limits()`, with its defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from .settings import COUNT, DURATION, SHARE, SIZE, SWITCH, choice, setting
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+HOUR_S: Final = 3600.0
+DAY_S: Final = 24 * HOUR_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """A limit on everything; each refusal names the one that was reached."""
+
+    clients_max: int = setting(
+        COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True
+    )
+    status_clients_max: int = setting(
+        COUNT, "readers of the status socket at once", 64, low=1, high=65_536, reload=True
+    )
+    lanes_max: int = setting(
+        COUNT,
+        """lanes in being, those of clients whose connection ended but whose views live included;
+        each takes about 100 KiB""",
+        1024,
+        low=1,
+        high=65_536,
+        reload=True,
+    )
+    hello_s_max: float = setting(
+        DURATION,
+        "time a new connection has to introduce itself",
+        5.0,
+        low=0.01,
+        high=HOUR_S,
+        reload=True,
+    )
+    message_bytes_max: int = setting(
+        SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=64 * MIB
+    )
+    keys_per_request_max: int = setting(
+        COUNT, "keys that one request may name", 4096, low=1, high=1_000_000, reload=True
+    )
+    object_bytes_max: int | None = setting(
+        SIZE,
+        "one payload, its tree header included; none: what the ring holds",
+        None,
+        low=4 * KIB,
+        high=16 * TIB,
+        optional=True,
+        reload=True,
+    )
+    tree_depth_max: int = setting(COUNT, "nesting of one payload tree", 32, low=1, high=256)
+    inbox_bytes_max: int = setting(
+        SIZE, "one client's inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True
+    )
+    inboxes_bytes_max: int = setting(
+        SIZE, "all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
+    )
+    commits_in_flight_max: int = setting(
+        COUNT, "puts one client may have unanswered", 64, low=1, high=65_536, reload=True
+    )
+    claims_per_client_max: int = setting(
+        COUNT,
+        "claims one client may hold or wait for",
+        1024,
+        low=1,
+        high=1_000_000,
+        reload=True,
+    )
+    claim_s: float = setting(
+        DURATION,
+        "a claim lasts so long unless it is renewed",
+        10.0,
+        low=0.05,
+        high=DAY_S,
+        reload=True,
+    )
+    claim_s_max: float = setting(
+        DURATION,
+        "a claim ends after this time, renewed or not; at least claim_s",
+        120.0,
+        low=0.05,
+        high=DAY_S,
+        reload=True,
+    )
+    pins_per_client_max: int = setting(
+        COUNT,
+        "explicit pins (not leases) of one client",
+        1024,
+        low=0,
+        high=1_000_000,
+        reload=True,
+    )
+    pin_s_max: float = setting(
+        DURATION,
+        "an explicit pin ends after this time",
+        HOUR_S,
+        low=0.05,
+        high=365 * DAY_S,
+        reload=True,
+    )
+    pinned_share_max: float = setting(
+        SHARE,
+        "share of the ring that explicit pins may hold",
+        0.5,
+        low=0.0,
+        high=1.0,
+        reload=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Queues:
+    """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
+
+    store_inbox_max: int = setting(
+        COUNT, "events waiting for the store", 4096, low=16, high=1_000_000
+    )
+    session_outbox_max: int = setting(
+        COUNT, "messages waiting to be sent to one client", 1024, low=16, high=1_000_000
+    )
+    watch_outbox_max: int = setting(
+        COUNT,
+        "events waiting for one watcher; older ones are dropped and counted",
+        1024,
+        low=1,
+        high=1_000_000,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """How the ring's memory is made and filled."""
+
+    prefault: bool = setting(
+        SWITCH, "touch the whole ring at start, in the background, not at first use", True
+    )
+    huge_pages: bool = setting(
+        SWITCH,
+        """ask for huge pages in the ring; takes effect where /dev/shm is mounted huge=advise""",
+        False,
+    )
+    copy_threads: int = setting(
+        COUNT, "threads that copy from inboxes into the ring", 2, low=1, high=64
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What the daemon writes to its standard error."""
+
+    level: str = setting(
+        choice("debug", "info", "warning", "error"),
+        "the least severe of what is logged",
+        "info",
+        reload=True,
+    )
+    format: str = setting(
+        choice("auto", "console", "json"),
+        "auto: JSON to the journal, key=value elsewhere",
+        "auto",
+    )

@@ -1,0 +1,218 @@
+"""What a setting is: its kind, its bounds, and how its value is written down.
+
+Owns: the kinds (sizes, durations, counts, ...) and their units. Does not own: which settings there
+are (config.py), nor where their values come from (sources.py).
+
+A setting is a field of a frozen dataclass, made by `setting(...)`. Its key is the dotted way to it;
+flag and variable follow from the key:
+
+    limits.clients_max      --limits-clients-max      TENSORD_LIMITS_CLIENTS_MAX
+
+Invariant: what a kind shows, it reads back as the same value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import BadConfiguration
+
+PREFIX: Final = "TENSORD_"
+
+_BYTES = {
+    "": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,  # as service managers read them
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
+_WORDS = {"true": True, "yes": True, "on": True, "1": True,
+          "false": False, "no": False, "off": False, "0": False}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A way to write values down. `read` takes text or a TOML value and raises ValueError."""
+
+    wants: str
+    read: Callable[[Any], Any]
+    show: Callable[[Any], str]
+
+
+def _size(given: Any) -> int:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    match = _SIZE.fullmatch(str(given).strip())
+    if match is None or match[2].upper() not in _BYTES:
+        raise ValueError
+    return (
+        round(float(match[1]) * _BYTES[match[2].upper()])
+        if "." in match[1]
+        else (int(match[1]) * _BYTES[match[2].upper()])
+    )
+
+
+def _show_size(value: int) -> str:
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if value and value % _BYTES[unit.upper()] == 0:
+            return f"{value // _BYTES[unit.upper()]}{unit}"
+    return str(value)
+
+
+def _duration(given: Any) -> float:
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return float(given)
+    text = str(given).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not text or re.sub(r"\s", "", _DURATION.sub("", text)):
+        raise ValueError
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def _show_duration(value: float) -> str:
+    for unit in ("d", "h", "m", "s", "ms"):
+        if value and value >= _SECONDS[unit] and (value / _SECONDS[unit]).is_integer():
+            return f"{int(value / _SECONDS[unit])}{unit}"
+    return f"{value:g}s"
+
+
+def _count(given: Any) -> int:
+    if isinstance(given, bool | float):
+        raise ValueError
+    return given if isinstance(given, int) else int(str(given).strip())
+
+
+def _share(given: Any) -> float:
+    if isinstance(given, bool):
+        raise ValueError
+    text = str(given).strip()
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
+def _switch(given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    try:
+        return _WORDS[str(given).strip().lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _mode(given: Any) -> int:
+    # A number of TOML was read in its own base already (0o660); text is octal, as chmod takes it.
+    if isinstance(given, bool):
+        raise ValueError
+    return given if isinstance(given, int) else int(str(given).strip().removeprefix("0o"), 8)
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str) or not given or not given.isprintable():
+        raise ValueError
+    return given
+
+
+SIZE: Final = Kind("a size in bytes such as 4GiB, 512MiB or 1048576", _size, _show_size)
+DURATION: Final = Kind("a duration such as 10m, 1h30m, 250ms or 5", _duration, _show_duration)
+COUNT: Final = Kind("a whole number", _count, str)
+SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{value:g}")
+SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")
+MODE: Final = Kind("an octal file mode such as 0660", _mode, lambda value: f"{value:04o}")
+TEXT: Final = Kind("text", _text, str)
+PATH: Final = Kind("an absolute path", lambda given: Path(_text(given)), str)
+
+
+def choice(*names: str) -> Kind:
+    def read(given: Any) -> str:
+        if given not in names:
+            raise ValueError
+        return str(given)
+
+    return Kind("one of " + ", ".join(names), read, str)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is known of a setting beside its type. `derived` says where a default comes from."""
+
+    kind: Kind
+    doc: str
+    low: Any = None
+    high: Any = None
+    optional: bool = False
+    reload: bool = False
+    derived: str = ""
+
+    def parse(self, key: str, given: Any, source: str) -> Any:
+        """The value that was written as `given`. Raises BadConfiguration."""
+        if self.optional and isinstance(given, str) and given.strip().lower() == "none":
+            return None
+        try:
+            value = self.kind.read(given)
+        except (ValueError, OverflowError):
+            raise self.refusal(key, given, source) from None
+        # `not (low <= value)` and not `value < low`: a nan is refused too.
+        too_low = self.low is not None and not value >= self.low
+        if too_low or (self.high is not None and not value <= self.high):
+            raise self.refusal(key, given, source)
+        return value
+
+    def refusal(self, key: str, given: Any, source: str) -> BadConfiguration:
+        return BadConfiguration(f"{key} = {given!r} ({source}): {self.wants}")
+
+    @property
+    def wants(self) -> str:
+        bounds = [
+            f"{word} {self.kind.show(bound)}"
+            for word, bound in (("at least", self.low), ("at most", self.high))
+            if bound is not None
+        ]
+        said = ", ".join([f"must be {self.kind.wants}", " and ".join(bounds)]).rstrip(", ")
+        return said + (", or none" if self.optional else "")
+
+    def show(self, value: Any) -> str:
+        return "none" if value is None else self.kind.show(value)
+
+
+def setting(kind: Kind, doc: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
+    """A dataclass field that is a setting; without a default it is `derived` when it is loaded."""
+    said = Setting(kind, " ".join(doc.split()), **more)
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata={"setting": said})
+    return dataclasses.field(default=default, metadata={"setting": said})
+
+
+def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Setting, Any]]:
+    """(key, setting, default) of every setting of a tree, in order; MISSING if derived."""
+    types = typing.get_type_hints(tree)
+    for field in dataclasses.fields(tree):
+        if "setting" in field.metadata:
+            yield prefix + field.name, field.metadata["setting"], field.default
+        elif dataclasses.is_dataclass(types[field.name]):
+            yield from settings_of(types[field.name], f"{prefix}{field.name}.")
+
+
+def build(tree: type[Any], values: Mapping[str, Any], prefix: str = "", **rest: Any) -> Any:
+    """The frozen tree of `values` by key; `rest` are fields of the root that are no settings."""
+    types = typing.get_type_hints(tree)
+    parts = dict(rest)
+    for field in dataclasses.fields(tree):
+        if "setting" in field.metadata:
+            parts[field.name] = values[prefix + field.name]
+        elif dataclasses.is_dataclass(types[field.name]):
+            parts[field.name] = build(types[field.name], values, f"{prefix}{field.name}.")
+    return tree(**parts)
+
+
+def flag_of(key: str) -> str:
+    return "--" + re.sub(r"[._]", "-", key)
+
+
+def variable_of(key: str) -> str:
+    return PREFIX + key.replace(".", "_").upper()

@@ -1,0 +1,99 @@
+"""What `tensord` prints about its settings: help, the check of a configuration, the example file.
+
+Owns: these texts. Does not own: the settings (config.py). `python -m tensord.daemon.usage` prints
+the example file that systemd/tensord.toml is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import textwrap
+from typing import Any, Final
+
+from .config import Config
+from .settings import COUNT, SHARE, SWITCH, Setting, flag_of, settings_of, variable_of
+
+WIDTH: Final = 100
+_SAMPLE = "limits.clients_max"
+_DERIVED: Final = {
+    "instance": "system",
+    "socket": "/run/tensord/control.sock",
+    "status_socket": "/run/tensord/status.sock",
+    "ring_bytes": "4GiB",
+}
+"""What the example file shows of the settings that have no fixed default."""
+
+
+def help_text() -> str:
+    """For `tensord --help`: every flag, what it means, its default and bounds."""
+    lines = [
+        "Usage: tensord [--config FILE] [--NAME VALUE]...",
+        "",
+        "Owns a ring of shared memory for tensors, in the foreground, until SIGTERM or SIGINT.",
+        "Each setting may be given as a flag, as an environment variable or in the TOML file;",
+        f"{flag_of(_SAMPLE)} is {variable_of(_SAMPLE)} is [limits] clients_max.",
+        "",
+        "  --help, --version    print and end",
+        "  --check-config       print every setting with its source, and end; --json for programs",
+        "  --config FILE        the TOML file; also TENSORD_CONFIG",
+        "",
+    ]
+    for key, said, default in settings_of(Config):
+        switch = said.kind is SWITCH
+        lines.append(f"  {flag_of(key)}" + (f", --no-{flag_of(key)[2:]}" if switch else " VALUE"))
+        lines += _wrapped(f"{said.doc} (default: {_default(said, default)})", "        ")
+    return "\n".join(lines) + "\n"
+
+
+def check_text(config: Config, as_json: bool = False) -> str:
+    """For `--check-config`: key, value and source of every setting."""
+    rows = config.explain()
+    if as_json:
+        return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
+    keys, values = (max(len(getattr(row, name)) for row in rows) for name in ("key", "value"))
+    return "".join(f"{row.key:<{keys}}  {row.value:<{values}}  {row.source}\n" for row in rows)
+
+
+def example_text() -> str:
+    """The example TOML file: every setting, commented, with its default."""
+    lines = [
+        "# tensord: every setting, with its default. What is commented out is what holds anyway.",
+        '# Sizes are bytes or texts such as "4GiB", times are seconds or texts such as "10m";',
+        '# "none" leaves out what may be left out. Flags and TENSORD_* variables win over it.',
+        "# Settings marked (reload) change in a running daemon: systemctl reload tensord.",
+        "# `tensorctl config check` shows what is in force, and why.",
+    ]
+    table = ""
+    for key, said, default in settings_of(Config):
+        into, _, name = key.rpartition(".")
+        if into != table:
+            lines += ["", f"[{into}]"]
+            table = into
+        mark = " (reload)" if said.reload else ""
+        note = f" Default: {said.derived}." if said.derived else ""
+        lines += ["", *_wrapped(f"{said.doc[0].upper()}{said.doc[1:]}{mark}.{note}", "# ")]
+        lines += _wrapped(f"It {said.wants}.", "# ")
+        lines.append(f"#{name} = {_toml(key, said, default)}")
+    return "\n".join(lines) + "\n"
+
+
+def _default(said: Setting, default: Any) -> str:
+    return said.derived or said.show(default)
+
+
+def _toml(key: str, said: Setting, default: Any) -> str:
+    if default is dataclasses.MISSING:
+        return json.dumps(_DERIVED[key])
+    shown = said.show(default)
+    bare = said.kind in (COUNT, SHARE, SWITCH) and default is not None
+    return shown if bare else json.dumps(shown)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(example_text())

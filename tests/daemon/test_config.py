@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensord.daemon.config import Config
+from tensord.daemon.sections import Limits
+from tensord.daemon.settings import flag_of, settings_of, variable_of
+from tensord.errors import BadConfiguration
+
+GIB = 1 << 30
+NOWHERE = {"XDG_CONFIG_HOME": "/nowhere"}
+
+
+def load(*argv: str, **more: Any) -> Config:
+    environ = {**NOWHERE, **more.pop("environ", {})}
+    return Config.load(argv, environ, **{"uid": 1000, "available_bytes": 64 * GIB, **more})
+
+
+def refused(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(BadConfiguration) as caught:
+        load(*argv, environ=environ or {})
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tensord.toml"
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(file: Path) -> None:
+    file.write_text('max_entries = 100\npolicy = "lfu"\nmax_tokens = 7\n[limits]\nclients_max = 3')
+    config = load(
+        "--config", str(file), "--max-entries", "300",
+        environ={"TENSORD_MAX_ENTRIES": "200", "TENSORD_POLICY": "lru"},
+    )  # fmt: skip
+    assert (config.max_entries, config.policy) == (300, "lru")
+    assert (config.max_tokens, config.limits.clients_max) == (7, 3)
+    assert config.limits.claim_s == Limits().claim_s
+    assert {row.key: row.source for row in config.explain()} == config.sources
+    assert config.sources["max_entries"] == "flag --max-entries"
+    assert config.sources["policy"] == "env TENSORD_POLICY"
+    assert config.sources["limits.clients_max"] == f"file {file}"
+    assert config.sources["limits.claim_s"] == "default"
+
+
+def test_every_setting_has_a_flag_and_a_variable_of_its_own() -> None:
+    keys = [key for key, _, _ in settings_of(Config)]
+    assert len({flag_of(key) for key in keys}) == len(keys)
+    assert len({variable_of(key) for key in keys}) == len(keys)
+    assert flag_of("limits.clients_max") == "--limits-clients-max"
+    assert variable_of("limits.clients_max") == "TENSORD_LIMITS_CLIENTS_MAX"
+
+
+def test_every_setting_can_be_written_as_it_is_shown() -> None:
+    config = load()
+    shown = {row.key: row.value for row in config.explain()}
+    again = load(environ={variable_of(key): value for key, value in shown.items()})
+    assert again == config
+    assert all(source.startswith("env ") for source in again.sources.values())
+
+
+def test_every_setting_has_a_bound_or_a_closed_set_of_values() -> None:
+    unbounded = {"instance", "socket", "status_socket", "socket_group"}
+    for key, said, default in settings_of(Config):
+        closed = said.kind.wants.startswith(("one of", "true or false"))
+        assert closed or key in unbounded or (said.low is not None and said.high is not None), key
+        assert said.doc, key
+        assert (default is dataclasses.MISSING) == bool(said.derived), key
+
+
+def test_switches() -> None:
+    assert load("--drop").drop is True
+    assert load("--drop", "--no-drop").drop is False
+    assert load("--no-memory-prefault").memory.prefault is False
+    assert load("--memory-prefault=off").memory.prefault is False
+    assert load(environ={"TENSORD_DROP": "yes"}).drop is True
+
+
+def test_optional_settings_can_be_left_out_by_name(file: Path) -> None:
+    file.write_text('default_ttl_s = "10m"\nmax_bytes = "none"')
+    assert load("--config", str(file)).default_ttl_s == 600
+    assert load("--config", str(file)).max_bytes is None
+    assert load("--config", str(file), "--default-ttl-s", "none").default_ttl_s is None
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load(environ={"TENSORD_POLICY": ""}).policy == "lru"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--ring-byte", "1"], "unknown flag '--ring-byte'; did you mean '--ring-bytes'?"),
+        (["--clients-max", "1"], "did you mean '--limits-clients-max'?"),
+        (["--zzzz", "1"], "unknown flag '--zzzz'; `tensord --help` lists all of them"),
+        (["--max-entries"], "--max-entries lacks its value: it must be a whole number"),
+        (["--max-entries", "--drop"], "--max-entries lacks its value"),
+        (["4GiB"], "unexpected argument '4GiB'"),
+        (["--max-entries", "many"], "max_entries = 'many' (flag --max-entries): must be a whole"),
+        (["--max-entries", "3"], "at least 16 and at most 268435456"),
+        (["--max-entries", str(1 << 40)], "at least 16 and at most 268435456"),
+        (["--max-entries", "20.5"], "must be a whole number"),
+        (["--ring-bytes", "4QiB"], "must be a size in bytes such as 4GiB"),
+        (["--ring-bytes", "-1"], "must be a size in bytes"),
+        (["--ring-bytes", "none"], "must be a size in bytes"),
+        (["--default-ttl-s", "0"], "at least 50ms and at most 3650d, or none"),
+        (["--default-ttl-s", "10x"], "must be a duration such as 10m"),
+        (["--limits-pinned-share-max", "nan"], "must be a share"),
+        (["--limits-pinned-share-max", "150%"], "at most 1"),
+        (["--policy", "fifo"], "policy = 'fifo' (flag --policy): must be one of lru, lfu"),
+        (["--socket-mode", "0999"], "must be an octal file mode such as 0660"),
+        (["--socket-mode", "0060"], "at least 0600 and at most 0777"),
+        (["--drop=perhaps"], "must be true or false"),
+        (["--instance", "../x"], "must be a name of 1 to 32 of a-z"),
+        (["--log-level", "loud"], "must be one of debug, info, warning, error"),
+        (["--socket", "here.sock"], "socket = here.sock (flag --socket): must be an absolute path"),
+        (["--socket", "/" + "x" * 107], "108 bytes, and a socket's path may have 107"),
+        (["--status-socket", "/s", "--socket", "/s"], "must differ from socket = /s"),
+        (
+            ["--limits-claim-s", "1h"],
+            "limits.claim_s = 1h (flag --limits-claim-s): must be at most limits.claim_s_max = 2m",
+        ),
+        (
+            ["--limits-object-bytes-max", "2GiB", "--ring-bytes", "1GiB"],
+            "(flag --limits-object-bytes-max): must be at most ring_bytes = 1GiB (flag --ring-bytes)",
+        ),
+        (["--limits-inbox-bytes-max", "4GiB"], "must be at most limits.inboxes_bytes_max = 2GiB"),
+    ],
+)
+def test_a_refused_flag_says_what_is_allowed(given: list[str], says: str) -> None:
+    assert says in refused(*given)
+
+
+def test_a_refused_variable_says_what_is_allowed() -> None:
+    said = refused(environ={"TENSORD_LIMITS_CLIENTS_MAX": "0"})
+    assert said == (
+        "limits.clients_max = '0' (env TENSORD_LIMITS_CLIENTS_MAX): "
+        "must be a whole number, at least 1 and at most 65536"
+    )
+    said = refused(environ={"TENSORD_RINGBYTES": "1"})
+    assert said == (
+        "unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ring_byte = 1", "unknown key 'ring_byte'; did you mean 'ring_bytes'?"),
+        ("[limits]\nclient_max = 1", "unknown key 'limits.client_max'; did you mean 'limits.cl"),
+        ("clients_max = 1", "unknown key 'clients_max'; did you mean 'limits.clients_max'?"),
+        ("[limit]\nclients_max = 1", "unknown key 'limit'; did you mean 'limits'?"),
+        ("limits = 5", "limits = 5: it is a table, written [limits]"),
+        ("ring_bytes = true", "ring_bytes = True (file "),
+        ("max_entries = 100.5", "max_entries = 100.5 (file "),
+        ("max_entries = {}", "max_entries = {} (file "),
+        ("drop = 1.5", "must be true or false"),
+        ("socket = 5", "must be an absolute path"),
+        ('socket_group = ""', "must be text, or none"),
+        ("default_ttl_s = inf", "at most 3650d"),
+        ("default_ttl_s = true", "must be a duration"),
+        ("socket_mode = 660", "at least 0600 and at most 0777"),  # decimal: 01224
+        ("a = ", "is no TOML"),
+    ],
+)
+def test_a_refused_file_is_named_with_the_key(file: Path, text: str, says: str) -> None:
+    file.write_text(text)
+    said = refused("--config", str(file))
+    assert says in said
+    assert str(file) in said
+
+
+def test_numbers_of_toml_are_taken_as_they_are(file: Path) -> None:
+    file.write_text("ring_bytes = 1048576\ndefault_ttl_s = 1.5\nsocket_mode = 0o600\ndrop = true")
+    config = load("--config", str(file))
+    assert (config.ring_bytes, config.default_ttl_s) == (1 << 20, 1.5)
+    assert (config.socket_mode, config.drop) == (0o600, True)
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    missing = tmp_path / "none.toml"
+    assert f"{missing} cannot be read: No such file" in refused("--config", str(missing))
+    assert "cannot be read" in refused(environ={"TENSORD_CONFIG": str(missing)})
+    assert "cannot be read: Is a directory" in refused("--config", str(tmp_path))
+
+
+def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
+    assert f"{file} is no TOML" in refused("--config", str(file))
+
+
+def test_the_users_file_is_found_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "tensord" / "tensord.toml"
+    file.parent.mkdir()
+    file.write_text("max_entries = 77")
+    assert load(environ={"XDG_CONFIG_HOME": str(tmp_path)}).max_entries == 77
+    (tmp_path / ".config").symlink_to(tmp_path)
+    environ = {"XDG_CONFIG_HOME": "", "HOME": str(tmp_path)}
+    assert load(environ=environ).max_entries == 77
+
+
+def test_a_users_daemon_and_the_systems_do_not_meet() -> None:
+    user, system = load(environ={"XDG_RUNTIME_DIR": "/run/user/1000"}), load(uid=0)
+    assert user.instance == "user-1000"
+    assert user.socket == Path("/run/user/1000/tensord/control.sock")
+    assert user.status_socket == Path("/run/user/1000/tensord/status.sock")
+    assert system.instance == "system"
+    assert system.socket == Path("/run/tensord/control.sock")
+    assert load().socket == Path("/tmp/tensord-1000/control.sock")
+
+
+def test_a_system_service_is_the_system_instance_whatever_its_uid() -> None:
+    service = load(environ={"RUNTIME_DIRECTORY": "/run/tensord"}, uid=990)
+    assert (service.instance, service.socket) == ("system", Path("/run/tensord/control.sock"))
+
+
+def test_a_second_instance_gets_sockets_of_its_own() -> None:
+    config = load("--instance", "drill")
+    assert config.socket == Path("/tmp/tensord-1000/drill/control.sock")
+    assert config.status_socket == Path("/tmp/tensord-1000/drill/status.sock")
+
+
+def test_the_status_socket_stands_beside_a_given_control_socket() -> None:
+    assert load(environ={"TENSORD_SOCKET": "/a/c.sock"}).status_socket == Path("/a/status.sock")
+
+
+def test_the_ring_takes_a_quarter_of_a_small_machine_and_4_gib_of_a_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tensord.shm.segments.shm_free_bytes", lambda: 1 << 50)
+    assert load(available_bytes=64 * GIB).ring_bytes == 4 * GIB
+    assert load(available_bytes=2 * GIB).ring_bytes == GIB // 2
+    assert load(available_bytes=1).ring_bytes == 1 << 20
+    monkeypatch.setattr("tensord.shm.segments.shm_free_bytes", lambda: 64 << 20)
+    assert load(available_bytes=64 * GIB).ring_bytes == 32 << 20
+
+
+def test_this_machine_gives_a_configuration_without_any_setting() -> None:
+    config = Config.load([], NOWHERE)
+    assert config.ring_bytes >= 1 << 20
+    assert config.instance in ("system", f"user-{os.geteuid()}")
+
+
+def test_a_reload_takes_what_may_change_and_names_what_needs_a_restart(file: Path) -> None:
+    file.write_text("max_entries = 100\n[log]\nlevel = 'info'")
+    running = load("--config", str(file))
+    file.write_text("max_entries = 200\nmax_tokens = 9\n[log]\nlevel = 'debug'")
+    reload = running.reloaded(load("--config", str(file)))
+    assert reload.applied == [("max_tokens", "none", "9"), ("log.level", "info", "debug")]
+    assert reload.waiting == [("max_entries", "100", "200")]
+    assert (reload.config.max_entries, reload.config.max_tokens) == (100, 9)
+    assert reload.config.log.level == "debug"
+    assert reload.config.sources["max_tokens"] == f"file {file}"
+
+
+def test_a_reload_that_does_not_fit_what_is_running_is_refused() -> None:
+    running = load("--ring-bytes", "1GiB")
+    larger = load("--ring-bytes", "4GiB", "--limits-object-bytes-max", "2GiB")
+    with pytest.raises(BadConfiguration, match=r"object_bytes_max = 2GiB .* ring_bytes = 1GiB"):
+        running.reloaded(larger)
+
+
+def test_a_reload_of_the_same_changes_nothing() -> None:
+    running = load()
+    reload = running.reloaded(load())
+    assert (reload.config, reload.applied, reload.waiting) == (running, [], [])
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = load()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.limits.clients_max = 5  # type: ignore[misc]

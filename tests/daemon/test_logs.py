@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tensord.daemon import logs
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    logs.level("info")
+
+
+def lines_of(format_name: str, level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    logs.setup(level, format_name, {}, stream)
+    return stream
+
+
+def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line.partition(">")[2]) for line in stream.getvalue().splitlines()]
+
+
+def test_a_console_line_is_key_value() -> None:
+    stream = lines_of("console")
+    logs.logger("store").info("put stored", bytes=5, name="a b")
+    time, rest = stream.getvalue().split(" ", 1)
+    assert time.startswith("time=")
+    assert rest == 'level=info part=store event="put stored" bytes=5 name="a b"\n'
+
+
+def test_a_journal_line_is_json_with_its_priority() -> None:
+    stream = lines_of("json")
+    logs.logger("store").warning("refused", key=b"\x01")
+    assert stream.getvalue().startswith("<4>{")
+    (line,) = parsed(stream)
+    assert (line["level"], line["part"], line["event"]) == ("warning", "store", "refused")
+    assert line["time"].endswith("Z")
+
+
+def test_a_line_never_breaks_in_two() -> None:
+    for format_name in ("console", "json"):
+        stream = lines_of(format_name)
+        logs.logger("session").info("hello", name="a\nlevel=error b")
+        assert stream.getvalue().count("\n") == 1
+
+
+def test_an_exception_is_one_line_too() -> None:
+    stream = lines_of("json")
+    try:
+        raise OSError("disc gone")
+    except OSError:
+        logs.logger("store").exception("failed")
+    (line,) = parsed(stream)
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("OSError: disc gone")
+
+
+def test_the_level_can_be_changed_while_running() -> None:
+    stream = lines_of("json")
+    held = logs.logger("store")
+    held.debug("one")
+    logs.level("debug")
+    held.debug("two")
+    logs.level("error")
+    held.warning("three")
+    held.error("four")
+    assert [line["event"] for line in parsed(stream)] == ["two", "four"]
+
+
+def test_a_loggers_lines_follow_a_new_setup() -> None:
+    before = lines_of("json")
+    held = logs.logger("store")
+    held.info("one")
+    after = lines_of("json")
+    held.info("two")
+    assert [line["event"] for line in parsed(before)] == ["one"]
+    assert [line["event"] for line in parsed(after)] == ["two"]
+
+
+def test_what_is_bound_stands_in_every_line_of_its_task_and_no_other() -> None:
+    stream = lines_of("json")
+    log = logs.logger("session")
+
+    async def request(client: int, go: asyncio.Event, done: asyncio.Event) -> None:
+        with logs.bound(client=client):
+            done.set()
+            await go.wait()
+            log.info("served")
+        log.info("after")
+
+    async def both() -> None:
+        go, one, two = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(request(1, go, one))
+            group.create_task(request(2, go, two))
+            await one.wait()
+            await two.wait()
+            go.set()
+
+    asyncio.run(both())
+    said = [(line["event"], line.get("client", 0)) for line in parsed(stream)]
+    assert sorted(said) == [("after", 0), ("after", 0), ("served", 1), ("served", 2)]
+
+
+def test_json_is_chosen_only_for_the_journals_own_stream(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as stream, (tmp_path / "other").open("w+") as other:
+        found = os.fstat(stream.fileno())
+        environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        assert logs.to_journal(environ, stream)
+        assert not logs.to_journal(environ, other)
+        assert not logs.to_journal({}, stream)
+        assert not logs.to_journal(environ, io.StringIO())
+        for into in (stream, other):
+            logs.setup("info", "auto", environ, into)
+            logs.logger("store").info("x")
+            into.seek(0)
+        assert stream.read().startswith("<6>{")
+        assert other.read().startswith("time=")

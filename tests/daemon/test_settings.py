@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.daemon.settings import COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("4GiB", 4 << 30),
+        ("4 gib", 4 << 30),
+        ("4G", 4 << 30),
+        ("4GB", 4 * 10**9),
+        ("1.5KiB", 1536),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert SIZE.read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("0.5", 0.5), ("10m", 600), ("1h30m", 5400), ("1h 30m", 5400), ("250ms", 0.25)],
+)
+def test_durations(text: str, value: float) -> None:
+    assert DURATION.read(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (SIZE, ""),
+        (SIZE, "GiB"),
+        (SIZE, "1 GiB 2"),
+        (SIZE, "1e3"),
+        (DURATION, ""),
+        (DURATION, "m"),
+        (DURATION, "-5s"),
+        (DURATION, "5m x"),
+        (COUNT, "0x10"),
+        (COUNT, ""),
+        (SHARE, "half"),
+        (MODE, "rw-r-----"),
+        (SWITCH, "2"),
+    ],
+)
+def test_what_is_not_of_the_kind_is_refused(kind: Kind, text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the caller words the complaint
+        kind.read(text)
+
+
+@pytest.mark.parametrize("kind", [SIZE, DURATION, COUNT, SHARE, MODE])
+def test_a_truth_value_is_no_number(kind: Kind) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        kind.read(True)
+
+
+@given(st.integers(0, 1 << 60))
+def test_a_size_reads_back_as_it_is_shown(value: int) -> None:
+    assert SIZE.read(SIZE.show(value)) == value
+
+
+@given(st.one_of(st.integers(0, 10**9).map(float), st.integers(1, 10**6).map(lambda ms: ms / 1000)))
+def test_a_duration_reads_back_as_it_is_shown(value: float) -> None:
+    assert math.isclose(DURATION.read(DURATION.show(value)), value, rel_tol=1e-12)
+
+
+@given(st.integers(0o600, 0o777))
+def test_a_mode_reads_back_as_it_is_shown(value: int) -> None:
+    assert MODE.read(MODE.show(value)) == value
