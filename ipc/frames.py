@@ -1,0 +1,176 @@
+"""Bytes to objects and messages to bytes: where a message ends, and how large it may be.
+
+Owns: framing (MessagePack needs no length prefix: a message is a map, and ends where the map ends)
+and the limits on size, lengths and nesting. Does not own what the objects mean (`decode`).
+
+Invariants: no object is built before its message is whole, since an array's header alone makes a
+parser allocate for all the items it promises; so an unfinished message costs at most twice
+`message_bytes_max` and one feed, however it is cut. A reader that has raised stays unusable: after
+bad bytes nobody knows where the next message begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import msgpack
+from msgspec.msgpack import Encoder
+
+from ..errors import BadMessage, MessageTooLarge
+from .words import Message
+
+# What is given to the parser at once: a long feed is cut, so that the parser's buffer stays small.
+_FEED_BYTES: Final = 65_536
+_FIRST_BUFFER_BYTES: Final = 4096
+
+_encode = Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """The most that one message may hold. `depth_max` counts the message's own map as one."""
+
+    message_bytes_max: int
+    text_bytes_max: int
+    bin_bytes_max: int
+    array_items_max: int
+    map_items_max: int
+    depth_max: int
+
+
+CONTROL_FRAMES: Final = FrameLimits(65_536, 16_384, 4096, 4096, 64, 4)
+"""Requests and answers of the control socket, and requests to the status socket."""
+DOCUMENT_FRAMES: Final = FrameLimits(16 << 20, 1 << 20, 65_536, 65_536, 65_536, 12)
+"""What the daemon tells on the status socket."""
+
+
+def pack(message: Message) -> bytes:
+    """`message` as it crosses the socket."""
+    return _encode(message)
+
+
+class FrameReader:
+    """Bytes in, unpacked objects out, in order."""
+
+    __slots__ = ("_at", "_ends", "_failed", "_held", "_limits")
+
+    def __init__(self, limits: FrameLimits = CONTROL_FRAMES) -> None:
+        self._limits = limits
+        self._held = bytearray()  # the unfinished message
+        self._at = 0  # where in the stream `_held` begins
+        self._failed: str | None = None
+        # Only skips: it finds the ends of messages, and builds nothing.
+        self._ends = msgpack.Unpacker(
+            read_size=_FIRST_BUFFER_BYTES,
+            max_buffer_size=limits.message_bytes_max + _FEED_BYTES,
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the message that is not yet whole."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> Iterator[object]:
+        """The messages that `data` completes. Read the iterator to its end before the next feed.
+
+        Raises MessageTooLarge as soon as a message is over message_bytes_max, whole or not, and
+        BadMessage for what is not MessagePack or over another limit.
+        """
+        if len(data) <= _FEED_BYTES:
+            return self._feed(data)
+        pieces = (data[at : at + _FEED_BYTES] for at in range(0, len(data), _FEED_BYTES))
+        return chain.from_iterable(map(self._feed, pieces))
+
+    def _feed(self, data: bytes) -> Iterator[object]:
+        if self._failed is not None:
+            raise BadMessage(f"nothing can be read after: {self._failed}")
+        begin = self._at + len(self._held)  # where in the stream `data` begins
+        used = 0
+        self._ends.feed(data)
+        while used < len(data) and self._next_end():
+            stop = self._ends.tell() - begin
+            if self._held:
+                self._held += data[used:stop]
+                frame = bytes(self._held)
+                self._held.clear()
+            else:
+                frame = data[used:stop]
+            used = stop
+            self._at = begin + stop
+            yield self._unpack(frame)
+        if used < len(data):
+            self._held += data[used:]
+            if len(self._held) > self._limits.message_bytes_max:
+                raise self._too_large(len(self._held))
+
+    def _next_end(self) -> bool:
+        try:
+            self._ends.skip()
+        except msgpack.OutOfData:
+            return False
+        except (ValueError, msgpack.UnpackException) as error:
+            raise self._bad(_why(error)) from None
+        return True
+
+    def _unpack(self, frame: bytes) -> object:
+        limits = self._limits
+        if len(frame) > limits.message_bytes_max:
+            raise self._too_large(len(frame))
+        try:
+            found = msgpack.unpackb(
+                frame,
+                max_str_len=limits.text_bytes_max,
+                max_bin_len=limits.bin_bytes_max,
+                max_array_len=limits.array_items_max,
+                max_map_len=limits.map_items_max,
+                max_ext_len=0,
+                ext_hook=_no_extension,
+            )
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise self._bad(_why(error)) from None
+        if _deeper_than(found, limits.depth_max):
+            raise self._bad(f"nested deeper than {limits.depth_max}")
+        return found
+
+    def _bad(self, reason: str) -> BadMessage:
+        self._failed = reason
+        return BadMessage(f"not a message: {reason}")
+
+    def _too_large(self, size: int) -> MessageTooLarge:
+        self._held.clear()
+        limit = self._limits.message_bytes_max
+        self._failed = f"a message of {size} bytes or more; message_bytes_max is {limit}"
+        return MessageTooLarge(f"{self._failed}: send less at once")
+
+
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(
+        f"extension type {code}, {len(data)} bytes: only plain MessagePack types are known"
+    )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, msgpack.FormatError):
+        return "a byte that begins nothing in MessagePack"
+    if isinstance(error, msgpack.StackError):
+        return "nested too deeply"
+    return str(error) or type(error).__name__
+
+
+def _deeper_than(found: object, depth: int) -> bool:
+    """Level by level, since a hostile message nests deeper than Python recurses."""
+    level = [found]
+    for _ in range(depth):
+        inner: list[object] = []
+        for item in level:
+            if type(item) is dict:
+                inner += [v for v in item.values() if type(v) is dict or type(v) is list]
+            elif type(item) is list:
+                inner += [v for v in item if type(v) is dict or type(v) is list]
+        if not inner:
+            return False
+        level = inner
+    return True
