@@ -24,6 +24,7 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_NAMES: Final = {"exception": "error", "warn": "warning"}
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 _least = logging.INFO
@@ -87,9 +88,12 @@ def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:
 
 
 def _drop_below_level(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-    if LEVELS.get(method, logging.CRITICAL) < _least:
+    if method == "exception":
+        event.setdefault("exc_info", True)
+    named = _NAMES.get(method, method)
+    if LEVELS.get(named, logging.CRITICAL) < _least:
         raise structlog.DropEvent
-    event["level"] = method
+    event["level"] = named
     return event
 
 
@@ -112,4 +116,4 @@ def _json() -> list[Any]:
 
 def _with_priority(_: Any, method: str, line: str) -> str:
     # The journal takes a leading <N> as the line's priority and cuts it off.
-    return f"<{_PRIORITIES.get(method, 6)}>{line}"
+    return f"<{_PRIORITIES.get(_NAMES.get(method, method), 6)}>{line}"

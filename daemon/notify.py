@@ -74,8 +74,8 @@ def listen_sockets(
     """The listening sockets handed in, by name; none where they are another process's or nobody's.
 
     Each is a non-blocking AF_UNIX stream socket that listens, and closes on exec.
-    Raises BadConfiguration: two of one name, a count or descriptor that is none. The descriptors then
-    stay open: the daemon is about to end.
+    Raises BadConfiguration: two of one name, a count or descriptor that is none. The descriptors
+    then stay open: the daemon is about to end.
     """
     for_pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")

@@ -127,7 +127,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ),
         (
             ["--limits-object-bytes-max", "2GiB", "--ring-bytes", "1GiB"],
-            "(flag --limits-object-bytes-max): must be at most ring_bytes = 1GiB (flag --ring-bytes)",
+            "--limits-object-bytes-max): must be at most ring_bytes = 1GiB (flag --ring-bytes)",
         ),
         (["--limits-inbox-bytes-max", "4GiB"], "must be at most limits.inboxes_bytes_max = 2GiB"),
     ],

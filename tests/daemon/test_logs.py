@@ -62,6 +62,8 @@ def test_an_exception_is_one_line_too() -> None:
     except OSError:
         logs.logger("store").exception("failed")
     (line,) = parsed(stream)
+    assert line["level"] == "error"
+    assert stream.getvalue().startswith("<3>")
     assert line["exception"].startswith("Traceback")
     assert line["exception"].endswith("OSError: disc gone")
 
