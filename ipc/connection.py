@@ -1,0 +1,343 @@
+"""One connection's protocol, without I/O: who may say what, when, and which descriptors go along.
+
+Owns: which requests are open, the commits whose parts are still to come, and descriptors that
+arrived before the message that declares them. Does not own the tables of states (`states`), the
+socket (`channel`), nor what a request does.
+
+Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in
+`Arrival.discarded`, or from `close`. After a failure the connection is CLOSED and takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from ..errors import (
+    DaemonUnavailable,
+    LimitReached,
+    MessageTooLarge,
+    ProtocolError,
+    UsageError,
+    VersionMismatch,
+)
+from . import messages as m
+from .decode import UnknownMessage, decode_among, kinds
+from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
+from .states import (
+    ANSWERS,
+    CONTROL_ALLOWED,
+    MOVES,
+    MOVES_WHEN_REFUSED,
+    PUSHES,
+    REMEDIES,
+    STATUS_ALLOWED,
+    Kind,
+    State,
+)
+from .words import PROTOCOL_VERSION, Limits, Message
+
+FDS_MAX: Final = 8
+"""The most descriptors that may wait for the message that declares them."""
+
+Delivery = tuple[Any, tuple[int, ...]]
+"""A message and its descriptors, which from now on belong to whoever takes it."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What one read brought. `messages` count even if a later one was the failure."""
+
+    messages: list[Delivery] = field(default_factory=list)
+    discarded: list[int] = field(default_factory=list)  # to be closed
+    replies: bytearray = field(default_factory=bytearray)  # owed to the peer, before anything else
+    failure: ProtocolError | None = None  # the connection is CLOSED; send `replies`, then close
+
+
+class Connection:
+    """The protocol of one side of one socket. Make it with one of the four class methods."""
+
+    def __init__(self, *, serving: bool, control: bool, limits: Limits) -> None:
+        self.state = State.FRESH
+        self.serving = serving
+        self.limits = limits
+        self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
+        requests, answers = (
+            (m.ControlRequest, m.ControlAnswer) if control else (m.StatusRequest, m.StatusAnswer)
+        )
+        self._known = kinds(requests if serving else answers)
+        frames = CONTROL_FRAMES
+        if not control and not serving:
+            frames = DOCUMENT_FRAMES
+        elif control and serving:
+            frames = replace(CONTROL_FRAMES, message_bytes_max=limits.message_bytes_max)
+        self._reader = FrameReader(frames)
+        told = CONTROL_FRAMES if control or not serving else DOCUMENT_FRAMES
+        self._send_bytes_max = told.message_bytes_max
+        self._open: dict[int, Kind] = {}  # requests that were not answered
+        self._commits: set[int] = set()  # not answered, or parts to come
+        self._parts_due: set[int] = set()  # commits whose last part is to come
+        self._watched = False
+        self._fds: deque[int] = deque()
+
+    @classmethod
+    def control_server(cls, limits: Limits) -> Connection:
+        return cls(serving=True, control=True, limits=limits)
+
+    @classmethod
+    def control_client(cls) -> Connection:
+        """`limits` are the defaults until Welcome tells the daemon's."""
+        return cls(serving=False, control=True, limits=Limits())
+
+    @classmethod
+    def status_server(cls, limits: Limits) -> Connection:
+        return cls(serving=True, control=False, limits=limits)
+
+    @classmethod
+    def status_client(cls) -> Connection:
+        return cls(serving=False, control=False, limits=Limits())
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that were sent, or taken, and are not answered."""
+        return len(self._open)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._reader.held_bytes
+
+    # ---- what comes in
+
+    def receive_data(self, data: bytes, fds: Sequence[int] = ()) -> Arrival:
+        """Takes what one read returned. What a peer did wrong is in `Arrival.failure`."""
+        arrival = Arrival()
+        self._fds.extend(fds)
+        if self.state is not State.CLOSED:
+            self._read(data, arrival)
+        if self.state is State.CLOSED:
+            arrival.discarded += self.close()
+        return arrival
+
+    def _read(self, data: bytes, arrival: Arrival) -> None:
+        try:
+            for found in self._reader.feed(data):
+                self._take(found, arrival)
+            self._refuse_strays()
+        except ProtocolError as failure:
+            self.fail(failure, arrival)
+
+    def fail(self, failure: ProtocolError, arrival: Arrival) -> None:
+        """Ends the connection for what the peer did; a server tells it why."""
+        arrival.failure = failure
+        arrival.discarded += self.close()
+        if self.serving:
+            arrival.replies += pack(m.Error.of(failure))
+
+    def close(self) -> list[int]:
+        """The peer is gone, or we are. Returns descriptors that nobody took, to be closed."""
+        self.state = State.CLOSED
+        left = list(self._fds)
+        self._fds.clear()
+        return left
+
+    def _take(self, found: object, arrival: Arrival) -> None:
+        self._check_version(found)
+        try:
+            message = decode_among(found, self._known)
+        except UnknownMessage as unknown:
+            arrival.discarded += self._fds_for("a message of unknown type", unknown.fds)
+            if self.serving:
+                arrival.replies += pack(m.Error.of(unknown, unknown.id))
+            return
+        kind = type(message)
+        fds = self._fds_for(kind.__name__, getattr(message, "fds", 0))
+        try:
+            if not self.serving:
+                self._answer(message)
+            elif (refusal := self._refusal(message)) is not None:
+                arrival.discarded += fds
+                arrival.replies += pack(m.Error.of(refusal, getattr(message, "id", None)))
+                return
+            else:
+                self._request(message)
+        except ProtocolError:
+            arrival.discarded += fds
+            raise
+        if kind is m.Welcome:
+            self._welcomed(message)
+        arrival.messages.append((message, fds))
+
+    def _check_version(self, found: object) -> None:
+        """Before the fields are looked at: another version may have other fields."""
+        if self.state not in (State.FRESH, State.GREETING) or type(found) is not dict:
+            return
+        if found.get("type") != ("Hello" if self.serving else "Welcome"):
+            return
+        theirs = found.get("protocol")
+        if type(theirs) is int and theirs != PROTOCOL_VERSION:
+            peer, here = ("client", "daemon") if self.serving else ("daemon", "client")
+            raise VersionMismatch(
+                f"the {peer} speaks protocol version {theirs}, this {here} {PROTOCOL_VERSION}: "
+                "install the same release of tensord on both sides"
+            )
+
+    def _welcomed(self, message: Any) -> None:
+        self.limits = message.limits
+        self._send_bytes_max = message.limits.message_bytes_max
+
+    def _fds_for(self, name: str, count: int) -> tuple[int, ...]:
+        if count > len(self._fds):
+            raise ProtocolError(
+                f"{name} declares {count} descriptors, {len(self._fds)} came with it: send them in "
+                "the same sendmsg call as its first byte"
+            )
+        return tuple(self._fds.popleft() for _ in range(count))
+
+    def _refuse_strays(self) -> None:
+        waiting = len(self._fds)
+        if waiting > FDS_MAX:
+            raise ProtocolError(f"{waiting} descriptors wait for a message; at most {FDS_MAX} may")
+        if waiting and not self._reader.held_bytes:
+            raise ProtocolError(
+                f"{waiting} descriptors came that no message declares: say how many in its 'fds'"
+            )
+
+    # ---- what goes out
+
+    def send(self, *messages: Message, fds: int = 0) -> bytes:
+        """The bytes of `messages`, to be sent with `fds` descriptors in one call.
+
+        Raises UsageError for what is not allowed now, LimitReached and MessageTooLarge for what is
+        over a limit, DaemonUnavailable on a closed connection.
+        """
+        if self.state is State.CLOSED:
+            raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
+        declared = 0
+        packed = []
+        for message in messages:
+            data = pack(message)
+            if len(data) > self._send_bytes_max:
+                raise MessageTooLarge(
+                    f"{type(message).__name__} of {len(data)} bytes; message_bytes_max is "
+                    f"{self._send_bytes_max}: send it in several"
+                )
+            packed.append(data)
+            declared += getattr(message, "fds", 0)
+        if declared != fds or fds > FDS_MAX:
+            raise UsageError(
+                f"{fds} descriptors given, {declared} declared; {FDS_MAX} may go in one call"
+            )
+        try:
+            for message in messages:
+                if self.serving:
+                    self._answer(message)
+                elif (refusal := self._refusal(message)) is not None:
+                    raise refusal
+                else:
+                    self._request(message)
+        except ProtocolError as mistake:
+            raise UsageError(str(mistake)) from None
+        return packed[0] if len(packed) == 1 else b"".join(packed)
+
+    def unsent(self, *messages: Message) -> None:
+        """Takes back requests of a `send` whose bytes never left. Not for Hello and Attach."""
+        for message in reversed(messages):
+            if isinstance(message, m.Part):
+                if message.last:
+                    self._parts_due.add(message.id)
+                    self._commits.add(message.id)
+            elif type(message) in ANSWERS:
+                number: int = getattr(message, "id")  # noqa: B009
+                self._open.pop(number, None)
+                self._parts_due.discard(number)
+                self._commits.discard(number)
+
+    # ---- what both ways have in common
+
+    def _refusal(self, message: Message) -> LimitReached | None:
+        most = self.limits.keys_per_request_max
+        keys = getattr(message, "keys", ())
+        if len(keys) <= most:
+            return None
+        return LimitReached(
+            f"{type(message).__name__} of {len(keys)} keys; keys_per_request_max is {most}: "
+            "ask in several requests"
+        )
+
+    def _request(self, message: Any) -> None:
+        kind = type(message)
+        if kind not in self._allowed[self.state]:
+            raise ProtocolError(
+                f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}"
+            )
+        if kind is m.Part:
+            if message.id not in self._parts_due:
+                raise ProtocolError(f"Part for put {message.id}: send its Commit first")
+            if message.last:
+                self._parts_due.discard(message.id)
+                self._settle(message.id)
+            return
+        if kind not in ANSWERS:
+            return
+        number = message.id
+        if number in self._open or number in self._commits:
+            raise ProtocolError(
+                f"{kind.__name__} with id {number}, which is still open: choose another id"
+            )
+        self._check_in_flight(kind)
+        self._open[number] = kind
+        if kind is m.Commit:
+            self._commits.add(number)
+            self._parts_due.add(number)
+        self._watched |= kind is m.Watch
+        self.state = MOVES.get((self.state, kind), self.state)
+
+    def _check_in_flight(self, kind: Kind) -> None:
+        limits = self.limits
+        if len(self._open) >= limits.requests_in_flight_max:
+            name, most = "requests_in_flight_max", limits.requests_in_flight_max
+        elif kind is m.Commit and len(self._commits) >= limits.commits_in_flight_max:
+            name, most = "commits_in_flight_max", limits.commits_in_flight_max
+        else:
+            return
+        text = f"{kind.__name__} over {name}, which is {most}: wait for an answer first"
+        raise ProtocolError(text) if self.serving else LimitReached(text)
+
+    def _answer(self, message: Any) -> None:
+        kind = type(message)
+        if kind in PUSHES:
+            if kind is m.Event and not self._watched:
+                raise ProtocolError("Event to a connection that sent no Watch")
+            return
+        number = message.id
+        request = self._open.get(number)
+        if kind is m.Error:
+            if request is not None:
+                self._close_request(number)
+                self.state = MOVES_WHEN_REFUSED.get(request, self.state)
+            return
+        if request is None:
+            raise ProtocolError(f"{kind.__name__} answers request {number}, which is not open")
+        if kind not in ANSWERS[request]:
+            raise ProtocolError(f"{kind.__name__} does not answer {request.__name__} ({number})")
+        if kind is m.Claimed and message.answer == "wait":
+            return
+        self._close_request(number)
+        self.state = MOVES.get((self.state, kind), self.state)
+
+    def _close_request(self, number: int) -> None:
+        del self._open[number]
+        self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        if number not in self._open and number not in self._parts_due:
+            self._commits.discard(number)
+
+    def check_invariants(self) -> None:
+        assert self._parts_due <= self._commits
+        open_commits = {n for n, kind in self._open.items() if kind is m.Commit}
+        assert self._commits == open_commits | self._parts_due
+        assert self.state is not State.CLOSED or not self._fds
+        assert len(self._fds) <= FDS_MAX
