@@ -1,0 +1,90 @@
+# Every target does all of its own set-up: on a fresh Debian with git, make and Python 3.11, `make demo` is enough.
+# Python packages go into .venv (vLLM's into .venv-peers). Debian packages that are missing are installed when this runs as
+# root, and named when it does not. A stamp per set of packages makes the second run quick.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+NEEDS := pyproject.toml constraints.txt
+
+# $(call debian,COMMAND,PACKAGE): COMMAND is there, or PACKAGE is installed, or its absence is an error.
+define debian
+	@if ! command -v $(1) >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	    echo "installing $(2)"; apt-get update -qq </dev/null >/dev/null; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(2) </dev/null >/dev/null; \
+	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
+endef
+
+.PHONY: help demo test check lint bench bench-peers clean
+help:
+	@echo "make demo         four processes look at the same photographs; each picture is encoded once"
+	@echo "make test         the test suite"
+	@echo "make check        lint, types, layers and tests: what a change must pass"
+	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
+	@echo "make bench-peers  vLLM's CPU build beside it, 2.5 GB, for make bench to compare with"
+	@echo "make clean        remove the virtual environments and caches"
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tensord needs Python 3.11 or newer; PYTHON=/path/to/python3.11 names one" >&2; exit 1; }
+	@if ! "$(PYTHON)" -c 'import ensurepip' 2>/dev/null; then \
+	  v=$$("$(PYTHON)" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	    echo "installing $$v"; apt-get update -qq </dev/null >/dev/null; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$v </dev/null >/dev/null; \
+	  else echo "venv is missing: run 'apt-get install $$v' as root, then this again" >&2; exit 1; fi; fi
+	@echo "making $(VENV)"; "$(PYTHON)" -m venv $(VENV)
+
+$(STAMPS)/demo: EXTRAS := demo
+$(STAMPS)/test: EXTRAS := test,demo,torch,blake3,top,amd,nvidia
+$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia
+$(STAMPS)/bench: EXTRAS := bench,torch
+$(STAMPS)/%: $(NEEDS) | $(BIN)/python
+	@echo "installing tensord[$(EXTRAS)] into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@mkdir -p $(STAMPS) && touch $@
+
+demo: $(STAMPS)/demo
+	$(BIN)/python examples/shared_vision.py $(if $(JSON),--json "$(JSON)")
+
+# gcc builds the fence's litmus test; systemd's own tools check the units.
+test: $(STAMPS)/test
+	$(call debian,gcc,gcc libc6-dev)
+	$(call debian,systemd-analyze,systemd)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMPS)/check
+	$(BIN)/ruff check
+	$(BIN)/mypy tensord tests $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
+	$(BIN)/lint-imports
+
+check: lint
+	$(call debian,gcc,gcc libc6-dev)
+	$(call debian,systemd-analyze,systemd)
+	$(BIN)/python -m pytest $(ARGS)
+
+# With vLLM installed, its environment runs the whole benchmark, so that all peers stand in one run.
+bench: $(STAMPS)/bench
+	$(call debian,redis-server,redis-server)
+	@if [ -e $(PEERS)/.installed ]; then python=$(PEERS)/bin/python; \
+	else python=$(BIN)/python; echo "without vLLM: make bench-peers adds it"; fi; \
+	$$python benchmarks/hotpath.py $(if $(JSON),--json "$(JSON)")
+
+bench-peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt $(NEEDS) | $(BIN)/python
+	$(call debian,redis-server,redis-server)
+	bash benchmarks/vllm_cpu/install.sh "$(BIN)/python" $(PEERS)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
