@@ -45,6 +45,13 @@ class Inbox(Generic[Message]):
         self._messages.append(message)
         self._arrived.set()
 
+    def drain(self) -> list[Message]:
+        """All that is there, without waiting: for an actor that ends."""
+        taken = list(self._messages)
+        self._messages.clear()
+        self._room.set()
+        return taken
+
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""
         if not self._messages:

@@ -9,14 +9,15 @@ from typing import Any
 
 from ...ipc import messages
 from ...ipc.peer import Peer
-from ..copier import Outcome
-from ..core.events import Request
+from ..config import Config
+from ..core.events import Copied, Request
+from ..core.limits import StoreLimits
 from .inbox import Inbox
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """To a session: a message for its peer. `fds` are sent along and then closed, but for those in `keep`."""
+    """To a session: a message for its peer, with `fds` along, of which `close` are the session's to close."""
 
     message: messages.ControlAnswer
     fds: Sequence[int] = ()
@@ -89,10 +90,11 @@ class Question:
 class Reconfigured:
     """To the store: the configuration was read again."""
 
-    limits: Any
+    limits: StoreLimits
+    config: Config
 
 
-StoreMessage = Joined | Asked | Requested | Left | Outcome | Grown | Question | Reconfigured
+StoreMessage = Joined | Asked | Requested | Left | Copied | Grown | Question | Reconfigured
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,5 @@
+"""`python -m tensord.daemon`."""
+
+from .app import main
+
+raise SystemExit(main())

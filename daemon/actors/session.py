@@ -1,0 +1,119 @@
+"""A session actor: one client's connection.
+
+Turns what the client says into messages for the store, and what the store says into bytes. Who may say what when is
+the connection's to know (ipc), what it means the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from ... import __version__
+from ...errors import ProtocolError, TensordError
+from ...ipc import messages
+from ...ipc.channel import AsyncChannel
+from ...ipc.peer import Peer
+from ...ipc.words import PROTOCOL_VERSION, Limits
+from ..logs import logger
+from .inbox import Inbox
+from .words import Asked, Deliver, HangUp, Joined, Left, Requested, SessionInbox, StoreMessage
+
+_log = logger("session")
+_TURN_MESSAGES = 64
+
+
+class Session:
+    """Client number `client`, on `channel`, until either side hangs up."""
+
+    def __init__(
+        self,
+        client: int,
+        channel: AsyncChannel,
+        peer: Peer,
+        store: Inbox[StoreMessage],
+        *,
+        welcome: Callable[[int], messages.Welcome],
+        outbox_max: int,
+        hello_s_max: float,
+    ) -> None:
+        self.inbox: SessionInbox = Inbox(outbox_max)
+        self._client = client
+        self._channel = channel
+        self._peer = peer
+        self._store = store
+        self._welcome = welcome
+        self._hello_s_max = hello_s_max
+
+    async def run(self) -> None:
+        """Serves until the connection is closed, by whom- and whatever."""
+        speaking = asyncio.create_task(self._speak())
+        joined = False
+        try:
+            joined = await self._greet()
+            if joined:
+                async for message, fds in self._channel:
+                    await self._pass_on(message, fds)
+        except ProtocolError as error:
+            _log.warning("client told off", client=self._client, pid=self._peer.pid, why=str(error))
+        except (TensordError, OSError) as error:
+            _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
+        finally:
+            speaking.cancel()
+            self._channel.close()
+            self._return_descriptors()
+            if joined:
+                self._store.tell_now(Left(self._client))
+
+    async def _greet(self) -> bool:
+        try:
+            async with asyncio.timeout(self._hello_s_max):
+                async for message, _ in self._channel:
+                    await self._store.tell(
+                        Joined(
+                            self._client, self._peer, message.name, message.pid, message.fence, self.inbox
+                        )
+                    )
+                    self._channel.send(self._welcome(message.id))
+                    return True
+        except TimeoutError:
+            _log.warning("no Hello", client=self._client, pid=self._peer.pid, hello_s_max=self._hello_s_max)
+        return False
+
+    async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
+        if isinstance(message, messages.Attach | messages.OpenInbox):
+            await self._store.tell(Asked(self._client, message, fds))
+        elif not isinstance(message, messages.Hello):
+            await self._store.tell(Requested(self._client, message))
+
+    async def _speak(self) -> None:
+        while True:
+            for word in await self.inbox.take(_TURN_MESSAGES):
+                match word:
+                    case Deliver(message, fds, close):
+                        try:
+                            self._channel.send(message, fds=fds)
+                        except TensordError as error:
+                            _log.info("not delivered", client=self._client, message=type(message).__name__, why=str(error))
+                        finally:
+                            _close(close)
+                    case HangUp(reason):
+                        _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=reason)
+                        self._channel.close()
+                        return
+
+    def _return_descriptors(self) -> None:
+        for word in self.inbox.drain():
+            if isinstance(word, Deliver):
+                _close(word.close)
+
+
+def welcome_for(instance: str, epoch: int, limits: Limits) -> Callable[[int], messages.Welcome]:
+    """Makes the answer to Hello."""
+    return lambda request: messages.Welcome(request, PROTOCOL_VERSION, __version__, instance, epoch, limits)
+
+
+def _close(fds: tuple[int, ...] | list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

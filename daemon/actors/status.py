@@ -1,0 +1,110 @@
+"""The status actor: the read-only socket. Nothing that arrives there can change anything.
+
+Asks the store on behalf of its readers, and tells watchers what happens; a watcher that does not keep up loses events,
+and is told how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from ...errors import ProtocolError, TensordError
+from ...ipc import messages
+from ...ipc.channel import AsyncChannel
+from ..logs import logger
+from .inbox import Inbox
+from .words import Happened, Question, StoreMessage
+
+_log = logger("status")
+
+
+class Watchers:
+    """Everybody who watches, and what they have yet to be told: at most `outbox_max` events each."""
+
+    def __init__(self, outbox_max: int) -> None:
+        self._outbox_max = outbox_max
+        self._watchers: set[_Watcher] = set()
+
+    def tell(self, happened: Happened) -> None:
+        """Tells all watchers. Never blocks."""
+        for watcher in self._watchers:
+            watcher.tell(happened.body)
+
+    def add(self) -> _Watcher:
+        watcher = _Watcher(self._outbox_max)
+        self._watchers.add(watcher)
+        return watcher
+
+    def remove(self, watcher: _Watcher) -> None:
+        self._watchers.discard(watcher)
+
+
+class _Watcher:
+    def __init__(self, outbox_max: int) -> None:
+        self._events: deque[dict[str, Any]] = deque()
+        self._outbox_max = outbox_max
+        self._dropped = 0
+        self._arrived = asyncio.Event()
+
+    def tell(self, body: dict[str, Any]) -> None:
+        if len(self._events) >= self._outbox_max:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(body)
+        self._arrived.set()
+
+    async def next(self) -> messages.Event:
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        dropped, self._dropped = self._dropped, 0
+        return messages.Event(self._events.popleft(), dropped)
+
+
+class StatusSession:
+    """One reader of the status socket."""
+
+    def __init__(self, channel: AsyncChannel, store: Inbox[StoreMessage], watchers: Watchers) -> None:
+        self._channel = channel
+        self._store = store
+        self._watchers = watchers
+
+    async def run(self) -> None:
+        """Answers until the reader hangs up."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            async for message, _ in self._channel:
+                self._channel.send(await self._answer(message))
+                if isinstance(message, messages.Watch) and watching is None:
+                    watching = asyncio.create_task(self._tell_events())
+        except ProtocolError as error:
+            _log.warning("reader told off", why=str(error))
+        except (TensordError, OSError) as error:
+            _log.info("reader gone", why=str(error))
+        finally:
+            if watching is not None:
+                watching.cancel()
+            self._channel.close()
+
+    async def _answer(self, message: messages.StatusRequest) -> messages.StatusAnswer:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        await self._store.tell(Question(message, answer))
+        try:
+            return messages.Document(message.id, await answer)
+        except TensordError as error:
+            return messages.Error.of(error, message.id)
+
+    async def _tell_events(self) -> None:
+        watcher = self._watchers.add()
+        try:
+            while True:
+                event = await watcher.next()
+                await self._channel.drained()
+                self._channel.send(event)
+        except (TensordError, OSError):
+            self._channel.close()
+        finally:
+            self._watchers.remove(watcher)
+

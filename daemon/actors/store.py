@@ -1,0 +1,294 @@
+"""The store actor: the only one that touches ring, index and lanes.
+
+Turns what arrives in its inbox into the core's events, and carries the core's effects out. Knows no cache semantics:
+what is stored, refused or evicted is the core's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, assert_never
+
+from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
+from ...ipc import messages
+from ..config import Config
+from ..copier import Copier
+from ..core import effects, events
+from ..core.store import Store
+from ..logs import logger
+from ..memory import Memory
+from .inbox import Inbox
+from .words import Asked, Deliver, Grown, Happened, HangUp, Joined, Left, Question, Reconfigured, Requested, StoreMessage
+
+# How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
+_TURN_MESSAGES: Final = 64
+_DRAIN_EVERY_S: Final = 0.1
+_LOG_SLICE: Final = 2048
+
+_log = logger("store")
+
+
+class StoreActor:
+    """Owns `inbox`. `clock` gives monotonic seconds; `tell_watchers` must not block."""
+
+    def __init__(
+        self,
+        store: Store,
+        memory: Memory,
+        config: Config,
+        *,
+        clock: Callable[[], float],
+        tell_watchers: Callable[[Happened], object],
+    ) -> None:
+        self.inbox: Inbox[StoreMessage] = Inbox(config.queues.store_inbox_max)
+        self._store = store
+        self._memory = memory
+        self._config = config
+        self._clock = clock
+        self._tell_watchers = tell_watchers
+        self._clients: dict[int, Joined] = {}
+        self._drain_at = 0.0
+        self._grown_bytes = 0
+        loop = asyncio.get_running_loop()
+        self._copier = Copier(memory.ring, lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied))
+
+    async def run(self) -> None:
+        """Serves until it is cancelled; then waits for the copies under way, so that whole commits are kept."""
+        self._copier.start()
+        try:
+            while True:
+                for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
+                    await self._receive(message)
+                await self._keep_time()
+        finally:
+            await self._finish()
+
+    def _idle_s(self) -> float:
+        due = self._drain_at
+        timer = self._store.next_timer()
+        if timer is not None:
+            due = min(due, timer)
+        return max(0.0, due - self._clock())
+
+    async def _keep_time(self) -> None:
+        now = self._clock()
+        timer = self._store.next_timer()
+        if timer is not None and timer <= now:
+            await self._handle(events.Tick())
+        if now >= self._drain_at:
+            await self._drain()
+            self._memory.forget_abandoned()
+            self._drain_at = self._clock() + _DRAIN_EVERY_S
+
+    async def _receive(self, message: StoreMessage) -> None:
+        match message:
+            case Requested(client, request):
+                if client in self._clients:
+                    await self._handle(events.Received(client, request))
+            case events.Copied():
+                await self._handle(message)
+            case Joined():
+                self._clients[message.client] = message
+                await self._handle(events.ClientJoined(message.client, message.peer.uid, message.name))
+            case Asked():
+                self._serve_memory(message)
+            case Left(client):
+                if self._clients.pop(client, None) is not None:
+                    self._memory.orphan(client)
+                    await self._handle(events.ClientLeft(client))
+            case Grown():
+                await self._grow(message)
+            case Question():
+                self._answer(message)
+            case Reconfigured(limits, config):
+                self._config = config
+                await self._handle(events.LimitsChanged(limits))
+            case _:
+                assert_never(message)
+
+    async def _handle(self, event: events.Event) -> None:
+        """One event through the core, and its effects out, those of the scan that it may ask for included."""
+        for effect in self._store.handle(event, self._clock()):
+            match effect:
+                case effects.Send(client, message):
+                    if isinstance(message, messages.Committed):
+                        self._copier.forget(client, message.id)
+                    self._send(client, Deliver(message))
+                case effects.Copy():
+                    self._copier.copy(effect)
+                case effects.Scan():
+                    await self._handle(events.Scanned(await self._scan()))
+                case effects.Forget(client):
+                    self._copier.close_inbox(client)
+                case effects.Announce(body):
+                    self._tell_watchers(Happened(body))
+                case _:
+                    assert_never(effect)
+
+    async def _scan(self) -> frozenset[int]:
+        if self._memory.fence_is_quick:
+            return self._memory.pins()
+        return await asyncio.to_thread(self._memory.pins)
+
+    async def _drain(self) -> None:
+        for lane in self._memory.lanes:
+            drained = lane.reader.drain()
+            if drained is None:
+                continue
+            ids: list[int] = drained.span_ids.tolist()
+            await self._handle(events.Accessed(ids[:_LOG_SLICE], drained.misses, drained.lost))
+            for start in range(_LOG_SLICE, len(ids), _LOG_SLICE):
+                await asyncio.sleep(0)
+                await self._handle(events.Accessed(ids[start : start + _LOG_SLICE]))
+
+    async def _grow(self, grown: Grown) -> None:
+        ring_bytes = self._memory.superblock.ring_bytes
+        self._grown_bytes = grown.ring_bytes
+        if grown.error is not None:
+            _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
+        more = grown.error is None and grown.ring_bytes < ring_bytes
+        await self._handle(events.RingGrown(grown.ring_bytes, more))
+
+    def _serve_memory(self, asked: Asked) -> None:
+        client = self._clients.get(asked.client)
+        try:
+            if client is None:
+                raise DaemonUnavailable("the connection is closed")
+            match asked.message:
+                case messages.Attach():
+                    self._attach(client, asked.message.id, asked.fds)
+                case messages.OpenInbox():
+                    self._open_inbox(client, asked.message, asked.fds[0])
+                case _:
+                    assert_never(asked.message)
+        except TensordError as error:
+            self._send(asked.client, Deliver(messages.Error.of(error, asked.message.id)))
+        finally:
+            for fd in asked.fds:
+                os.close(fd)
+
+    def _attach(self, client: Joined, request: int, brought: Sequence[int]) -> None:
+        lanes_max = self._config.limits.lanes_max
+        if len(self._memory.lanes) >= lanes_max:
+            raise LimitReached(
+                f"lanes_max is {lanes_max}, and as many are in being, those of processes that only keep views "
+                "included; raise it, or end processes that hold views they no longer need"
+            )
+        try:
+            lane_id, fds = self._memory.lend_lane(
+                client.client, fenced=client.fenced, brought=brought[0] if brought else None
+            )
+        except OSError as error:
+            raise NotEnoughMemory(f"no lane could be made: {error}") from error
+        superblock = self._memory.superblock
+        attached = messages.Attached(request, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
+        self._send(client.client, Deliver(attached, fds, close=fds[2:]))
+
+    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fd: int) -> None:
+        limits = self._config.limits
+        if request.inbox_bytes > limits.inbox_bytes_max:
+            raise LimitReached(
+                f"inbox_bytes_max is {limits.inbox_bytes_max}, and an inbox of {request.inbox_bytes} was brought"
+            )
+        try:
+            self._copier.open_inbox(client.client, fd, request.inbox_bytes, limits.inboxes_bytes_max)
+        except OSError as error:
+            raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error
+        self._send(client.client, Deliver(messages.Done(request.id)))
+
+    def _send(self, client: int, delivery: Deliver) -> None:
+        joined = self._clients.get(client)
+        if joined is not None and joined.inbox.offer(delivery):
+            return
+        for fd in delivery.close:
+            os.close(fd)
+        if joined is not None:
+            joined.inbox.tell_now(HangUp(f"{joined.inbox.capacity} messages wait for it (session_outbox_max)"))
+
+    async def _finish(self) -> None:
+        """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""
+        for message in self.inbox.drain():
+            await self._receive(message)
+        self._copier.stop()
+        # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
+        await asyncio.sleep(0)
+        for message in self.inbox.drain():
+            if isinstance(message, events.Copied):
+                await self._handle(message)
+
+    def _answer(self, question: Question) -> None:
+        if question.answer.cancelled():
+            return
+        try:
+            question.answer.set_result(self._tell(question.message))
+        except TensordError as error:
+            question.answer.set_exception(error)
+
+    def _tell(self, message: messages.StatusRequest) -> dict[str, Any]:
+        match message:
+            case messages.StatusQuery():
+                return self._status()
+            case messages.EntriesQuery(after=after, count=count, namespace=namespace):
+                return {"entries": self._store.entries(after, count, namespace)}
+            case messages.EntryQuery(key=key):
+                return {"entry": self._store.entry(key)}
+            case messages.ClientsQuery():
+                return {"clients": self._client_rows()}
+            case messages.HealthQuery():
+                return self._health()
+            case messages.Watch():
+                return {}
+            case _:
+                assert_never(message)
+
+    def _status(self) -> dict[str, Any]:
+        superblock = self._memory.superblock
+        lanes = self._memory.lanes
+        return {
+            "instance": self._memory.instance,
+            "epoch": superblock.epoch,
+            "recovered": self._memory.recovered,
+            "pid": os.getpid(),
+            "ring_bytes": superblock.ring_bytes,
+            "ring_ready_bytes": self._grown_bytes,
+            "index_bytes": superblock.geometry.index_bytes,
+            "clients": len(self._clients),
+            "lanes": len(lanes),
+            "lanes_orphaned": sum(lane.client is None for lane in lanes),
+            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
+            "inboxes_bytes": self._copier.inboxes_bytes,
+            "fence": "expedited" if self._memory.fence_is_quick else "global",
+            "store": self._store.status(),
+        }
+
+    def _client_rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for lane in self._memory.read_pins():
+            joined = self._clients.get(lane.client) if lane.client is not None else None
+            rows.append(
+                {
+                    "client": lane.client,
+                    "name": joined.name if joined else "",
+                    "pid": joined.pid if joined else None,
+                    "uid": joined.peer.uid if joined else None,
+                    "lane": lane.reader.lane_id,
+                    "orphaned": lane.client is None,
+                    "pins": lane.reader.pinned,
+                    "hits": lane.reader.hits,
+                    "misses": lane.reader.misses,
+                }
+            )
+        laned = {lane.client for lane in self._memory.lanes}
+        for client, joined in self._clients.items():
+            if client not in laned:
+                rows.append({"client": client, "name": joined.name, "pid": joined.pid, "uid": joined.peer.uid})
+        return rows
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "healthy": True,
+            "ring_ready_bytes": self._grown_bytes,
+            "inbox_messages": len(self.inbox),
+        }

@@ -1,0 +1,304 @@
+"""The daemon as a program: configuration, memory, sockets, signals, and the actors in one task group.
+
+Owns: the order of starting and stopping. SIGTERM keeps ring and index for the next daemon, SIGINT (or `drop`) removes
+them, SIGHUP reads the configuration again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import uvloop
+
+from ..errors import BadConfiguration, InstanceBusy, SocketForbidden, TensordError
+from ..ipc import words
+from ..ipc.channel import AsyncChannel
+from ..ipc.connection import Connection
+from ..ipc.peer import peer_of
+from ..ipc.places import make_folder
+from ..shm.ring import Ring
+from . import logs, notify
+from .actors.listener import Listener
+from .actors.session import Session, welcome_for
+from .actors.status import StatusSession, Watchers
+from .actors.store import StoreActor
+from .actors.words import Grown, Reconfigured
+from .config import Config
+from .core.limits import StoreLimits
+from .core.store import Recovered, Store
+from .memory import Memory
+from .policy.replacement import by_name
+
+_log = logs.logger("tensord")
+_BACKLOG = 512
+# Both ends of what a clean start shows to others in its folder: nobody may connect before the mode is right.
+_UMASK = 0o177
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the daemon until a signal ends it.
+
+    Returns:
+        The exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for anything else that kept it from
+        serving.
+    """
+    environ = os.environ
+    try:
+        config = Config.load(sys.argv[1:] if argv is None else argv, environ)
+    except BadConfiguration as error:
+        print(f"tensord: {error}", file=sys.stderr)
+        return 2
+    logs.setup(config.log, environ)
+    try:
+        uvloop.run(_Daemon(config, sys.argv[1:] if argv is None else argv, environ).run())
+    except TensordError as error:
+        _log.error("cannot serve", error=error.code, why=str(error))
+        return 1
+    return 0
+
+
+def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
+    """The core's limits, from the configuration, for a ring of `ring_bytes`."""
+    limits = config.limits
+    return StoreLimits(
+        ring_bytes=ring_bytes,
+        max_bytes=min(config.max_bytes or ring_bytes, ring_bytes),
+        max_entries=config.max_entries,
+        max_tokens=config.max_tokens,
+        object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
+        default_ttl_s=config.default_ttl_s,
+        commits_in_flight_max=limits.commits_in_flight_max,
+        claims_per_client_max=limits.claims_per_client_max,
+        claim_s=limits.claim_s,
+        claim_s_max=limits.claim_s_max,
+        keys_per_request_max=limits.keys_per_request_max,
+        pins_per_client_max=limits.pins_per_client_max,
+        pin_s_max=limits.pin_s_max,
+        pinned_bytes_max=int(limits.pinned_share_max * ring_bytes),
+    )
+
+
+def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
+    """What a client is told in Welcome."""
+    limits = config.limits
+    return words.Limits(
+        message_bytes_max=limits.message_bytes_max,
+        inbox_bytes_max=limits.inbox_bytes_max,
+        object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
+        commits_in_flight_max=limits.commits_in_flight_max,
+        claims_per_client_max=limits.claims_per_client_max,
+        claim_s=limits.claim_s,
+        claim_s_max=limits.claim_s_max,
+        pins_per_client_max=limits.pins_per_client_max,
+        pin_s_max=limits.pin_s_max,
+        keys_per_request_max=min(limits.keys_per_request_max, words.KEYS_MAX),
+        tree_depth_max=limits.tree_depth_max,
+    )
+
+
+class _Daemon:
+    def __init__(self, config: Config, argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
+        self._config = config
+        self._argv = argv
+        self._notifier = notify.Notifier(environ)
+        self._handed_in = notify.listen_sockets(environ)
+        self._environ: Mapping[str, str] = dict(environ)
+        self._stop = asyncio.Event()
+        self._drop = config.drop
+
+    async def run(self) -> None:
+        config = self._config
+        began = time.monotonic()
+        memory = Memory.open(config.instance, config.ring_bytes, config.max_entries)
+        try:
+            with _Sockets(config, self._handed_in) as sockets:
+                await self._serve(memory, sockets, began)
+        finally:
+            memory.close(drop=self._drop)
+            self._notifier.close()
+
+    async def _serve(self, memory: Memory, sockets: _Sockets, began: float) -> None:
+        config = self._config
+        ring_bytes = memory.superblock.ring_bytes
+        store = Store(
+            memory.index,
+            Ring(0),
+            by_name(config.policy),
+            store_limits(config, ring_bytes),
+            memory.superblock.epoch,
+            unix_at_zero_s=time.time() - time.monotonic(),
+        )
+        watchers = Watchers(config.queues.watch_outbox_max)
+        actor = StoreActor(store, memory, config, clock=time.monotonic, tell_watchers=watchers.tell)
+        if memory.recovered:
+            store.recover((Recovered(f.slot, f.header, f.published) for f in memory.found()), time.monotonic())
+            actor.inbox.tell_now(Grown(ring_bytes))
+        else:
+            actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
+        welcome = welcome_for(config.instance, memory.superblock.epoch, wire_limits(config, ring_bytes))
+
+        async def serve_client(number: int, accepted: socket.socket) -> None:
+            limits = self._config.limits
+            session = Session(
+                number,
+                AsyncChannel(accepted, Connection.control_server(wire_limits(config, ring_bytes))),
+                peer_of(accepted),
+                actor.inbox,
+                welcome=welcome,
+                outbox_max=config.queues.session_outbox_max,
+                hello_s_max=limits.hello_s_max,
+            )
+            await session.run()
+
+        async def serve_reader(_: int, accepted: socket.socket) -> None:
+            channel = AsyncChannel(accepted, Connection.status_server(wire_limits(config, ring_bytes)))
+            await StatusSession(channel, actor.inbox, watchers).run()
+
+        listeners = [
+            Listener(sockets.control, "clients_max", lambda: self._config.limits.clients_max, serve_client),
+            Listener(sockets.status, "status_clients_max", lambda: self._config.limits.status_clients_max, serve_reader),
+        ]
+        self._catch_signals(actor)
+        serving = asyncio.create_task(actor.run())
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(listener.run()) for listener in listeners]
+            running.append(tasks.create_task(self._watchdog()))
+            running.append(tasks.create_task(self._grow(memory, actor)))
+            running.append(tasks.create_task(_fail_with(serving)))
+            _log.info(
+                "serving",
+                instance=config.instance,
+                socket=str(config.socket),
+                ring_bytes=ring_bytes,
+                epoch=memory.superblock.epoch,
+                recovered=memory.recovered,
+                after_s=round(time.monotonic() - began, 3),
+            )
+            self._notifier.send(notify.READY, notify.status(f"serving {ring_bytes} bytes as {config.instance}"))
+            await self._stop.wait()
+            self._notifier.send(notify.STOPPING)
+            _log.info("stopping", drop=self._drop)
+            for task in running:
+                task.cancel()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    def _catch_signals(self, actor: StoreActor) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(*, drop: bool) -> None:
+            self._drop = self._drop or drop
+            self._stop.set()
+
+        loop.add_signal_handler(signal.SIGTERM, lambda: stop(drop=False))
+        loop.add_signal_handler(signal.SIGINT, lambda: stop(drop=True))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload(actor))
+
+    def _reload(self, actor: StoreActor) -> None:
+        self._notifier.send(notify.reloading())
+        try:
+            reload = self._config.reloaded(Config.load(self._argv, self._environ))
+        except BadConfiguration as error:
+            _log.error("the configuration stays as it was", why=str(error))
+        else:
+            self._config = reload.config
+            logs.level(reload.config.log.level)
+            ring_bytes = actor.ring_bytes
+            actor.inbox.tell_now(Reconfigured(store_limits(reload.config, ring_bytes), reload.config))
+            for key, before, after in reload.applied:
+                _log.info("setting changed", key=key, before=before, after=after)
+            for key, before, after in reload.waiting:
+                _log.warning("setting needs a restart", key=key, before=before, after=after)
+        self._notifier.send(notify.READY)
+
+    async def _watchdog(self) -> None:
+        while self._notifier.watchdog_s is not None:
+            self._notifier.send(notify.WATCHDOG)
+            await asyncio.sleep(self._notifier.watchdog_s)
+
+    async def _grow(self, memory: Memory, actor: StoreActor) -> None:
+        """Has the rest of the ring allocated and prefaulted, piece by piece, while the first is in use."""
+        if memory.recovered:
+            return
+        ring_bytes = memory.superblock.ring_bytes
+        ready = 0
+        while ready < ring_bytes:
+            try:
+                ready = await asyncio.to_thread(memory.grow, ready, prefault=self._config.memory.prefault)
+            except (TensordError, OSError) as error:
+                await actor.inbox.tell(Grown(ready, error))
+                return
+            await actor.inbox.tell(Grown(ready))
+
+
+async def _fail_with(serving: asyncio.Task[None]) -> None:
+    """Ends the task group if the store ends: without it nothing else is worth running."""
+    await asyncio.shield(serving)
+
+
+class _Sockets:
+    """The two listening sockets: handed in by a service manager, else made here and removed at the end."""
+
+    def __init__(self, config: Config, handed_in: Mapping[str, socket.socket]) -> None:
+        self._made: list[Path] = []
+        self.control = handed_in.get("control") or self._listen(config.socket, config.socket_mode, config)
+        self.status = handed_in.get("status") or self._listen(config.status_socket, config.status_mode, config)
+
+    def __enter__(self) -> _Sockets:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for listening in (self.control, self.status):
+            listening.close()
+        for path in self._made:
+            path.unlink(missing_ok=True)
+
+    def _listen(self, path: Path, mode: int, config: Config) -> socket.socket:
+        make_folder(path.parent)
+        _clear(path)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        before = os.umask(_UMASK)
+        try:
+            listening.bind(str(path))
+        except OSError as error:
+            listening.close()
+            raise SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket") from error
+        finally:
+            os.umask(before)
+        self._made.append(path)
+        if config.socket_group is not None:
+            _give_to_group(path, config.socket_group)
+        path.chmod(mode)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+        return listening
+
+
+def _clear(path: Path) -> None:
+    """Removes a socket that a killed daemon left; one that somebody answers at stays."""
+    if not path.is_socket():
+        if path.exists():
+            raise SocketForbidden(f"{path} exists and is no socket; remove it, or set another socket")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise InstanceBusy(f"somebody serves {path} already; stop them, or set another --socket")
+
+
+def _give_to_group(path: Path, group: str) -> None:
+    try:
+        os.chown(path, -1, grp.getgrnam(group).gr_gid)
+    except (KeyError, OSError) as error:
+        raise BadConfiguration(f"socket_group = {group!r}: {error}; make the group, or set another") from error

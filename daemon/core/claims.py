@@ -1,0 +1,276 @@
+"""Who may compute a missing key, and who waits for it.
+
+Owns claims and their waiters; knows nothing of entries, messages or memory. Every method returns the answers that it
+gives rise to, in order.
+
+A key's claim, from the first who asks to the last answer:
+
+    claim → compute (token A); later ones wait
+        committed            → every waiter: hit
+        a commit refused     → every waiter: alone
+        A abandons, dies, or its time is up
+                             → the first waiter: compute (token B), the others wait on: the one hand-over
+            B fails likewise → every waiter: alone
+        voided               → every waiter: alone; a commit under its token is no longer welcome
+
+"alone" means: compute, without a claim, and nobody waits for you. So what can never be computed costs each waiter one
+attempt.
+
+Invariants: a claim lasts `claim_s` from its grant or last renewal, and never past `claim_s_max` after its grant, but
+for one whose commit was wholly received: what is left then is the daemon's own work, which ends by itself. Tokens are
+never used again, in no epoch. A key has at most one claim. Claims and waits of one client together are at most
+`per_client_max`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...errors import LimitReached
+from .deadlines import Deadlines
+
+TOKEN_COUNTER_BITS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one request for a claim is told. `token` and `lasts_s` go with "compute"."""
+
+    client: int
+    request: int
+    key: bytes
+    answer: Literal["compute", "wait", "hit", "alone"]
+    token: int = 0
+    lasts_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    key: bytes
+    client: int
+    token: int
+    ends_at: float
+    handed_over: bool = False
+    committing: bool = False
+    waiters: dict[tuple[int, int], None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Stake:
+    """What one client has in the table: tokens that it holds, and (key, request) pairs that it waits for."""
+
+    held: set[int] = field(default_factory=set)
+    waits: set[tuple[bytes, int]] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.held) + len(self.waits)
+
+
+class Claims:
+    """The table of claims of one daemon. `tag_bytes` leading bytes of a key name its namespace."""
+
+    def __init__(
+        self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int, tag_bytes: int = 8
+    ) -> None:
+        self._claim_s = claim_s
+        self._claim_s_max = claim_s_max
+        self._per_client_max = per_client_max
+        self._last_token = epoch << TOKEN_COUNTER_BITS
+        self._first_token = self._last_token + 1
+        self._tag_bytes = tag_bytes
+        self._by_key: dict[bytes, _Claim] = {}
+        self._by_token: dict[int, _Claim] = {}
+        self._by_tag: dict[bytes, set[bytes]] = {}
+        self._stakes: dict[int, _Stake] = {}
+        self._timers: Deadlines[int] = Deadlines()
+        self._voided_up_to: dict[bytes, int] = {}
+        self.granted = 0
+        self.handed_over = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for somebody else's result."""
+        return sum(len(stake.waits) for stake in self._stakes.values())
+
+    def next_timer(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._timers.next_timer()
+
+    def claim(self, key: bytes, client: int, request: int, now: float) -> Verdict:
+        """Somebody misses `key`: "compute", or "wait" with the answer to come.
+
+        Raises:
+            LimitReached: the client has as many claims and waits as it may; claims_per_client_max is named.
+        """
+        stake = self._stakes.get(client)
+        if stake is not None and len(stake) >= self._per_client_max:
+            raise LimitReached(
+                f"{len(stake)} claims and waits of this client, and claims_per_client_max is "
+                f"{self._per_client_max}: compute without a claim, or raise it"
+            )
+        claim = self._by_key.get(key)
+        if claim is None:
+            return self._grant(key, client, request, now)
+        claim.waiters[client, request] = None
+        self._stake(client).waits.add((key, request))
+        return Verdict(client, request, key, "wait")
+
+    def renew(self, token: int, client: int, now: float) -> None:
+        """Whoever computes is alive. Nothing happens where the claim has ended."""
+        claim = self._by_token.get(token)
+        if claim is not None and claim.client == client and not claim.committing:
+            self._timers.set(token, min(now + self._claim_s, claim.ends_at))
+
+    def abandon(self, token: int, client: int, now: float) -> list[Verdict]:
+        """Whoever computes gives up. Nothing happens where the claim has ended."""
+        claim = self._by_token.get(token)
+        if claim is None or claim.client != client or claim.committing:
+            return []
+        return self._failed(claim, now)
+
+    def committing(self, token: int, client: int, key: bytes) -> None:
+        """A commit under the claim was wholly received: its holder may go, and time no longer counts.
+
+        Nothing happens where the claim has ended. One of `committed`, `refused` follows.
+        """
+        claim = self._by_token.get(token)
+        if claim is not None and claim.client == client and claim.key == key:
+            claim.committing = True
+            self._timers.drop(token)
+
+    def committed(self, key: bytes) -> list[Verdict]:
+        """`key` is stored, whoever stored it."""
+        claim = self._by_key.get(key)
+        return [] if claim is None else self._end(claim, "hit")
+
+    def refused(self, token: int, client: int, key: bytes) -> list[Verdict]:
+        """A commit under this claim was refused. Nothing happens where the claim has ended."""
+        claim = self._by_token.get(token)
+        if claim is None or claim.client != client or claim.key != key:
+            return []
+        return self._end(claim, "alone")
+
+    def void(self, tag: bytes) -> list[Verdict]:
+        """Every claim in the namespace ends, and commits under any of its tokens are unwelcome."""
+        self._voided_up_to[tag] = self._last_token
+        verdicts: list[Verdict] = []
+        for key in sorted(self._by_tag.get(tag, ())):
+            verdicts += self._end(self._by_key[key], "alone")
+        return verdicts
+
+    def is_voided(self, token: int, tag: bytes) -> bool:
+        """Whether the token, of this epoch, was granted before its namespace was last voided."""
+        return self._first_token <= token <= self._voided_up_to.get(tag, 0)
+
+    def client_left(self, client: int, now: float) -> list[Verdict]:
+        """Its waits go, and its claims fail, but for those whose commit was wholly received."""
+        stake = self._stakes.pop(client, None)
+        if stake is None:
+            return []
+        for key, request in stake.waits:
+            del self._by_key[key].waiters[client, request]
+        verdicts: list[Verdict] = []
+        for token in sorted(stake.held):
+            claim = self._by_token[token]
+            if not claim.committing:
+                verdicts += self._failed(claim, now)
+        return verdicts
+
+    def expire(self, now: float, most: int) -> list[Verdict]:
+        """Ends up to `most` claims whose time is up."""
+        verdicts: list[Verdict] = []
+        for _ in range(most):
+            token = self._timers.pop_due(now)
+            if token is None:
+                break
+            verdicts += self._failed(self._by_token[token], now)
+        return verdicts
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self._timers.check_invariants()
+        assert {c.token: c for c in self._by_key.values()} == self._by_token
+        tags: dict[bytes, set[bytes]] = {}
+        waits: dict[int, set[tuple[bytes, int]]] = {}
+        held: dict[int, set[int]] = {}
+        for key, claim in self._by_key.items():
+            assert claim.key == key
+            assert self._first_token <= claim.token <= self._last_token
+            tags.setdefault(key[: self._tag_bytes], set()).add(key)
+            due = self._timers.when(claim.token)
+            assert (due is None) == claim.committing, "a claim that would never end"
+            assert due is None or due <= claim.ends_at
+            if claim.client in self._stakes or not claim.committing:
+                held.setdefault(claim.client, set()).add(claim.token)
+            for client, request in claim.waiters:
+                waits.setdefault(client, set()).add((key, request))
+        assert tags == self._by_tag
+        for client, stake in self._stakes.items():
+            assert 0 < len(stake) <= self._per_client_max
+            assert stake.held == held.pop(client, set())
+            assert stake.waits == waits.pop(client, set())
+        assert not held, "a claim of a client that is not known"
+        assert not waits, "a waiter that is not known"
+
+    def _stake(self, client: int) -> _Stake:
+        stake = self._stakes.get(client)
+        if stake is None:
+            stake = self._stakes[client] = _Stake()
+        return stake
+
+    def _grant(self, key: bytes, client: int, request: int, now: float) -> Verdict:
+        self._last_token += 1
+        claim = _Claim(key, client, self._last_token, now + self._claim_s_max)
+        self._by_key[key] = self._by_token[claim.token] = claim
+        self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
+        self._stake(client).held.add(claim.token)
+        self._timers.set(claim.token, now + self._claim_s)
+        self.granted += 1
+        return Verdict(client, request, key, "compute", claim.token, self._claim_s)
+
+    def _failed(self, claim: _Claim, now: float) -> list[Verdict]:
+        """The claimant will not deliver: the one hand-over, or everybody computes."""
+        if claim.handed_over or not claim.waiters:
+            return self._end(claim, "alone")
+        waiters = claim.waiters
+        client, request = next(iter(waiters))
+        del waiters[client, request]
+        self._drop_wait(client, claim.key, request)
+        claim.waiters = {}
+        self._end(claim, "alone")
+        verdict = self._grant(claim.key, client, request, now)
+        heir = self._by_key[claim.key]
+        heir.handed_over = True
+        heir.waiters = waiters
+        self.handed_over += 1
+        return [verdict]
+
+    def _end(self, claim: _Claim, answer: Literal["hit", "alone"]) -> list[Verdict]:
+        del self._by_key[claim.key]
+        del self._by_token[claim.token]
+        tag = claim.key[: self._tag_bytes]
+        self._by_tag[tag].discard(claim.key)
+        if not self._by_tag[tag]:
+            del self._by_tag[tag]
+        self._timers.drop(claim.token)
+        holder = self._stakes.get(claim.client)
+        if holder is not None:
+            holder.held.discard(claim.token)
+            self._forget_if_idle(claim.client)
+        verdicts = []
+        for client, request in claim.waiters:
+            self._drop_wait(client, claim.key, request)
+            verdicts.append(Verdict(client, request, claim.key, answer))
+        return verdicts
+
+    def _drop_wait(self, client: int, key: bytes, request: int) -> None:
+        self._stakes[client].waits.discard((key, request))
+        self._forget_if_idle(client)
+
+    def _forget_if_idle(self, client: int) -> None:
+        if not self._stakes[client]:
+            del self._stakes[client]

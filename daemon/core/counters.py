@@ -1,0 +1,38 @@
+"""What has happened since the daemon began, counted as it happens, so that status costs no walk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
+
+    `evicted_while_pinned` must stay 0. `hits`, `misses` and `log_lost` are what lanes were drained of, `put_bytes` the
+    image bytes of stored puts.
+    """
+
+    puts: Counter[str] = field(default_factory=Counter)
+    evictions: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    claims: Counter[str] = field(default_factory=Counter)
+    put_bytes: int = 0
+    evicted_bytes: int = 0
+    scans: int = 0
+    republished: int = 0
+    hits: int = 0
+    hits_unknown: int = 0
+    misses: int = 0
+    log_lost: int = 0
+    recovered: int = 0
+    found_corrupt: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for status."""
+        return {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in asdict(self).items()
+        }

@@ -1,0 +1,69 @@
+"""When something is due: one deadline a name, changed as often as one likes.
+
+A heap that is corrected lazily: a changed deadline leaves its old entry behind, which is skipped when it comes up, and
+the heap is rebuilt once most of it is such leftovers. Every operation is O(log n) amortised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Deadlines(Generic[Name]):
+    """Times (seconds) by name."""
+
+    def __init__(self) -> None:
+        self._times: dict[Name, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, Name]] = []
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._times
+
+    def set(self, name: Name, when: float) -> None:
+        """The name's deadline from now on."""
+        self._changes += 1
+        self._times[name] = (when, self._changes)
+        heappush(self._heap, (when, self._changes, name))
+        if len(self._heap) > 2 * len(self._times) + 64:
+            self._heap = [(*time, known) for known, time in self._times.items()]
+            heapify(self._heap)
+
+    def drop(self, name: Name) -> None:
+        """The name has no deadline any more; it may have had none."""
+        self._times.pop(name, None)
+
+    def when(self, name: Name) -> float | None:
+        """The name's deadline."""
+        time = self._times.get(name)
+        return None if time is None else time[0]
+
+    def next_timer(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap:
+            when, change, name = self._heap[0]
+            if self._times.get(name) == (when, change):
+                return when
+            heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> Name | None:
+        """Takes one name whose deadline is not after `now`, the earliest first."""
+        when = self.next_timer()
+        if when is None or when > now:
+            return None
+        name = heappop(self._heap)[2]
+        del self._times[name]
+        return name
+
+    def check_invariants(self) -> None:
+        """Asserts that every deadline can still come up."""
+        live = {(when, change, name) for name, (when, change) in self._times.items()}
+        assert live <= set(self._heap), "a deadline is not in the heap"

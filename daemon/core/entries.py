@@ -1,0 +1,180 @@
+"""What is stored: entries by key, by span and by namespace, and in an order that can be paged.
+
+Owns the table of published entries and of those hidden while a scan decides about them; owns none of their bytes.
+
+Invariants: a key finds at most one entry, and only a published one; an entry keeps its place in the order of
+publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns and little more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+from ...shm.layout import NAMESPACE_TAG_BYTES
+
+_SHELF_BITS: Final = 12
+_DIRECT_MAX: Final = 2048
+
+
+class State(Enum):
+    """The life of a span's entry."""
+
+    FILLING = "filling"
+    LIVE = "live"
+    VICTIM = "victim"
+    RETIRED = "retired"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One allocated span and what is known of it. Times are monotonic seconds."""
+
+    key: bytes
+    span_id: int
+    slot: int
+    offset: int
+    span_bytes: int
+    image_bytes: int
+    tree_bytes: int
+    tokens: int
+    owner_uid: int
+    created_at: float
+    ttl_s: float | None = None
+    expires_at: float | None = None
+    used_at: float = 0.0
+    uses: int = 0
+    sequence: int = 0
+    state: State = State.FILLING
+    reason: str = ""
+
+    @property
+    def tag(self) -> bytes:
+        """The namespace's tag, as the key carries it."""
+        return self.key[:NAMESPACE_TAG_BYTES]
+
+
+class Entries:
+    """The tables. `entry.state` is set here, and nowhere else, once an entry is published."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, Entry] = {}
+        self._by_span: dict[int, Entry] = {}
+        self._by_tag: dict[bytes, dict[int, Entry]] = {}
+        self._shelves: list[dict[bytes, Entry]] = [{} for _ in range(1 << _SHELF_BITS)]
+        self._last_sequence = 0
+
+    def __len__(self) -> int:
+        """How many are published."""
+        return len(self._by_key)
+
+    @property
+    def last_sequence(self) -> int:
+        """The newest entry's place in the order of publication."""
+        return self._last_sequence
+
+    @property
+    def namespace_count(self) -> int:
+        return len(self._by_tag)
+
+    def find(self, key: bytes) -> Entry | None:
+        """The published entry of a key."""
+        return self._by_key.get(key)
+
+    def of_span(self, span_id: int) -> Entry | None:
+        """The entry, published or hidden, of a span."""
+        return self._by_span.get(span_id)
+
+    def add(self, entry: Entry) -> None:
+        """A new entry, published."""
+        self._last_sequence += 1
+        entry.sequence = self._last_sequence
+        self._by_span[entry.span_id] = entry
+        self._by_tag.setdefault(entry.tag, {})[entry.span_id] = entry
+        self.show(entry)
+
+    def hide(self, entry: Entry) -> None:
+        """A published entry becomes a victim."""
+        entry.state = State.VICTIM
+        del self._by_key[entry.key]
+        del self._shelf(entry.key)[entry.key]
+
+    def show(self, entry: Entry) -> None:
+        """A victim (or a new entry) is published."""
+        assert entry.key not in self._by_key, "published twice"
+        entry.state = State.LIVE
+        self._by_key[entry.key] = entry
+        self._shelf(entry.key)[entry.key] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """The entry is stored no more; its span may be for a while."""
+        if entry.state is State.LIVE:
+            self.hide(entry)
+        entry.state = State.RETIRED
+        del self._by_span[entry.span_id]
+        same = self._by_tag[entry.tag]
+        del same[entry.span_id]
+        if not same:
+            del self._by_tag[entry.tag]
+
+    def first(self, tag: bytes | None, up_to: int, most: int) -> list[Entry]:
+        """Up to `most` of a namespace's (or of all) entries published or hidden, oldest first, none newer than `up_to`."""
+        table = self._by_span if tag is None else self._by_tag.get(tag, {})
+        return [entry for entry in islice(table.values(), most) if entry.sequence <= up_to]
+
+    def page(self, after: bytes | None, most: int, tag: bytes | None) -> list[Entry]:
+        """Up to `most` published entries behind the key `after`, in an order that does not change."""
+        start = None if after is None else _order(after)
+        same = self._by_tag.get(tag, {}) if tag is not None else None
+        if same is not None and len(same) <= _DIRECT_MAX:
+            live = [e for e in same.values() if e.state is State.LIVE]
+            return list(islice(_behind(live, start), most))
+        found: list[Entry] = []
+        first = 0 if after is None else _shelf_number(after)
+        for shelf in islice(self._shelves, first, None):
+            if shelf:
+                live = [e for e in shelf.values() if tag is None or e.tag == tag]
+                found += islice(_behind(live, start), most - len(found))
+                if len(found) >= most:
+                    break
+        return found
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Every entry, published or hidden. For tests and recovery: it walks them all."""
+        return iter(self._by_span.values())
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        live = {e.key: e for e in self._by_span.values() if e.state is State.LIVE}
+        assert self._by_key == live
+        assert {k: e for shelf in self._shelves for k, e in shelf.items()} == live
+        sequences = [e.sequence for e in self._by_span.values()]
+        assert sequences == sorted(sequences), "the order of publication was lost"
+        assert len(set(sequences)) == len(sequences)
+        for span_id, entry in self._by_span.items():
+            assert entry.span_id == span_id
+            assert entry.state in (State.LIVE, State.VICTIM)
+            assert self._by_tag[entry.tag][span_id] is entry
+        assert sum(map(len, self._by_tag.values())) == len(self._by_span)
+        assert all(self._by_tag.values())
+
+    def _shelf(self, key: bytes) -> dict[bytes, Entry]:
+        return self._shelves[_shelf_number(key)]
+
+
+def _order(key: bytes) -> bytes:
+    """Digest first, namespace last, so that one namespace's entries spread over all shelves."""
+    return key[NAMESPACE_TAG_BYTES:] + key[:NAMESPACE_TAG_BYTES]
+
+
+def _shelf_number(key: bytes) -> int:
+    first = int.from_bytes(key[NAMESPACE_TAG_BYTES : NAMESPACE_TAG_BYTES + 2], "big")
+    return first >> (16 - _SHELF_BITS)
+
+
+def _behind(entries: list[Entry], start: bytes | None) -> Iterator[Entry]:
+    ordered = sorted(((_order(e.key), e) for e in entries), key=lambda pair: pair[0])
+    return (entry for order, entry in ordered if start is None or order > start)

@@ -1,0 +1,304 @@
+"""The ring and the index as one: every span, the state it is in, and the order in which it may be reused.
+
+    place → FILLING → publish → LIVE → hide → VICTIM ─ scan: unpinned → free
+                 │               │      ↑_______________│ scan: pinned → republish
+                 │ discard       └ retire → RETIRED ─ scan: unpinned → free; pinned → waits for the next scan
+                 ↓
+               free
+
+Owns the ring's map, the index, the entries, the replacement order, and what waits for a scan. Knows nothing of
+clients, time limits or how much room is needed.
+
+Invariants:
+- a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
+- one scan at a time: what is unpublished while it runs waits for the next;
+- a span is in exactly one state, its slot holds its id until it is freed, its bytes are taken until then;
+- at most one published entry a key: a victim whose key was published anew meanwhile is not republished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from ...shm.index import IndexWriter
+from ...shm.layout import span_bytes, span_id
+from ...shm.ring import Ring
+from ..policy.replacement import Replacement
+from .entries import Entries, Entry, State
+
+SCAN_SPANS_MAX: Final = 256
+"""Spans that one scan decides about, so that carrying its outcome out stays a matter of 2 or 3 ms."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may be taken at most. `max_bytes` changes while running."""
+
+    max_entries: int
+    max_bytes: int
+    max_tokens: int | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a scan decided: `victims` left for good, `republished` ones came back."""
+
+    victims: list[Entry] = field(default_factory=list)
+    freed: list[Entry] = field(default_factory=list)
+    republished: list[Entry] = field(default_factory=list)
+    kept: int = 0
+
+
+class Memory:
+    """All spans of one ring."""
+
+    def __init__(
+        self, index: IndexWriter, ring: Ring, policy: Replacement, budget: Budget, epoch: int
+    ) -> None:
+        self.index = index
+        self.ring = ring
+        self.policy = policy
+        self.budget = budget
+        self.entries = Entries()
+        self.last_pinned: frozenset[int] = frozenset()
+        self.evicted_while_pinned = 0
+        self.taken_entries = 0
+        self.taken_tokens = 0
+        self.retired_bytes = 0
+        self._epoch = epoch
+        self._spans_made = 0
+        self._spans: dict[int, Entry] = {}
+        self._by_offset: dict[int, Entry] = {}
+        self._filling: dict[int, Entry] = {}
+        self._fresh: dict[int, Entry] = {}
+        self._held: dict[int, Entry] = {}
+        self._scanning: dict[int, Entry] | None = None
+
+    @property
+    def filling(self) -> Iterable[Entry]:
+        """Spans being filled."""
+        return self._filling.values()
+
+    @property
+    def filling_bytes(self) -> int:
+        return sum(entry.span_bytes for entry in self._filling.values())
+
+    @property
+    def scan_in_flight(self) -> bool:
+        return self._scanning is not None
+
+    @property
+    def scan_due(self) -> bool:
+        """Whether something was unpublished that no scan has looked at yet."""
+        return bool(self._fresh)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether retired spans were found pinned when last looked at."""
+        return bool(self._held)
+
+    @property
+    def may_yet_free(self) -> bool:
+        """Whether the next scan may free a retired span, by what the last one saw."""
+        return bool(self._fresh) or any(number not in self.last_pinned for number in self._held)
+
+    def unpublished(self) -> Iterable[Entry]:
+        """Victims and retired spans."""
+        yield from self._fresh.values()
+        yield from self._held.values()
+        if self._scanning is not None:
+            yield from self._scanning.values()
+
+    def at(self, offset: int) -> Entry:
+        """The span at a ring offset."""
+        return self._by_offset[offset]
+
+    def span(self, span_id: int) -> Entry | None:
+        """An allocated span, in whatever state."""
+        return self._spans.get(span_id)
+
+    def over_budget(self, entries: int = 0, size_bytes: int = 0, tokens: int = 0) -> bool:
+        """Whether the budgets would be passed with so much more taken."""
+        budget = self.budget
+        return (
+            self.taken_entries + entries > budget.max_entries
+            or self.ring.used_bytes + size_bytes > budget.max_bytes
+            or (budget.max_tokens is not None and self.taken_tokens + tokens > budget.max_tokens)
+        )
+
+    def place(
+        self, key: bytes, image_bytes: int, tree_bytes: int, tokens: int, uid: int, now: float
+    ) -> Entry | None:
+        """Takes a span and a slot for an image that is on its way, within the budgets.
+
+        Returns:
+            The entry, or None where something must go first; then nothing was changed.
+        """
+        size = span_bytes(image_bytes)
+        if self.over_budget(entries=1, size_bytes=size, tokens=tokens):
+            return None
+        offset = self.ring.allocate(size)
+        if offset is None:
+            return None
+        number = span_id(self._epoch, self._spans_made + 1)
+        slot = self.index.reserve(key, number, offset, tree_bytes, image_bytes)
+        if slot is None:
+            self.ring.free(offset)
+            return None
+        self._spans_made += 1
+        entry = Entry(
+            key, number, slot, offset, size, image_bytes, tree_bytes, tokens, uid, now
+        )
+        self._filling[number] = entry
+        self._spans[number] = self._by_offset[offset] = entry
+        self.taken_entries += 1
+        self.taken_tokens += tokens
+        return entry
+
+    def discard(self, entry: Entry) -> None:
+        """Frees a span that was never published: no reader can have pinned it, so no scan is needed."""
+        del self._filling[entry.span_id]
+        self.taken_entries -= 1
+        self.taken_tokens -= entry.tokens
+        self._free(entry)
+
+    def publish(self, entry: Entry, now: float) -> None:
+        """Shows a filled span to readers."""
+        del self._filling[entry.span_id]
+        self.index.publish(entry.slot)
+        self.entries.add(entry)
+        self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
+
+    def hide(self, victims: Iterable[tuple[Entry, str]]) -> None:
+        """Unpublishes entries that may go, each for its reason, if nobody pins them."""
+        for entry, reason in victims:
+            self.index.unpublish(entry.slot)
+            self.entries.hide(entry)
+            entry.reason = reason
+            self._fresh[entry.span_id] = entry
+
+    def retire(self, entry: Entry, reason: str) -> None:
+        """The entry goes whether pinned or not; its span as soon as it is unpinned."""
+        if entry.state is State.LIVE:
+            self.index.unpublish(entry.slot)
+            self._fresh[entry.span_id] = entry
+        entry.reason = reason
+        self._leave(entry)
+        self.retired_bytes += entry.span_bytes
+
+    def begin_scan(self) -> None:
+        """Fixes what the next scan decides about. Whatever is unpublished from now on waits for the one after it."""
+        assert self._scanning is None, "a scan is in flight"
+        self._scanning = {}
+        for table in (self._fresh, self._held):
+            for number in list(islice(table, SCAN_SPANS_MAX)):
+                self._scanning[number] = table.pop(number)
+
+    def scanned(self, pinned: frozenset[int], now: float, *, spare_victims: bool) -> Outcome:
+        """Carries out what a scan found. With `spare_victims`, victims are republished though nobody pins them."""
+        assert self._scanning is not None, "no scan was asked for"
+        scanning, self._scanning = self._scanning, None
+        self.last_pinned = pinned
+        outcome = Outcome()
+        for number, entry in scanning.items():
+            if entry.state is State.VICTIM:
+                stays = spare_victims or number in pinned
+                if stays and self.entries.find(entry.key) is None:
+                    self._republish(entry, now, used=number in pinned)
+                    outcome.republished.append(entry)
+                    continue
+                self._leave(entry)
+                self.retired_bytes += entry.span_bytes
+                outcome.victims.append(entry)
+            if number in pinned:
+                self._held[number] = entry
+                outcome.kept += 1
+            else:
+                self.evicted_while_pinned += number in self.last_pinned
+                self.retired_bytes -= entry.span_bytes
+                self._free(entry)
+                outcome.freed.append(entry)
+        return outcome
+
+    def victims_in_scan(self) -> list[Entry]:
+        """The victims that the scan in flight decides about."""
+        return [e for e in (self._scanning or {}).values() if e.state is State.VICTIM]
+
+    def adopt(self, entry: Entry, *, published: bool, now: float) -> bool:
+        """Takes over a span of a former daemon, whose slot is as `published` says.
+
+        Returns:
+            False where its bytes are not free (the index was damaged): the slot is given up, the bytes are not.
+        """
+        if not self.ring.take(entry.offset, entry.span_bytes):
+            if published:
+                self.index.unpublish(entry.slot)
+            self.index.release(entry.slot)
+            return False
+        self._spans[entry.span_id] = self._by_offset[entry.offset] = entry
+        if published and self.entries.find(entry.key) is None:
+            self.taken_entries += 1
+            self.taken_tokens += entry.tokens
+            self.entries.add(entry)
+            self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
+            return True
+        if published:
+            self.index.unpublish(entry.slot)
+        entry.state = State.RETIRED
+        entry.reason = entry.reason or "recovered"
+        self._fresh[entry.span_id] = entry
+        self.retired_bytes += entry.span_bytes
+        return True
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self.index.check_invariants()
+        self.ring.check_invariants()
+        self.policy.check_invariants()
+        self.entries.check_invariants()
+        waiting = {entry.span_id: entry for entry in self.unpublished()}
+        stored = {entry.span_id: entry for entry in self.entries}
+        spans = self._filling | stored | waiting
+        assert self._spans == spans
+        assert self._by_offset == {e.offset: e for e in spans.values()}
+        slots = {slot.number: slot for slot in self.index.slots()}
+        assert {entry.slot for entry in spans.values()} == slots.keys()
+        for number, entry in spans.items():
+            slot = slots[entry.slot]
+            assert (slot.span_id, slot.key, slot.offset) == (number, entry.key, entry.offset)
+            assert self.ring.size_at(entry.offset) == entry.span_bytes
+            assert slot.published == (entry.state is State.LIVE)
+            assert (number in waiting) == (entry.state in (State.VICTIM, State.RETIRED))
+            assert (number in self._filling) == (entry.state is State.FILLING)
+            assert (number in stored) == (entry.state in (State.LIVE, State.VICTIM))
+        assert self.ring.span_count == len(spans)
+        counted = [e for e in spans.values() if e.state is not State.RETIRED]
+        assert self.taken_entries == len(counted)
+        assert self.taken_tokens == sum(e.tokens for e in counted)
+        retired = [e for e in spans.values() if e.state is State.RETIRED]
+        assert self.retired_bytes == sum(e.span_bytes for e in retired)
+        assert len(self.policy) == len(stored)
+        assert self.evicted_while_pinned == 0
+
+    def _republish(self, entry: Entry, now: float, *, used: bool) -> None:
+        self.index.republish(entry.slot)
+        self.entries.show(entry)
+        entry.reason = ""
+        if used:
+            self.policy.accessed(entry.span_id, now)
+
+    def _leave(self, entry: Entry) -> None:
+        """The entry is stored no more: it no longer counts against the budgets of entries and tokens."""
+        self.entries.remove(entry)
+        self.policy.removed(entry.span_id)
+        self.taken_entries -= 1
+        self.taken_tokens -= entry.tokens
+
+    def _free(self, entry: Entry) -> None:
+        del self._spans[entry.span_id]
+        del self._by_offset[entry.offset]
+        self.index.release(entry.slot)
+        self.ring.free(entry.offset)

@@ -1,0 +1,196 @@
+"""Puts on their way, from Commit to answer: what arrived, what is being copied, whose turn it is.
+
+Owns the table of puts and the queue of those that wait for room; takes no decision about memory.
+
+    WAITING ─ placed → FILLING ─ all copied → stored, existed or refused
+       │                  │ refused, or its sender left before its last part
+       └ refused, left    └→ ENDING: answered; its span goes once its copies have come back
+
+Invariants: a put has a span only from FILLING on; parts are handed to the copier in the order of their arrival; a
+client's puts in the table never exceed `commits_in_flight_max`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ...ipc import messages
+from ...shm.layout import NAMESPACE_TAG_BYTES, span_bytes
+from .deadlines import Deadlines
+from .entries import Entry
+from .room import Need
+
+
+class Stage(Enum):
+    """Where a put stands."""
+
+    WAITING = "waiting"
+    FILLING = "filling"
+    ENDING = "ending"
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """One put. `received_bytes` of the image have been announced by parts, `handed_bytes` given to the copier."""
+
+    number: int
+    client: int
+    uid: int
+    commit: messages.Commit
+    stage: Stage = Stage.WAITING
+    entry: Entry | None = None
+    parts: deque[messages.Part] = field(default_factory=deque)
+    copying: deque[int] = field(default_factory=deque)
+    received_bytes: int = 0
+    handed_bytes: int = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.commit.key
+
+    @property
+    def tag(self) -> bytes:
+        return self.commit.key[:NAMESPACE_TAG_BYTES]
+
+    @property
+    def whole(self) -> bool:
+        """Whether its last part has arrived: it no longer needs its sender."""
+        return self.received_bytes == self.commit.image_bytes
+
+    @property
+    def need(self) -> Need:
+        commit = self.commit
+        return Need(commit.key, span_bytes(commit.image_bytes), commit.tokens)
+
+
+class Puts:
+    """The table. A put idle for `idle_s` while parts are missing is due to be refused."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._made = 0
+        self._by_number: dict[int, Put] = {}
+        self._by_request: dict[tuple[int, int], Put] = {}
+        self._by_client: dict[int, set[int]] = {}
+        self._settling: set[int] = set()
+        self._idle: Deadlines[int] = Deadlines()
+        self.queue: deque[Put] = deque()
+        self.parked: deque[Put] = deque()
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def made(self) -> int:
+        """How many puts were begun: the number of the newest one."""
+        return self._made
+
+    @property
+    def settling(self) -> bool:
+        """Whether spans of puts are about to be published or freed without their senders' doing."""
+        return bool(self._settling)
+
+    def begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> Put:
+        """A new put, at the end of the queue."""
+        self._made += 1
+        put = Put(self._made, client, uid, commit)
+        self._by_number[put.number] = put
+        self._by_request[client, commit.id] = put
+        self._by_client.setdefault(client, set()).add(put.number)
+        self._idle.set(put.number, now + self._idle_s)
+        self.queue.append(put)
+        return put
+
+    def number(self, number: int) -> Put:
+        """The put that a copy belongs to."""
+        return self._by_number[number]
+
+    def of_request(self, client: int, request: int) -> Put | None:
+        """The put that a client's part belongs to, unless it was answered already."""
+        return self._by_request.get((client, request))
+
+    def of_client(self, client: int) -> list[Put]:
+        """A client's puts, oldest first."""
+        return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
+
+    def count_of(self, client: int) -> int:
+        return len(self._by_client.get(client, ()))
+
+    def received(self, put: Put, part: messages.Part, now: float) -> None:
+        """The put's next part has arrived."""
+        put.received_bytes += part.part_bytes
+        put.parts.append(part)
+        if put.whole:
+            self._idle.drop(put.number)
+            if put.stage is Stage.FILLING:
+                self._settling.add(put.number)
+        else:
+            self._idle.set(put.number, now + self._idle_s)
+
+    def placed(self, put: Put, entry: Entry) -> None:
+        """The put has its span."""
+        put.entry = entry
+        put.stage = Stage.FILLING
+        if put.whole:
+            self._settling.add(put.number)
+
+    def answered(self, put: Put) -> None:
+        """The put's outcome was told: it stays only for the copies that are still under way."""
+        put.parts.clear()
+        self._by_request.pop((put.client, put.commit.id), None)
+        self._idle.drop(put.number)
+        if put.copying:
+            put.stage = Stage.ENDING
+            self._settling.add(put.number)
+        else:
+            self._forget(put)
+
+    def idle(self, now: float) -> Put | None:
+        """A put whose next part is overdue."""
+        number = self._idle.pop_due(now)
+        return None if number is None else self._by_number[number]
+
+    def next_timer(self) -> float | None:
+        return self._idle.next_timer()
+
+    def leave_queue(self, put: Put) -> None:
+        """The put waits for room no longer."""
+        for queue in (self.queue, self.parked):
+            if put in queue:
+                queue.remove(put)
+
+    def unpark(self) -> None:
+        """Those that waited for the ring to grow are first in the queue again."""
+        self.queue.extendleft(reversed(self.parked))
+        self.parked.clear()
+
+    def __iter__(self) -> Iterator[Put]:
+        return iter(self._by_number.values())
+
+    def check_invariants(self, in_flight_max: int) -> None:
+        """Asserts what the module's docstring promises."""
+        self._idle.check_invariants()
+        waiting = {put.number for put in (*self.queue, *self.parked)}
+        assert len(waiting) == len(self.queue) + len(self.parked)
+        for put in self:
+            assert (put.stage is Stage.WAITING) == (put.entry is None) == (put.number in waiting)
+            assert put.handed_bytes <= put.received_bytes <= put.commit.image_bytes
+            settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)
+            assert settling == (put.number in self._settling)
+            assert put.stage is not Stage.ENDING or put.copying
+            assert put.stage is not Stage.FILLING or not put.parts
+            waits_for_parts = put.stage is not Stage.ENDING and not put.whole
+            assert waits_for_parts == (put.number in self._idle)
+        assert sum(map(len, self._by_client.values())) == len(self)
+        assert all(len(own) <= in_flight_max for own in self._by_client.values())
+
+    def _forget(self, put: Put) -> None:
+        del self._by_number[put.number]
+        self._settling.discard(put.number)
+        own = self._by_client[put.client]
+        own.discard(put.number)
+        if not own:
+            del self._by_client[put.client]

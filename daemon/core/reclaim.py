@@ -1,0 +1,167 @@
+"""Scans: when one is asked for, and what follows from its outcome.
+
+Owns the timing of scans, the attempt that is being made for the put at the head of the queue, and bringing the store
+back under a budget that was lowered. The order is always: hide, Scan, Scanned, free; `memory` sees to it that nothing
+is freed otherwise.
+
+Invariants: one Scan is in flight at most. An attempt ends: each of its rounds frees a span, or is one of
+FRUITLESS_MAX that did not. Retired spans that stay pinned are looked at again after `rescan_s`, twice as long each
+time that nothing came of it, up to RESCAN_S_MAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from .claims import Claims
+from .effects import Scan
+from .memory import Memory
+from .outbox import Outbox
+from .room import Cursor, Need, Room
+from .tenure import Tenure
+
+FRUITLESS_MAX: Final = 2
+RESCAN_S_MAX: Final = 2.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Making room for one put. `scans` made since it began, `fruitless` ones in a row."""
+
+    need: Need
+    cursor: Cursor = field(default_factory=Cursor)
+    scans: int = 0
+    fruitless: int = 0
+
+
+class Reclaim:
+    """Turns needs into scans, and scans into room."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        room: Room,
+        tenure: Tenure,
+        claims: Claims,
+        outbox: Outbox,
+        rescan_s: float,
+    ) -> None:
+        self._memory = memory
+        self._room = room
+        self._tenure = tenure
+        self._claims = claims
+        self._outbox = outbox
+        self._rescan_s_min = rescan_s
+        self._rescan_s = rescan_s
+        self._rescan_at: float | None = None
+        self._attempt: Attempt | None = None
+
+    def next_timer(self) -> float | None:
+        """When `tick` has something to do."""
+        return None if self._memory.scan_in_flight else self._rescan_at
+
+    def drop_attempt(self) -> None:
+        """The put at the head is another one from now on."""
+        self._attempt = None
+
+    def make_room(self, need: Need) -> str:
+        """Goes on making room for the put at the head of the queue, which does not fit.
+
+        Returns:
+            "scanning" (an outcome is on its way), "looking" (call again, after a while), or "none": nothing that may
+            go would help.
+        """
+        memory = self._memory
+        if memory.scan_in_flight or memory.scan_due:
+            self.scan_if_due()
+            return "scanning"
+        if self._attempt is None:
+            self._attempt = Attempt(need)
+        attempt = self._attempt
+        if attempt.fruitless >= FRUITLESS_MAX:
+            return "none"
+        choice = self._room.choose(need, attempt.cursor)
+        if choice.victims:
+            memory.hide(choice.victims.items())
+        elif choice.looking:
+            return "looking"
+        elif attempt.scans and not memory.may_yet_free:
+            return "none"
+        # Without victims the scan tells what is pinned by now, and whether retired spans have become free.
+        self._scan()
+        return "scanning"
+
+    def scan_if_due(self) -> None:
+        """Asks for a scan if something was unpublished that none has looked at."""
+        if self._memory.scan_due and not self._memory.scan_in_flight:
+            self._scan()
+
+    def trim(self) -> None:
+        """Chooses victims while the store is over a budget that was lowered."""
+        memory = self._memory
+        if memory.scan_in_flight or memory.scan_due or not memory.over_budget():
+            return
+        choice = self._room.choose(Need(), Cursor())
+        if choice.victims:
+            memory.hide(choice.victims.items())
+            self._scan()
+
+    def scanned(self, pinned: frozenset[int], now: float) -> None:
+        """Carries out what a scan found."""
+        memory, attempt = self._memory, self._attempt
+        memory.last_pinned = pinned
+        victims = memory.victims_in_scan()
+        outcome = memory.scanned(pinned, now, spare_victims=self._spares(pinned))
+        if attempt is not None:
+            attempt.scans += 1
+            if outcome.freed:
+                attempt.fruitless = 0
+            elif victims:
+                attempt.fruitless += 1
+        self._outbox.counters.republished += len(outcome.republished)
+        for entry in outcome.victims:
+            self._tenure.victim_gone(entry)
+        for entry in outcome.republished:
+            self._outbox.tell(self._claims.committed(entry.key))
+        self._time_rescan(now, something_freed=bool(outcome.freed))
+
+    def tick(self, now: float) -> None:
+        """Looks again at retired spans, and again for something to trim."""
+        if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
+            return
+        self._rescan_at = None
+        self.trim()
+        if not self._memory.scan_in_flight and self._memory.holds_back:
+            self._scan()
+        elif not self._memory.scan_in_flight:
+            self._time_rescan(now, something_freed=False)
+
+    def check_invariants(self) -> None:
+        """Asserts that whatever waits for a scan gets one."""
+        memory = self._memory
+        assert memory.scan_in_flight or not memory.scan_due, "unpublished, and no scan asked for"
+        stuck = memory.holds_back or memory.over_budget()
+        assert memory.scan_in_flight or not stuck or self._rescan_at is not None
+
+    def _scan(self) -> None:
+        self._memory.begin_scan()
+        self._outbox.counters.scans += 1
+        self._outbox.add(Scan())
+
+    def _spares(self, pinned: frozenset[int]) -> bool:
+        """Whether victims that nobody pins may stay after all, since the room is no longer wanted, or of no use."""
+        victims = self._memory.victims_in_scan()
+        if self._attempt is None:
+            return not self._memory.over_budget()
+        if not any(entry.span_id in pinned for entry in victims):
+            return False
+        return self._room.obstacle(self._attempt.need) is not None
+
+    def _time_rescan(self, now: float, *, something_freed: bool) -> None:
+        if not self._memory.holds_back and not self._memory.over_budget():
+            self._rescan_at, self._rescan_s = None, self._rescan_s_min
+            return
+        longer = min(2 * self._rescan_s, RESCAN_S_MAX)
+        self._rescan_s = self._rescan_s_min if something_freed else longer
+        self._rescan_at = now + self._rescan_s

@@ -1,0 +1,263 @@
+"""What must go so that a put fits: chosen by the policy, without touching anything.
+
+Knows the budgets, the ring's holes, the index's buckets, and what must stay: spans being filled, spans pinned by
+message, and spans that the last scan found pinned. That last set is a hint only (whether a victim may be reused is
+decided by a scan after it was unpublished), but one that keeps entries in use from flickering.
+
+Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
+put that cannot fit costs nobody an entry. A round looks at a bounded number of entries. What must stay is walked only
+when the quick way fails.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from ...shm.ring import Window
+from .entries import Entry, State
+from .memory import Memory
+from .pins import Pins
+
+VICTIMS_MAX: Final = 256
+LOOKS_MAX: Final = 1024
+ANCHORS_MAX: Final = 8
+BATCH_BYTES_MAX: Final = 64 << 20
+BATCH_SHARE: Final = 64
+BATCH_ENTRIES_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a put takes. An empty need (no key) stands for bringing the store back under its budgets."""
+
+    key: bytes | None = None
+    span_bytes: int = 0
+    tokens: int = 0
+
+    @property
+    def entries(self) -> int:
+        return 0 if self.key is None else 1
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far the search for one need has come, from round to round.
+
+    `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries were
+    looked at in vain.
+    """
+
+    window_at: int | None = None
+    skip: int = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """Victims with the reason for each. `looking`: none among those looked at; ask again."""
+
+    victims: dict[Entry, str] = field(default_factory=dict)
+    looking: bool = False
+
+
+class Room:
+    """Chooses victims in `memory`."""
+
+    def __init__(self, memory: Memory, pins: Pins) -> None:
+        self._memory = memory
+        self._pins = pins
+
+    def choose(self, need: Need, cursor: Cursor) -> Choice:
+        """The next victims; none where nothing that may go would help."""
+        choice = Choice()
+        if need.key is not None:
+            ring = self._memory.ring
+            if ring.largest_free_bytes < need.span_bytes:
+                window = self._window(need, cursor.window_at)
+                if window is None:
+                    return choice
+                for offset in window.spans:
+                    choice.victims[self._memory.at(offset)] = "capacity"
+                if not window.enough:
+                    cursor.window_at = window.low
+                    return choice
+            if not self._bucket_has_room(need.key, choice):
+                victim = self._coldest_of_bucket(need.key)
+                if victim is None:
+                    return Choice()
+                choice.victims[victim] = "index_bucket"
+        return self._meet_budgets(need, choice, cursor)
+
+    def obstacle(self, need: Need) -> str | None:
+        """What keeps a put out even if everything goes that may, by name; None where nothing does."""
+        memory = self._memory
+        budget = memory.budget
+        stays = self._stays()
+        counted = [entry for entry in stays if entry.state is not State.RETIRED]
+        if len(counted) + need.entries > budget.max_entries:
+            return "max_entries"
+        if sum(entry.span_bytes for entry in stays) + need.span_bytes > budget.max_bytes:
+            return "max_bytes"
+        tokens = sum(entry.tokens for entry in counted)
+        if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
+            return "max_tokens"
+        if need.key is not None:
+            if not self._gaps(need.span_bytes, stays):
+                return "ring"
+            if not any(
+                entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)
+            ):
+                return "index bucket"
+        return None
+
+    def staying_bytes(self) -> int:
+        """Bytes of what must stay."""
+        return sum(entry.span_bytes for entry in self._stays())
+
+    def _must_stay(self, entry: Entry) -> bool:
+        return (
+            entry.state is State.FILLING
+            or entry.span_id in self._memory.last_pinned
+            or (entry.state is State.LIVE and self._pins.holds(entry.span_id))
+        )
+
+    def _may_go(self, entry: Entry) -> bool:
+        return entry.state is State.LIVE and not self._must_stay(entry)
+
+    def _stays(self) -> list[Entry]:
+        """Every span that must stay, once. Walks pins and puts in flight, not entries."""
+        memory = self._memory
+        found = {entry.span_id: entry for entry in memory.filling}
+        for span_id in (*memory.last_pinned, *self._pins.spans()):
+            entry = memory.span(span_id)
+            if entry is not None and self._must_stay(entry):
+                found[span_id] = entry
+        return list(found.values())
+
+    def _gaps(self, size_bytes: int, stays: list[Entry]) -> list[tuple[int, int]]:
+        """Stretches (low, high) of the ring, at least `size_bytes` long, in which nothing must stay; by offset."""
+        edges = sorted({(entry.offset, entry.offset + entry.span_bytes) for entry in stays})
+        edges.append((self._memory.ring.capacity_bytes,) * 2)
+        low, gaps = 0, []
+        for begins, ends in edges:
+            if begins - low >= size_bytes:
+                gaps.append((low, begins))
+            low = ends
+        return gaps
+
+    def _window(self, need: Need, window_at: int | None) -> Window | None:
+        if window_at is not None and self._memory.ring.is_hole(window_at):
+            window = self._window_around(window_at, need)
+            if window is not None:
+                return window
+        anchors = 0
+        for entry in self._coldest(LOOKS_MAX):
+            window = self._window_around(entry.offset, need)
+            if window is not None and window.enough:
+                return window
+            anchors += 1
+            if anchors == ANCHORS_MAX:
+                break
+        return self._window_between_pins(need)
+
+    def _window_between_pins(self, need: Need) -> Window | None:
+        """The window around the coldest entry where there is room enough between what stays."""
+        if self.obstacle(need) is not None:
+            return None
+        gaps = self._gaps(need.span_bytes, [*self._stays(), *self._memory.unpublished()])
+        lows = [low for low, _ in gaps]
+        for entry in self._coldest(LOOKS_MAX) if gaps else ():
+            at = bisect_right(lows, entry.offset) - 1
+            if at >= 0 and entry.offset < gaps[at][1]:
+                return self._window_around(entry.offset, need)
+        if not gaps:
+            return None
+        # Whatever stands in the widest gap is warm; but it is all there is.
+        low, _ = max(gaps, key=lambda gap: gap[1] - gap[0])
+        return self._window_around(low, need)
+
+    def _window_around(self, offset: int, need: Need) -> Window | None:
+        memory = self._memory
+        return memory.ring.window(
+            offset,
+            need.span_bytes,
+            lambda o: self._may_go(memory.at(o)),
+            lambda o: memory.policy.rank(memory.at(o).span_id),
+            VICTIMS_MAX,
+        )
+
+    def _coldest(self, looks: int, skip: int = 0) -> Iterator[Entry]:
+        """Entries that may go, coldest first, among `looks` of the coldest."""
+        for span_id in islice(self._memory.policy.coldest(), skip, skip + looks):
+            entry = self._memory.span(span_id)
+            assert entry is not None, "the policy knows a span that is gone"
+            if self._may_go(entry):
+                yield entry
+
+    def _bucket(self, key: bytes) -> list[Entry | None]:
+        """What stands where `key` may stand."""
+        index = self._memory.index
+        return [self._memory.span(index.read(slot).span_id) for slot in index.candidates(key)]
+
+    def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
+        return any(entry is None or entry in choice.victims for entry in self._bucket(key))
+
+    def _coldest_of_bucket(self, key: bytes) -> Entry | None:
+        may_go = [entry for entry in self._bucket(key) if entry is not None and self._may_go(entry)]
+        rank = self._memory.policy.rank
+        return min(may_go, key=lambda entry: rank(entry.span_id), default=None)
+
+    def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor) -> Choice:
+        """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""
+        over, want = self._wanted(need, choice)
+        if max(want.values()) <= 0:
+            return choice
+        victims = choice.victims
+        for entry in self._coldest(LOOKS_MAX, cursor.skip):
+            if len(victims) >= VICTIMS_MAX or max(want.values()) <= 0:
+                break
+            if entry in victims:
+                continue
+            gives = {"entries": 1, "tokens": entry.tokens, "capacity": entry.span_bytes}
+            reason = next((what for what in want if want[what] > 0 and gives[what]), None)
+            if reason is None:
+                continue
+            victims[entry] = reason
+            for what, much in gives.items():
+                over[what] -= much
+                want[what] -= much
+        if max(over.values()) <= 0 or need.key is None:
+            return choice
+        if self.obstacle(need) is not None:
+            return Choice()
+        if not victims and cursor.skip < len(self._memory.policy):
+            cursor.skip += LOOKS_MAX
+            return Choice(looking=True)
+        return choice
+
+    def _wanted(self, need: Need, choice: Choice) -> tuple[dict[str, int], dict[str, int]]:
+        """What the need is over budget by, and what to free in view of the puts to come."""
+        memory, budget, victims = self._memory, self._memory.budget, choice.victims
+        gone_bytes = sum(entry.span_bytes for entry in victims)
+        over = {
+            "entries": memory.taken_entries + need.entries - budget.max_entries - len(victims),
+            "tokens": 0,
+            "capacity": memory.ring.used_bytes + need.span_bytes - budget.max_bytes - gone_bytes,
+        }
+        if budget.max_tokens is not None:
+            gone_tokens = sum(entry.tokens for entry in victims)
+            over["tokens"] = memory.taken_tokens + need.tokens - budget.max_tokens - gone_tokens
+        want = dict(over)
+        if need.key is None:
+            return over, want
+        if over["entries"] > 0:
+            want["entries"] += min(budget.max_entries // BATCH_SHARE, BATCH_ENTRIES_MAX)
+        if over["tokens"] > 0 and budget.max_tokens is not None:
+            want["tokens"] += budget.max_tokens // BATCH_SHARE
+        if over["capacity"] > 0 or "capacity" in victims.values():
+            batch = min(memory.ring.capacity_bytes // BATCH_SHARE, BATCH_BYTES_MAX)
+            want["capacity"] = max(over["capacity"], batch - gone_bytes)
+        return over, want

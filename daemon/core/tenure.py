@@ -1,0 +1,102 @@
+"""How long entries stay: their time to live, pins by message, and the one way in which each leaves.
+
+Owns the entries' deadlines, and that whatever ends an entry ends its deadline and its pins and is counted once, by
+reason: capacity, entries, tokens, index_bucket (victims); ttl, explicit, cleared, invalidated.
+"""
+
+from __future__ import annotations
+
+from .deadlines import Deadlines
+from .entries import Entry
+from .memory import Memory
+from .outbox import Outbox
+from .pins import Pins
+
+
+class Tenure:
+    """Entries coming, staying and going, on top of `memory`."""
+
+    def __init__(
+        self, memory: Memory, pins: Pins, outbox: Outbox, default_ttl_s: float | None
+    ) -> None:
+        self._memory = memory
+        self._pins = pins
+        self._outbox = outbox
+        self._default_ttl_s = default_ttl_s
+        self._expiry: Deadlines[int] = Deadlines()
+
+    def ttl_s(self, asked_s: float | None) -> float | None:
+        """The time to live of a put that asks for `asked_s`."""
+        return self._default_ttl_s if asked_s is None else asked_s
+
+    def next_timer(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._expiry.next_timer()
+
+    def begin(self, entry: Entry, ttl_s: float | None, now: float) -> None:
+        """An entry was published now."""
+        entry.ttl_s = ttl_s
+        entry.used_at = now
+        if ttl_s is not None:
+            self.expires(entry, now + ttl_s)
+
+    def expires(self, entry: Entry, when: float) -> None:
+        """Gives the entry a (new) end."""
+        entry.expires_at = when
+        self._expiry.set(entry.span_id, when)
+
+    def used(self, entry: Entry, now: float) -> None:
+        """A hit, or a put of what is there."""
+        entry.used_at = now
+        entry.uses += 1
+        self._memory.policy.accessed(entry.span_id, now)
+
+    def touch(self, entry: Entry, now: float) -> None:
+        """Renews recency and time to live."""
+        self.used(entry, now)
+        if entry.ttl_s is not None:
+            self.expires(entry, now + entry.ttl_s)
+
+    def end(self, entry: Entry, reason: str, *, announce: bool = True) -> None:
+        """The entry goes, whoever pins it; its span as soon as no reader does."""
+        self._memory.retire(entry, reason)
+        self._gone(entry, reason, announce=announce)
+
+    def victim_gone(self, entry: Entry) -> None:
+        """A victim's span was freed (or its key stored anew meanwhile)."""
+        self._gone(entry, entry.reason, announce=True)
+
+    def expire(self, now: float, most: int) -> None:
+        """Ends up to `most` entries whose time is up. One that is pinned by message stays as long as that."""
+        for _ in range(most):
+            span_id = self._expiry.pop_due(now)
+            if span_id is None:
+                return
+            entry = self._memory.entries.of_span(span_id)
+            assert entry is not None, "a deadline outlived its entry"
+            if self._pins.holds(span_id):
+                self._expiry.set(span_id, self._pins.last_until(span_id))
+            else:
+                self.end(entry, "ttl")
+
+    def check_invariants(self) -> None:
+        """Asserts that deadlines and pins belong to entries that are stored."""
+        self._expiry.check_invariants()
+        self._pins.check_invariants()
+        stored = {entry.span_id: entry for entry in self._memory.entries}
+        assert all(span_id in stored for span_id in self._pins.spans())
+        limited = {number for number, entry in stored.items() if entry.expires_at is not None}
+        assert len(self._expiry) == len(limited)
+        assert all(number in self._expiry for number in limited)
+
+    def _gone(self, entry: Entry, reason: str, *, announce: bool) -> None:
+        self._expiry.drop(entry.span_id)
+        self._pins.span_gone(entry.span_id)
+        counters = self._outbox.counters
+        counters.evictions[reason] += 1
+        counters.evicted_bytes += entry.span_bytes
+        if announce:
+            event = "expire" if reason == "ttl" else "evict"
+            self._outbox.announce(
+                event, key=entry.key.hex(), reason=reason, span_bytes=entry.span_bytes
+            )
