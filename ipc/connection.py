@@ -110,25 +110,32 @@ class Connection:
 
     # ---- what comes in
 
-    def receive_data(self, data: bytes, fds: Sequence[int] = ()) -> Arrival:
-        """Takes what one read returned. What a peer did wrong is in `Arrival.failure`."""
+    def receive_data(
+        self, data: bytes, fds: Sequence[int] = (), cut: ProtocolError | None = None
+    ) -> Arrival:
+        """Takes what one read returned; `cut` if descriptors were lost on the way.
+
+        What the peer did wrong is not raised: it is in `Arrival.failure`.
+        """
         arrival = Arrival()
         self._fds.extend(fds)
         if self.state is not State.CLOSED:
-            self._read(data, arrival)
+            self._read(data, cut, arrival)
         if self.state is State.CLOSED:
             arrival.discarded += self.close()
         return arrival
 
-    def _read(self, data: bytes, arrival: Arrival) -> None:
+    def _read(self, data: bytes, cut: ProtocolError | None, arrival: Arrival) -> None:
         try:
             for found in self._reader.feed(data):
                 self._take(found, arrival)
             self._refuse_strays()
+            if cut is not None:
+                raise cut
         except ProtocolError as failure:
-            self.fail(failure, arrival)
+            self._fail(failure, arrival)
 
-    def fail(self, failure: ProtocolError, arrival: Arrival) -> None:
+    def _fail(self, failure: ProtocolError, arrival: Arrival) -> None:
         """Ends the connection for what the peer did; a server tells it why."""
         arrival.failure = failure
         arrival.discarded += self.close()

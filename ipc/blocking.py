@@ -1,0 +1,178 @@
+"""A socket in threads with its connection: what a client's callers and background thread share.
+
+Owns: the socket, the locks around it, messages that nobody took yet. Does not own the protocol
+(`connection`), nor who waits for which answer.
+
+Any thread may send, one at a time receives, any may close: who waits in the channel then leaves.
+
+Invariants: as in `channel`; and nobody waits for a lock longer than its own time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Self
+
+from ..errors import DaemonUnavailable, TensordError, TimedOut
+from .connect import connect
+from .connection import Connection, Delivery
+from .descriptors import close_all, read, write
+from .messages import Attach, Hello
+from .words import Message
+
+
+class BlockingChannel:
+    """One daemon, for threads: any may `send`, one at a time may `receive`, any may `close`."""
+
+    def __init__(self, sock: socket.socket, connection: Connection, name: str = "the peer") -> None:
+        sock.setblocking(False)
+        self.connection = connection
+        self.closed = False
+        self._name = name
+        self._sock = sock
+        self._ready: deque[Delivery] = deque()
+        self._failure: TensordError | None = None
+        # Reentrant: a signal handler may close what its own thread waits on.
+        self._receiving = threading.RLock()
+        self._sending = threading.RLock()
+        self._state = threading.Lock()
+
+    @classmethod
+    def connect(
+        cls,
+        path: str | os.PathLike[str],
+        timeout_s: float,
+        connection: Connection | None = None,
+    ) -> Self:
+        """Raises what `connect.connect` raises; `connection` is a control client unless given."""
+        sock = connect(path, timeout_s)
+        return cls(sock, connection or Connection.control_client(), f"the daemon at {path}")
+
+    def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
+        """Sends in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
+
+        After TimedOut either nothing was sent, or (a message cut in two, or the handshake) the
+        channel is closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._sending.acquire(timeout=max(0.0, timeout_s)):
+            raise self._timed_out("others are sending", timeout_s)
+        try:
+            self._check_open()
+            with self._state:
+                data = self.connection.send(*messages, fds=len(fds))
+            sent = self._write(data, fds, deadline)
+            if sent == len(data):
+                return
+            if sent or isinstance(messages[0], Hello | Attach):
+                self._shut()
+            else:
+                with self._state:
+                    self.connection.unsent(*messages)
+            raise self._timed_out("it does not read", timeout_s)
+        finally:
+            self._sending.release()
+
+    def receive(self, timeout_s: float) -> Delivery:
+        """The next message and its descriptors, which are now the caller's.
+
+        Raises TimedOut, DaemonUnavailable when the daemon has gone, ProtocolError when it is not
+        to be understood; close the channel after the latter two.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._receiving.acquire(timeout=max(0.0, timeout_s)):
+            raise self._timed_out("another thread is receiving", timeout_s)
+        try:
+            while not self._ready:
+                if self._failure is not None:
+                    raise self._failure
+                self._check_open()
+                if not self._read() and not self._wait(select.POLLIN, deadline):
+                    raise self._timed_out("it sent nothing", timeout_s)
+            return self._ready.popleft()
+        finally:
+            self._receiving.release()
+
+    def close(self) -> None:
+        """Ends the channel, wakes whoever waits in it, closes descriptors that nobody took."""
+        self._shut()
+        # Those who wait leave now; the number of the socket must not be reused under them.
+        with self._receiving, self._sending:
+            self._sock.close()
+            self._drop()
+
+    def close_in_child(self) -> None:
+        """For the child of a fork: gives up its copies; the parent's connection goes on."""
+        self.closed = True
+        self._sock.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._ready:
+            close_all(self._ready.popleft()[1])
+        close_all(self.connection.close())
+
+    def _shut(self) -> None:
+        self.closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _read(self) -> bool:
+        """False if there was nothing to read."""
+        try:
+            chunk = read(self._sock)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._failure = self._gone(error.strerror)
+            return True
+        if not chunk.data:
+            self._failure = self._gone("it closed the connection")
+            return True
+        with self._state:
+            arrival = self.connection.receive_data(*chunk)
+        close_all(arrival.discarded)
+        self._ready.extend(arrival.messages)
+        if arrival.failure is not None:
+            self._failure = arrival.failure
+        return True
+
+    def _write(self, data: bytes, fds: Sequence[int], deadline: float) -> int:
+        """How many bytes went before the deadline."""
+        sent = 0
+        view = memoryview(data)
+        while sent < len(data):
+            try:
+                sent += write(self._sock, view[sent:], () if sent else fds)
+            except BlockingIOError:
+                if not self._wait(select.POLLOUT, deadline):
+                    break
+            except OSError as error:
+                raise self._gone(error.strerror) from None
+        return sent
+
+    def _wait(self, events: int, deadline: float) -> bool:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, events)
+        return bool(poll.poll(left_s * 1000))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise DaemonUnavailable(f"the connection to {self._name} is closed: connect anew")
+
+    def _gone(self, reason: str | None) -> DaemonUnavailable:
+        return DaemonUnavailable(f"{self._name} is gone ({reason}): connect anew")
+
+    def _timed_out(self, reason: str, timeout_s: float) -> TimedOut:
+        return TimedOut(f"{self._name} within {timeout_s} s: {reason}")

@@ -1,0 +1,204 @@
+"""A socket on a loop with its connection: bytes and descriptors to typed messages, and back.
+
+Owns: the socket, what it would not take yet, messages that nobody took yet.
+Does not own the protocol (`connection`), nor what messages mean.
+
+One reader on the raw socket, on asyncio or uvloop. No transports: uvloop's lose descriptors that
+come with a transport's read.
+
+Invariants: messages are delivered in the order they were sent, also those that came before the peer
+went away or broke the rules. A delivered descriptor belongs to whoever took it, every other one is
+closed by `close`. Descriptors given to `send` stay the caller's, who may close them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+from ..errors import LimitReached, TensordError
+from .blocking import BlockingChannel as BlockingChannel
+from .connection import Connection, Delivery
+from .descriptors import OutBuffer, close_all, read, write
+from .states import State
+from .words import Message
+
+OUT_BYTES_MAX: Final = 1 << 20
+INBOX_MESSAGES_MAX: Final = 256
+
+
+class AsyncChannel:
+    """One peer on the running loop. All methods are to be called on that loop's thread.
+
+    With `on_message` messages are given to it as they come; without, the channel is an asynchronous
+    iterator of (message, fds), and stops reading while `inbox_messages_max` of them wait.
+    `on_closed` is called once, from the loop: with what the peer did wrong, or None.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: Connection,
+        *,
+        on_message: Callable[[Any, tuple[int, ...]], None] | None = None,
+        on_closed: Callable[[TensordError | None], None] | None = None,
+        out_bytes_max: int = OUT_BYTES_MAX,
+        inbox_messages_max: int = INBOX_MESSAGES_MAX,
+    ) -> None:
+        sock.setblocking(False)
+        self.connection = connection
+        self.closed = False
+        self.failure: TensordError | None = None
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._inbox: deque[Delivery] = deque()
+        self._inbox_max = inbox_messages_max
+        self._out = OutBuffer(out_bytes_max)
+        self._out_broken = False  # the peer takes nothing any more; what it sent is still read
+        self._reading = False
+        self._taker: asyncio.Future[None] | None = None
+        self.resume()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._out.held_bytes
+
+    def pause(self) -> None:
+        """Stop reading: the peer will feel it when the socket's buffer is full."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        if not self._reading and not self.closed:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
+        """Sends in one call, or keeps what the socket does not take. Never blocks.
+
+        False if the channel is closed, or was closed because the peer has left too much unread.
+        Raises what `Connection.send` raises for messages that may not be sent.
+        """
+        if self.closed or self.connection.state is State.CLOSED:
+            return False
+        self._write(self.connection.send(*messages, fds=len(fds)), fds)
+        if self.connection.state is State.CLOSED:
+            self._end(None)
+        return not self.closed
+
+    def close(self) -> None:
+        """Ends the channel; messages that nobody took are dropped and their descriptors closed."""
+        self._end(None)
+        while self._inbox:
+            close_all(self._inbox.popleft()[1])
+
+    def __aiter__(self) -> Self:
+        assert self._on_message is None, "messages go to on_message"
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._inbox:
+            if self.closed:
+                raise StopAsyncIteration
+            self._taker = self._loop.create_future()
+            await self._taker
+        delivery = self._inbox.popleft()
+        if len(self._inbox) <= self._inbox_max // 2:
+            self.resume()
+        return delivery
+
+    def _readable(self) -> None:
+        try:
+            chunk = read(self._sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._end(None)
+            return
+        if not chunk.data:
+            self._end(None)
+            return
+        arrival = self.connection.receive_data(*chunk)
+        close_all(arrival.discarded)
+        self._deliver(arrival.messages)
+        if arrival.replies:
+            self._write(arrival.replies)
+        if arrival.failure is not None or self.connection.state is State.CLOSED:
+            self._end(arrival.failure)
+
+    def _deliver(self, messages: list[Delivery]) -> None:
+        if self._on_message is None:
+            self._inbox.extend(messages)
+            if len(self._inbox) >= self._inbox_max:
+                self.pause()
+            self._wake()
+            return
+        rest = iter(messages)
+        try:
+            for message, fds in rest:
+                self._on_message(message, fds)
+                if self.closed:
+                    break
+        except BaseException:
+            self._end(None)
+            raise
+        finally:
+            for _, fds in rest:
+                close_all(fds)
+
+    def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
+        if self._out_broken or self.closed:
+            return
+        sent = 0
+        try:
+            if not self._out:
+                try:
+                    sent = write(self._sock, data, fds)
+                except BlockingIOError:
+                    pass
+                if sent == len(data):
+                    return
+                self._loop.add_writer(self._fd, self._writable)
+            self._out.push(memoryview(data)[sent:], () if sent else fds)
+        except LimitReached as unread:
+            self._end(unread)
+        except OSError:
+            self._break_out()
+
+    def _writable(self) -> None:
+        try:
+            self._out.flush(self._sock)
+        except OSError:
+            self._break_out()
+        else:
+            if not self._out:
+                self._loop.remove_writer(self._fd)
+
+    def _break_out(self) -> None:
+        self._out_broken = True
+        self._out.clear()
+        self._loop.remove_writer(self._fd)
+
+    def _end(self, failure: TensordError | None) -> None:
+        if self.closed:
+            return
+        self.pause()
+        self.closed = True
+        self.failure = failure
+        self._break_out()
+        close_all(self.connection.close())
+        self._sock.close()
+        if self._on_closed is not None:
+            self._loop.call_soon(self._on_closed, failure)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)

@@ -1,0 +1,100 @@
+"""Reaching a daemon's socket, or saying what to do about it.
+
+Owns: the connect call, its time limit, and the texts of its failures. Does not own where the socket
+stands (`places`), nor what is said on it.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from ..errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
+from .places import SOCKET_PATH_BYTES_MAX
+
+
+def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
+    """A connected, non-blocking Unix stream socket.
+
+    Raises DaemonUnavailable, SocketForbidden or TimedOut (a full backlog), and BadConfiguration for
+    a path that no Unix socket can have.
+    """
+    where = Path(path)
+    size = len(os.fsencode(where))
+    if size > SOCKET_PATH_BYTES_MAX:
+        raise BadConfiguration(
+            f"the socket's path {where} has {size} bytes; a Unix socket's has at most "
+            f"{SOCKET_PATH_BYTES_MAX}: set TENSORD_SOCKET to a shorter one"
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # A non-blocking connect to a full backlog fails at once; a blocking one waits for its turn,
+        # for as long as the send timeout says.
+        _set_send_timeout(sock, max(timeout_s, 1e-6))
+        sock.connect(os.fspath(where))
+        _set_send_timeout(sock, 0)
+        sock.setblocking(False)
+    except BlockingIOError:
+        sock.close()
+        raise TimedOut(
+            f"the daemon at {where} did not accept within {timeout_s} s: it is stopped or busy; "
+            "see `tensorctl health`"
+        ) from None
+    except PermissionError:
+        sock.close()
+        raise SocketForbidden(_forbidden(where)) from None
+    except OSError as error:
+        sock.close()
+        raise DaemonUnavailable(
+            f"no daemon at {where} ({error.strerror}): start it with `systemctl start tensord`, or "
+            "run `tensord`; TENSORD_SOCKET names another socket"
+        ) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_send_timeout(sock: socket.socket, seconds: float) -> None:
+    whole = int(seconds)
+    sock.setsockopt(
+        socket.SOL_SOCKET,
+        socket.SO_SNDTIMEO,
+        struct.pack("@ll", whole, int((seconds - whole) * 1e6)),
+    )
+
+
+def _forbidden(where: Path) -> str:
+    uid = os.geteuid()
+    try:
+        found = where.stat()
+    except OSError:
+        return (
+            f"uid {uid} may not look into {where.parent}, where the socket {where.name} stands: "
+            "ask for access to that folder, or set TENSORD_SOCKET to another daemon's socket"
+        )
+    group = _group(found.st_gid)
+    return (
+        f"uid {uid} may not use the socket {where}, which belongs to uid {found.st_uid} and group "
+        f"{group} with mode {stat.S_IMODE(found.st_mode):04o}: join the group "
+        f"(`usermod -aG {group} {_user(uid)}`, then log in again), or set TENSORD_SOCKET"
+    )
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
