@@ -181,7 +181,8 @@ def build_graph(state: dict[str, Array]) -> bytes:
         constants,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
-    return model.SerializeToString()
+    serialised: bytes = model.SerializeToString()
+    return serialised
 
 
 def _cached_graph(checkpoint: Path, folder: Path) -> tuple[Path, str]:
@@ -230,7 +231,8 @@ class Encoder:
 
     def classify(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Logits float32 (1000,) over the ImageNet-1k classes of an RGB picture uint8 (H, W, 3)."""
-        return self._run("logits", pixels)[0]
+        logits: npt.NDArray[np.float32] = self._run("logits", pixels)[0]
+        return logits
 
     def _run(self, output: str, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         if (
@@ -243,5 +245,6 @@ class Encoder:
                 f"pixels are {pixels.dtype} {pixels.shape}; "
                 f"want uint8 (H, W, 3) with H and W multiples of {TOKEN_PIXELS}"
             )
+        result: npt.NDArray[np.float32]
         (result,) = self._session.run([output], {"pixels": pixels})
         return result

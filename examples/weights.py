@@ -48,8 +48,8 @@ class _Storage:
 def _rebuild_tensor(
     storage: object,
     offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    shape: Any,
+    strides: Any,
     requires_grad: bool,
     hooks: object,
 ) -> Array:
@@ -150,6 +150,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Array], str]:
         (elements,) = struct.unpack("<q", file.read(8).ljust(8, b"\xff"))
         if elements != len(values):
             _truncated()
-        if file.readinto(values.view(np.uint8)) != values.nbytes:
+        if file.readinto(values.view(np.uint8).data) != values.nbytes:
             _truncated()
     return dict(state), hashlib.sha256(content).hexdigest()

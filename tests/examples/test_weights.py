@@ -35,7 +35,10 @@ class _Storage:
         self.pid = ("storage", _Global("torch", kind), key, "cpu", elements, None)
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[misc, name-defined] # the Python one: it can name what is not importable
+_PythonPickler: Any = pickle._Pickler  # it can name what cannot be imported
+
+
+class _Pickler(_PythonPickler):  # type: ignore[misc]
     def persistent_id(self, obj: object) -> object:
         return obj.pid if isinstance(obj, _Storage) else None
 

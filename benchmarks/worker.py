@@ -1,0 +1,215 @@
+"""One process of a benchmark: the writer or the reader of one peer, timing its own calls.
+
+    python worker.py PEER writer|reader FOLDER
+
+Takes orders as JSON lines on stdin, one answer each on stdout, until stdin ends. Owns: the values,
+the loops that are timed, and the check that what is read is what was put. Does not own: what to
+measure, and when (harness.py).
+
+Each call is timed by itself with `perf_counter_ns`; what an empty call costs in the same loop is
+taken off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+from peers import Array, BaseReader, BaseWriter, module_of
+
+ROTATE_BYTES: Final = 256 << 20
+KEYS_MAX: Final = 2048
+SUSTAINED_PUTS: Final = 64
+SUSTAINED_BYTES_MAX: Final = 256 << 20
+
+_clock = time.perf_counter_ns
+
+
+def key_count(value_bytes: int) -> int:
+    """How many values of `value_bytes` are read, or written before a key comes round again."""
+    return max(2, min(KEYS_MAX, ROTATE_BYTES // value_bytes))
+
+
+def key_of(kind: str, value_bytes: int, number: int) -> bytes:
+    """The 32-byte key of one value."""
+    return hashlib.sha256(f"{kind}/{value_bytes}/{number}".encode()).digest()
+
+
+def stamp(value_bytes: int, number: int) -> int:
+    """The word that a value to be read consists of."""
+    return value_bytes + number
+
+
+def timed(
+    call: Callable[[Any], object], arguments: list[Any], calls: int, seconds: float
+) -> list[int]:
+    """Nanoseconds of each `call`, over `arguments` round and round: `calls` times, or for
+    `seconds`.
+    """
+    samples: list[int] = []
+    count = len(arguments)
+    end = _clock() + int(seconds * 1e9)
+    for number in range(calls):
+        argument = arguments[number % count]
+        before = _clock()
+        call(argument)
+        after = _clock()
+        samples.append(after - before)
+        if after > end and number >= 2:
+            break
+    return samples
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+class WriterRole:
+    """Holds 256 MiB of values, so that no put finds its value in a processor's cache because of the
+    last one.
+    """
+
+    def __init__(self, writer: BaseWriter, evicts_by_itself: bool) -> None:
+        self._writer = writer
+        self._evicts_by_itself = evicts_by_itself
+        self._memory = np.arange(ROTATE_BYTES // 8, dtype=np.uint64)
+        self._number = 0
+
+    def values(self, value_bytes: int) -> list[Array]:
+        words = value_bytes // 8
+        return [*self._memory[: self._memory.size // words * words].reshape(-1, words)]
+
+    def warm(self, value_bytes: int, total_bytes: int) -> None:
+        """Puts `total_bytes` of values, untimed."""
+        values = self.values(value_bytes)
+        for number, key in enumerate(self._next_keys(value_bytes, -(-total_bytes // value_bytes))):
+            self._writer.put_visible(key, values[number % len(values)])
+
+    def put_keys(self, value_bytes: int) -> list[Any]:
+        """Puts what the reader will read, where it is not there; what the reader needs beyond each
+        key.
+        """
+        tokens = []
+        for number in range(key_count(value_bytes)):
+            value = np.full(value_bytes // 8, stamp(value_bytes, number), np.uint64)
+            tokens.append(self._writer.put_visible(key_of("get", value_bytes, number), value))
+        return tokens
+
+    def _next_keys(self, value_bytes: int, count: int) -> list[bytes]:
+        rotation = sys.maxsize if self._evicts_by_itself else key_count(value_bytes)
+        keys = [key_of("put", value_bytes, (self._number + n) % rotation) for n in range(count)]
+        self._number += count
+        return keys
+
+    def measure(self, op: str, value_bytes: int, calls: int, seconds: float) -> list[float]:
+        values = self.values(value_bytes)
+        if op == "put_sustained":
+            return self._sustained(values, value_bytes, calls, seconds)
+        keys = self._next_keys(value_bytes, calls)
+        put = self._writer.put_visible if op == "put_visible" else self._writer.put
+        samples: list[float] = []
+        end = _clock() + int(seconds * 1e9)
+        for number, key in enumerate(keys):
+            value = values[number % len(values)]
+            before = _clock()
+            put(key, value)
+            after = _clock()
+            samples.append(after - before)
+            if op == "put_return":
+                self._writer.flush()  # untimed: the next put begins with an idle store
+            if after > end and number >= 2:
+                break
+        return samples
+
+    def _sustained(
+        self, values: list[Array], value_bytes: int, calls: int, seconds: float
+    ) -> list[float]:
+        """Back to back until all are visible: nanoseconds a put, one sample a burst."""
+        burst = max(4, min(SUSTAINED_PUTS, SUSTAINED_BYTES_MAX // value_bytes))
+        samples = []
+        end = _clock() + int(seconds * 1e9)
+        for _ in range(max(1, calls // burst)):
+            pairs = [
+                (key, values[n % len(values)])
+                for n, key in enumerate(self._next_keys(value_bytes, burst))
+            ]
+            put = self._writer.put
+            before = _clock()
+            for key, value in pairs:
+                put(key, value)
+            self._writer.flush()
+            after = _clock()
+            samples.append((after - before) / burst)
+            if after > end:
+                break
+        return samples
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ReaderRole:
+    def __init__(self, reader: BaseReader) -> None:
+        self._reader = reader
+
+    def learn(self, value_bytes: int, tokens: list[Any]) -> None:
+        """Told of what was put, and reads each value once, to see that it is right."""
+        keys = [key_of("get", value_bytes, number) for number in range(key_count(value_bytes))]
+        self._reader.learn(keys, tokens)
+        words = value_bytes // 8
+        for number, key in enumerate(keys):
+            wanted = stamp(value_bytes, number) * words & (1 << 64) - 1
+            if (found := self._reader.get_consume(key)) != wanted:
+                raise AssertionError(
+                    f"value {number} of {value_bytes} bytes sums to {found}, not {wanted}"
+                )
+
+    def measure(self, op: str, value_bytes: int, calls: int, seconds: float) -> list[float]:
+        keys = [key_of("get", value_bytes, number) for number in range(key_count(value_bytes))]
+        if op in ("get_many_key", "get_many_views_key"):
+            many = self._reader.get_many if op == "get_many_key" else self._reader.get_many_views
+            return [
+                ns / len(keys) for ns in timed(many, [self._reader.batch(keys)], calls, seconds)
+            ]
+        call: Callable[[bytes], object] = (
+            self._reader.get if op == "get" else self._reader.get_consume
+        )
+        timed(call, keys, len(keys), seconds)  # every value has been touched before one is timed
+        overhead = median(timed(_nothing, keys, 1000, seconds))
+        return [max(0, ns - overhead) for ns in timed(call, keys, calls, seconds)]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def main(name: str, role: str, folder: Path) -> None:
+    # Answers have stdout to themselves: whatever a library prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module = module_of(name)
+    worker: Any
+    if role == "writer":
+        worker = WriterRole(module.Writer(folder), module.Peer.evicts_by_itself)
+    else:
+        worker = ReaderRole(module.Reader(folder))
+    print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = {"result": getattr(worker, order.pop("do"))(**order)}
+        except Exception as error:  # told to the harness, which names the peer
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    worker.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
