@@ -23,7 +23,6 @@ from ..errors import LimitReached, TensordError
 from .blocking import BlockingChannel as BlockingChannel
 from .connection import Connection, Delivery
 from .descriptors import OutBuffer, close_all, read, write
-from .states import State
 from .words import Message
 
 OUT_BYTES_MAX: Final = 1 << 20
@@ -86,11 +85,10 @@ class AsyncChannel:
         False if the channel is closed, or was closed because the peer has left too much unread.
         Raises what `Connection.send` raises for messages that may not be sent.
         """
-        if self.closed or self.connection.state is State.CLOSED:
+        if self.closed or self.connection.closed:
             return False
         self._write(self.connection.send(*messages, fds=len(fds)), fds)
-        if self.connection.state is State.CLOSED:
-            self._end(None)
+        self._follow()
         return not self.closed
 
     def close(self) -> None:
@@ -130,8 +128,12 @@ class AsyncChannel:
         self._deliver(arrival.messages)
         if arrival.replies:
             self._write(arrival.replies)
-        if arrival.failure is not None or self.connection.state is State.CLOSED:
-            self._end(arrival.failure)
+        self._follow(arrival.failure)
+
+    def _follow(self, failure: TensordError | None = None) -> None:
+        """The protocol may have ended: a failure, or a Hello that was refused."""
+        if self.connection.closed:
+            self._end(failure)
 
     def _deliver(self, messages: list[Delivery]) -> None:
         if self._on_message is None:

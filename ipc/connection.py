@@ -100,6 +100,10 @@ class Connection:
         return cls(serving=False, control=False, limits=Limits())
 
     @property
+    def closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    @property
     def open_requests(self) -> int:
         """Requests that were sent, or taken, and are not answered."""
         return len(self._open)

@@ -1,0 +1,243 @@
+"""Every message crosses the socket unchanged, and nothing out of its range is taken for one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import msgpack
+import msgspec
+import msgspec.inspect as mi
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord import errors
+from tensord.errors import BadMessage
+from tensord.ipc import messages as m
+from tensord.ipc.frames import pack
+from tensord.ipc.messages import ErrorBody, Limits, Message, UnknownMessage, decode
+from tensord.shm import layout
+
+UNIONS = [m.ControlRequest, m.ControlAnswer, m.StatusRequest, m.StatusAnswer]
+PAIRS = [(kind, union) for union in UNIONS for kind in get_args(union)]
+KEY = b"k" * 32
+
+
+def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
+    """What a field may hold, from its declared type."""
+    match info:
+        case mi.IntType():
+            return st.integers(info.ge, info.le)
+        case mi.FloatType():
+            low = info.gt if info.gt is not None else info.ge
+            return st.floats(low, info.le, exclude_min=info.gt is not None, allow_nan=False)
+        case mi.BytesType():
+            return st.binary(min_size=info.min_length or 0, max_size=info.max_length)
+        case mi.StrType():
+            size = info.max_length or 0
+            return st.text(st.characters(exclude_categories=["Cs"]), max_size=min(size, 20)).map(
+                lambda text: text or "x"
+            )
+        case mi.BoolType():
+            return st.booleans()
+        case mi.NoneType():
+            return st.none()
+        case mi.LiteralType():
+            return st.sampled_from(info.values)
+        case mi.ListType():
+            return st.lists(strategy(info.item_type), max_size=5)
+        case mi.DictType():
+            scalars = st.integers(-(2**63), 2**64 - 1) | st.text("ab", max_size=9) | st.booleans()
+            return st.dictionaries(st.text("xyz", max_size=5), scalars | st.lists(scalars))
+        case mi.UnionType():
+            return st.one_of([strategy(one) for one in info.types])
+        case mi.StructType():
+            return st.builds(info.cls, **{f.name: strategy(f.type) for f in info.fields})
+    raise AssertionError(f"no strategy for {info}")
+
+
+def fields_of(kind: type[Any]) -> tuple[mi.Field, ...]:
+    info = mi.type_info(kind)
+    assert isinstance(info, mi.StructType)
+    return info.fields
+
+
+def violations(info: mi.Type) -> list[object]:
+    """Values just outside of a declared type."""
+    match info:
+        case mi.IntType():
+            assert info.ge is not None
+            assert info.le is not None
+            return [info.ge - 1, info.le + 1, True, 0.5, "1", None]
+        case mi.FloatType():
+            assert info.le is not None
+            low = [0.0, -0.0] if info.gt is not None else []
+            return [*low, -1e-9, info.le * 2, math.nan, math.inf, -math.inf, "1", True]
+        case mi.BytesType():
+            assert info.min_length is not None
+            assert info.max_length is not None
+            # Text of the right length once decoded as base64 is no key either.
+            return [b"x" * (info.min_length - 1), b"x" * (info.max_length + 1), "A" * 44, 1]
+        case mi.StrType():
+            assert info.max_length is not None
+            return ["x" * (info.max_length + 1), b"x", 1]
+        case mi.BoolType():
+            return [0, 1, None, "true"]
+        case mi.LiteralType():
+            return ["other", "", None, 0]
+        case mi.ListType():
+            assert info.max_length is not None
+            inner = [[bad] for bad in violations(info.item_type)]
+            good = KEY if isinstance(info.item_type, mi.BytesType) else 1
+            return [[good] * (info.max_length + 1), {}, "x", None, *inner]
+        case mi.DictType():
+            return [[], "x", None, {1: 2}]
+        case mi.UnionType():
+            held = [one for one in info.types if not isinstance(one, mi.NoneType)]
+            return [bad for one in held for bad in violations(one) if bad is not None]
+        case mi.StructType():
+            return [[], 1, "x", None, {}] if info.cls is ErrorBody else [[], 1, "x", None]
+    raise AssertionError(f"no violations for {info}")
+
+
+VIOLATIONS = [
+    pytest.param(kind, union, field.encode_name, bad, id=f"{kind.__name__}.{field.name}-{at}")
+    for kind, union in PAIRS
+    for field in fields_of(kind)
+    for at, bad in enumerate(violations(field.type))
+]
+
+
+@pytest.mark.parametrize(("kind", "union"), PAIRS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_message_arrives_as_it_was_sent(kind: type[Message], union: Any, data: Any) -> None:
+    sent = data.draw(strategy(mi.type_info(kind)))
+    found = msgpack.unpackb(pack(sent))
+    assert found["type"] == kind.__name__
+    assert decode(found, union) == sent
+
+
+@pytest.mark.parametrize(("kind", "union", "field", "bad"), VIOLATIONS)
+def test_a_field_out_of_its_range_is_named(
+    kind: type[Message], union: Any, field: str, bad: object
+) -> None:
+    good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
+    assert isinstance(decode(good, union), kind)
+    with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field}\b"):
+        decode(good | {field: bad}, union)
+
+
+def example(info: mi.Type) -> object:
+    """The smallest thing a field may hold, as it looks unpacked."""
+    match info:
+        case mi.IntType():
+            return info.ge
+        case mi.FloatType():
+            return 1.5
+        case mi.BytesType():
+            return b"k" * (info.min_length or 0)
+        case mi.StrType():
+            return "name"
+        case mi.BoolType():
+            return True
+        case mi.LiteralType():
+            return info.values[0]
+        case mi.ListType():
+            return [example(info.item_type)]
+        case mi.UnionType():
+            return example(info.types[0])
+        case mi.StructType():
+            return {f.name: example(f.type) for f in info.fields}
+    return {}
+
+
+@pytest.mark.parametrize(("kind", "union"), PAIRS)
+def test_a_missing_field_is_named(kind: type[Message], union: Any) -> None:
+    good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
+    for field in fields_of(kind):
+        if field.required:
+            lacking = {name: value for name, value in good.items() if name != field.name}
+            with pytest.raises(BadMessage, match=field.name):
+                decode(lacking, union)
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({"type": "Claim", "id": 1, "key": b"k" * 31}, "31 bytes"),
+        ({"type": "Claim", "id": 1, "key": b"k" * 33}, "33 bytes"),
+        ({"type": "Clear", "id": 1, "namespace": b"n" * 7}, "7 bytes"),
+        ({"type": "Invalidate", "id": 1, "namespace": b"n" * 9, "generation": 0}, "9 bytes"),
+        ({"type": "Limit", "id": 1, "limit_bytes": 2**48 + 1}, "281474976710656"),
+        ({"type": "Renew", "tokens": [1] * 4097}, "4096"),
+        ({"type": "Evict", "id": 1, "keys": [KEY] * 1025}, "1024"),
+        ({"type": "Pin", "id": 1, "key": KEY, "for_s": math.nan}, "nan"),
+        ({"type": "Attach", "id": 1, "fds": 2}, "got 2"),
+        ({"type": "OpenInbox", "id": 1, "inbox_bytes": 1, "fds": 0}, "got 0"),
+    ],
+)
+def test_the_ranges_are_those_of_the_design(found: object, wrong: str) -> None:
+    with pytest.raises(BadMessage, match=wrong):
+        decode(found, m.ControlRequest)
+
+
+def test_the_largest_tree_header_is_what_a_slot_can_say() -> None:
+    largest = m.Commit(1, KEY, 1 << 48, layout.TREE_BYTES_MAX)
+    assert decode(msgspec.to_builtins(largest, builtin_types=(bytes,)), m.ControlRequest) == largest
+    over = m.Commit(1, KEY, 1 << 48, layout.TREE_BYTES_MAX + 1)
+    with pytest.raises(BadMessage, match="tree_bytes"):
+        decode(msgspec.to_builtins(over, builtin_types=(bytes,)), m.ControlRequest)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    found = {"type": "Done", "id": 3, "since": "later version", "more": [{}]}
+    assert decode(found, m.ControlAnswer) == m.Done(3)
+
+
+def test_an_unknown_type_is_told_apart_from_a_bad_message() -> None:
+    with pytest.raises(UnknownMessage, match="'Frobnicate'.*Commit") as caught:
+        decode({"type": "Frobnicate", "id": 7, "fds": 2}, m.ControlRequest)
+    assert (caught.value.id, caught.value.fds, caught.value.code) == (7, 2, "BadMessage")
+
+
+def test_an_answer_is_no_request() -> None:
+    with pytest.raises(UnknownMessage):
+        decode({"type": "Done", "id": 1}, m.ControlRequest)
+
+
+@pytest.mark.parametrize("found", [None, 1, "x", b"x", [], [{}], {}, {"type": 1}, {b"type": b"x"}])
+def test_what_is_no_message_is_bad(found: object) -> None:
+    with pytest.raises(BadMessage, match="'type'"):
+        decode(found, m.ControlRequest)
+
+
+@pytest.mark.parametrize("limits", [Limits()])
+def test_the_default_limits_may_be_told(limits: Limits) -> None:
+    welcome = m.Welcome(1, 1, "0.1", "i", 1, limits)
+    assert decode(msgpack.unpackb(pack(welcome)), m.ControlAnswer) == welcome
+
+
+@pytest.mark.parametrize("kind", sorted(errors._BY_CODE.values(), key=lambda e: e.__name__))
+def test_an_error_is_raised_as_the_same_type_on_the_other_side(
+    kind: type[errors.TensordError],
+) -> None:
+    sent = kind("so and so, at most 3")
+    for body in (ErrorBody.of(sent), m.Error.of(sent, 4)):
+        found = body.to_error()
+        assert type(found) is kind
+        assert str(found) == str(sent)
+
+
+def test_a_foreign_error_crosses_as_the_base_of_the_family() -> None:
+    found = ErrorBody.of(KeyError("x")).to_error()
+    assert type(found) is errors.TensordError
+    assert type(ErrorBody("NotYetKnown", "x").to_error()) is errors.TensordError
+
+
+@given(st.text(st.characters(), max_size=30) | st.integers(1990, 2100).map(lambda n: "é" * n))
+def test_any_text_of_an_error_can_cross(text: str) -> None:
+    sent = m.Error.of(BadMessage(text))
+    assert decode(msgpack.unpackb(pack(sent)), m.ControlAnswer) == sent
+    assert len(sent.text) <= 2000
