@@ -49,6 +49,10 @@ class Region:
         self.memory = None
         return memory
 
+    def abandon_from_finalizer(self) -> None:
+        """`release` without a lock: it takes effect when the inbox is next looked at."""
+        self._inbox.collected.append(self)
+
     def release(self) -> None:
         """The daemon needs these bytes no more."""
         self._inbox.let_go(self)

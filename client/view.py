@@ -63,14 +63,14 @@ class Entry:
 class View:
     """One attachment: the ring and the index, read-only, and a lane of our own."""
 
-    __slots__ = ("_index", "_recipes", "_ring", "instance_id", "lane", "ring_bytes")
+    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring_bytes")
 
-    def __init__(self, ring: RingMap, index: IndexReader, superblock: Superblock) -> None:
+    def __init__(self, ring: RingMap, index: IndexReader, superblock: Superblock, identity: tuple[int, int]) -> None:
         self._ring = ring
         self._index = index
+        self._identity = identity
         self._recipes: dict[bytes, Recipe] = {}
         self.lane = ring.lane
-        self.instance_id = superblock.instance_id
         self.ring_bytes = superblock.ring_bytes
 
     @classmethod
@@ -91,7 +91,11 @@ class View:
             )
         ring = RingMap(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
         ring.lane = lane
-        return cls(ring, IndexReader(memory, superblock.geometry), superblock)
+        return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
+
+    def is_over(self, index_fd: int) -> bool:
+        """Whether this is the memory behind `index_fd`, so that nothing needs to be mapped anew."""
+        return self._identity == _identity(index_fd)
 
     def get(self, key: bytes) -> Lease | None:
         """A lease on the entry of `key`, or None.
@@ -282,6 +286,11 @@ class View:
             self._recipes.clear()
         known = self._recipes[header] = recipe(header)
         return known
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _lease(image: Array, known: Recipe) -> Lease:

@@ -1,0 +1,319 @@
+"""The client's connection: one background thread that attaches, receives, renews claims, and attaches again.
+
+Owns: the socket, requests that wait for an answer, and which View is in force. Does not own what is read through it:
+lookups never come here, and go on while the daemon is away.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import DaemonUnavailable, TensordError, TimedOut
+from ..ipc import messages
+from ..ipc.blocking import BlockingChannel
+from ..ipc.words import PROTOCOL_VERSION, Limits
+from ..shm import fence
+from ..shm.lanes import Lane
+from .puts import Puts
+from .view import View
+
+_RETRY_FIRST_S: Final = 0.02
+_RETRY_MOST_S: Final = 1.0
+_IDLE_S: Final = 1.0
+_SEND_S: Final = 5.0
+# A claim is renewed three times in the time it lasts.
+_RENEWALS: Final = 3
+
+
+class Link:
+    """One connection to the daemon at `path`, kept up for as long as the client lives.
+
+    `view` is what lookups go through; None before the first attachment, and after a fork until the next one.
+    """
+
+    def __init__(self, path: Path, name: str, attach_timeout_s: float) -> None:
+        self.path = path
+        self.name = name
+        self.view: View | None = None
+        self.limits = Limits()
+        self.epoch = 0
+        self.error: TensordError | None = None
+        self._attach_timeout_s = attach_timeout_s
+        self._ids = count(1)
+        self._reset()
+
+    def _reset(self) -> None:
+        """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
+        self.puts = Puts(self.send, self.next_id)
+        self._channel: BlockingChannel | None = None
+        self._lane_fd = -1
+        self._lock = threading.Lock()
+        self._answers: dict[int, Future[Any]] = {}
+        self._claims: dict[int, float] = {}
+        self._renew_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._attached = threading.Event()
+        self._tried = threading.Event()
+        self._stopping = threading.Event()
+
+    # ---- for callers
+
+    def start(self) -> None:
+        """Starts the thread, if it does not run, and waits until it has attached or failed to."""
+        with self._lock:
+            if self._thread is None and not self._stopping.is_set():
+                self._tried.clear()
+                self._thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
+                self._thread.start()
+        self._tried.wait(self._attach_timeout_s)
+
+    def close(self) -> None:
+        """Ends the connection. Views of leases stay, and their pins with them."""
+        self._stopping.set()
+        channel, thread = self._channel, self._thread
+        if channel is not None:
+            channel.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._attach_timeout_s)
+        self.puts.close()
+        self._fail_answers(DaemonUnavailable("the client was closed"))
+        self.view = None
+        if self._lane_fd >= 0:
+            os.close(self._lane_fd)
+            self._lane_fd = -1
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there now."""
+        return self._attached.is_set()
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Waits until attached; False if that did not happen in time."""
+        self.start()
+        return self._attached.wait(timeout_s)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def send(self, *sent: messages.Message, fds: Sequence[int] = (), timeout_s: float = _SEND_S) -> None:
+        """Sends messages that need no answer here.
+
+        Raises:
+            DaemonUnavailable, TimedOut: they did not go.
+        """
+        channel = self._channel
+        if channel is None or not self._attached.is_set():
+            raise self.unavailable()
+        channel.send(*sent, fds=fds, timeout_s=timeout_s)
+
+    def ask(self, make: Callable[[int], messages.Message], timeout_s: float) -> Future[Any]:
+        """Sends the request that `make` makes for an id, and gives the future of its answer.
+
+        The future fails with the error the daemon answers, or DaemonUnavailable.
+        """
+        number = self.next_id()
+        answer: Future[Any] = Future()
+        self._answers[number] = answer
+        try:
+            self.send(make(number), timeout_s=timeout_s)
+        except TensordError as error:
+            self._answers.pop(number, None)
+            answer.set_exception(error)
+        return answer
+
+    def answer(self, future: Future[Any], timeout_s: float) -> Any:
+        """Waits for an answer.
+
+        Raises:
+            TimedOut: none came in time.
+        """
+        try:
+            return future.result(max(0.0, timeout_s))
+        except TimeoutError:
+            future.cancel()
+            raise TimedOut(f"the daemon at {self.path} did not answer within {timeout_s:.3g} s") from None
+
+    def hold_claim(self, token: int, lasts_s: float) -> None:
+        """Renews a claim until `drop_claim`."""
+        self._claims[token] = lasts_s
+        channel = self._channel
+        if channel is not None:
+            self._renew_at = min(self._renew_at, time.monotonic() + lasts_s / _RENEWALS)
+
+    def drop_claim(self, token: int) -> None:
+        """The claim was committed or abandoned."""
+        self._claims.pop(token, None)
+
+    def unavailable(self) -> TensordError:
+        """Why there is no daemon."""
+        return self.error or DaemonUnavailable(f"not attached to the daemon at {self.path}")
+
+    # ---- forks
+
+    def before_fork(self) -> None:
+        """In the forking process, just before: a lane under which views live is given up by both sides."""
+        if self.view is not None and self.view.lane.in_use:
+            self.view.lane.freeze()
+            self.view = None
+
+    def after_fork_in_parent(self) -> None:
+        """Attaches anew if the lane was given up."""
+        if self.view is None and self._channel is not None:
+            if self._lane_fd >= 0:
+                os.close(self._lane_fd)
+                self._lane_fd = -1
+            self._channel.close()
+
+    def after_fork_in_child(self) -> None:
+        """The child begins as if it had never attached; inherited views keep what they stand on."""
+        if self._channel is not None:
+            self._channel.close_in_child()
+        if self._lane_fd >= 0:
+            os.close(self._lane_fd)
+        if self.view is not None:
+            self.view.lane.freeze()
+            self.view = None
+        self.puts.close_in_child()
+        closed = self._stopping.is_set()
+        self._reset()
+        if closed:
+            self._stopping.set()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        retry_s = _RETRY_FIRST_S
+        while not self._stopping.is_set():
+            try:
+                channel = self._attach()
+            except (TensordError, OSError) as error:
+                self.error = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
+                self._tried.set()
+                self._stopping.wait(retry_s)
+                retry_s = min(retry_s * 2, _RETRY_MOST_S)
+                continue
+            retry_s = _RETRY_FIRST_S
+            try:
+                self._tried.set()
+                self.puts.send_again()
+                self._receive(channel)
+            except TensordError as error:
+                self.error = error
+            finally:
+                self._detach(channel)
+
+    def _attach(self) -> BlockingChannel:
+        deadline = time.monotonic() + self._attach_timeout_s
+        fenced = fence.register()
+        channel = BlockingChannel.connect(self.path, self._attach_timeout_s)
+        self._channel = channel
+        try:
+            hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced)
+            channel.send(hello, timeout_s=self._attach_timeout_s)
+            welcome, _ = self._expect(channel, messages.Welcome, deadline)
+            brought = (self._lane_fd,) if self._lane_fd >= 0 and self.view is not None else ()
+            attach = messages.Attach(self.next_id(), len(brought))
+            channel.send(attach, fds=brought, timeout_s=self._attach_timeout_s)
+            attached, fds = self._expect(channel, messages.Attached, deadline)
+            self._take_memory(attached, fds)
+        except BaseException:
+            self._channel = None
+            channel.close()
+            raise
+        self.limits = self.puts.limits = welcome.limits
+        self.epoch = welcome.epoch
+        self.error = None
+        self._attached.set()
+        return channel
+
+    def _expect(self, channel: BlockingChannel, kind: type[Any], deadline: float) -> tuple[Any, tuple[int, ...]]:
+        message, fds = channel.receive(max(0.0, deadline - time.monotonic()))
+        if isinstance(message, kind):
+            return message, fds
+        for fd in fds:
+            os.close(fd)
+        if isinstance(message, messages.Error):
+            raise message.to_error()
+        raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
+
+    def _take_memory(self, attached: messages.Attached, fds: Sequence[int]) -> None:
+        ring_fd, index_fd, lane_fd = fds
+        try:
+            view = self.view
+            if view is not None and view.is_over(index_fd) and view.lane.lane_id == attached.lane_id:
+                # The same memory and our own lane again: what is mapped stays, and so does every lease.
+                return
+            self.view = View.open(ring_fd, index_fd, Lane(lane_fd))
+            if self._lane_fd >= 0:
+                os.close(self._lane_fd)
+            self._lane_fd, lane_fd = lane_fd, -1
+        finally:
+            for fd in (ring_fd, index_fd, lane_fd):
+                if fd >= 0:
+                    os.close(fd)
+
+    def _receive(self, channel: BlockingChannel) -> None:
+        while not self._stopping.is_set():
+            wait_s = _IDLE_S
+            if self._claims:
+                wait_s = min(wait_s, max(0.0, self._renew_at - time.monotonic()))
+            with suppress(TimedOut):
+                message, _ = channel.receive(wait_s)
+                self._take(message)
+            if self._claims and time.monotonic() >= self._renew_at:
+                channel.send(messages.Renew(list(self._claims)), timeout_s=_SEND_S)
+                self._renew_at = time.monotonic() + min(self._claims.values(), default=_IDLE_S) / _RENEWALS
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case messages.PartCopied() | messages.Committed():
+                self.puts.acknowledged(message)
+            case messages.Claimed(answer="wait"):
+                pass
+            case messages.Error(id=None):
+                raise message.to_error()
+            case messages.Error():
+                error = message.to_error()
+                answer = self._answers.pop(message.id, None)
+                if answer is not None:
+                    _settle(answer, error=error)
+                else:
+                    self.puts.refused(message.id, error)
+            case _:
+                answer = self._answers.pop(message.id, None)
+                taken = answer is not None and _settle(answer, message)
+                if not taken and isinstance(message, messages.Claimed) and message.answer == "compute":
+                    # Whoever asked has stopped waiting; the claim must not keep others waiting.
+                    self.send(messages.Abandon(message.token))
+
+    def _detach(self, channel: BlockingChannel) -> None:
+        self._attached.clear()
+        self._channel = None
+        channel.close()
+        self._claims.clear()
+        self._fail_answers(self.error or DaemonUnavailable(f"the daemon at {self.path} went away"))
+        self.puts.disconnected()
+
+    def _fail_answers(self, error: TensordError) -> None:
+        while self._answers:
+            with suppress(KeyError):
+                _settle(self._answers.popitem()[1], error=error)
+
+
+def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> bool:
+    """Gives a future its outcome; False if nobody waits for it any more."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    return True

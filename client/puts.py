@@ -1,0 +1,372 @@
+"""The way of a put: describe the payload, copy it into the inbox, say Commit; the daemon does the rest.
+
+Owns: puts on their way, and the inbox regions they hold until they are acknowledged. Does not own the connection, nor
+the decision what is stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+
+from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
+from ..ipc import messages
+from ..shm.layout import aligned
+from ..shm.tree import Image
+from .inbox import Inbox, Region
+
+# A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
+PART_BYTES: Final = 2 << 20
+
+PutState = Literal["sent", "stored", "existed", "refused", "lost"]
+
+
+class Put:
+    """What became of a put. `state` is
+
+    - "sent": on its way; the caller may go on, and change what it put.
+    - "stored": every process on the host can read it.
+    - "existed": the key was there already; nothing was changed.
+    - "refused": the daemon said no, and `error` says why.
+    - "lost": no daemon, or it went away for good; `error` says which.
+    """
+
+    __slots__ = ("_settled", "error", "key", "state")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.state: PutState = "sent"
+        self.error: TensordError | None = None
+        self._settled = threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until it is known what became of it.
+
+        Raises:
+            TimedOut: it is not known after `timeout_s`; the put goes on.
+        """
+        if not self._settled.wait(timeout_s):
+            raise TimedOut(f"the put of {self.key.hex()[:16]}… was not acknowledged within {timeout_s} s; it goes on")
+        return self
+
+    def settle(self, state: PutState, error: TensordError | None = None) -> None:
+        """Says what became of it. For the library."""
+        self.state, self.error = state, error
+        self._settled.set()
+
+    def __repr__(self) -> str:
+        return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
+
+
+@dataclass(slots=True)
+class Pending:
+    """A put that is not acknowledged. It can be sent again as long as its whole image stands in the inbox."""
+
+    put: Put
+    commit: messages.Commit
+    regions: dict[int, Region]
+    parts: list[messages.Part] = field(default_factory=list)
+    whole: bool = True
+    sent_again: bool = False
+
+
+class Puts:
+    """All puts of one client, over one inbox that is made at the first of them.
+
+    `send(messages, fds)` hands messages to the connection and raises DaemonUnavailable where there is none.
+    """
+
+    def __init__(self, send: Callable[..., None], next_id: Callable[[], int]) -> None:
+        self._send = send
+        self._next_id = next_id
+        self._lock = threading.Condition()
+        self._pending: dict[int, Pending] = {}
+        self._inbox: Inbox | None = None
+        self.limits = messages.Limits()
+
+    def put(
+        self, key: bytes, image: Image, *, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
+    ) -> Put:
+        """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
+        put = Put(key)
+        try:
+            inbox = self._open_inbox(image.image_bytes)
+            # A payload that takes more than half of the inbox is streamed through it.
+            streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
+            pending = self._begin(put, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline)
+        except TensordError as error:
+            put.settle(_state_for(error), error)
+            return put
+        try:
+            if streamed:
+                pending.whole = False
+                self._stream(pending, image, inbox, deadline)
+            else:
+                self._copy(pending, image, inbox, deadline)
+        except TensordError as error:
+            self._settle(pending, _state_for(error), error)
+        return put
+
+    def reserve(self, image_bytes: int, deadline: float) -> Region:
+        """A region for a payload that is produced in place.
+
+        Raises:
+            ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: why there is none.
+        """
+        inbox = self._open_inbox(image_bytes)
+        if aligned(image_bytes) > inbox.size_bytes:
+            raise ObjectTooLarge(
+                f"a reservation of {image_bytes} bytes does not fit in the inbox of {inbox.size_bytes}; "
+                "put it instead, which streams, or raise inbox_bytes_max"
+            )
+        return self._region(inbox, image_bytes, deadline)
+
+    def commit(
+        self,
+        key: bytes,
+        region: Region,
+        image_bytes: int,
+        tree_bytes: int,
+        *,
+        tokens: int,
+        ttl_s: float | None,
+        claim: int | None,
+        deadline: float,
+    ) -> Put:
+        """Sends a region that holds a whole image."""
+        put = Put(key)
+        try:
+            pending = self._begin(put, image_bytes, tree_bytes, tokens, ttl_s, claim, deadline)
+        except TensordError as error:
+            region.release()
+            put.settle(_state_for(error), error)
+            return put
+        pending.regions[region.offset] = region
+        pending.parts.append(messages.Part(pending.commit.id, region.offset, image_bytes, True))
+        try:
+            self._send(pending.commit, *pending.parts)
+        except TensordError as error:
+            self._settle(pending, _state_for(error), error)
+        return put
+
+    def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
+        """The daemon needs a part's bytes no more, or a put has ended."""
+        with self._lock:
+            pending = self._pending.get(message.id)
+        if pending is None:
+            return
+        if isinstance(message, messages.PartCopied):
+            if not pending.whole:
+                region = pending.regions.pop(message.inbox_offset, None)
+                if region is not None:
+                    region.release()
+            return
+        error = message.error.to_error() if message.error is not None else None
+        self._settle(pending, message.outcome, error)
+
+    def refused(self, request: int, error: TensordError) -> bool:
+        """A put was answered with an error. False if the request was no put of ours."""
+        with self._lock:
+            pending = self._pending.get(request)
+        if pending is None:
+            return False
+        self._settle(pending, "refused", error)
+        return True
+
+    def disconnected(self) -> None:
+        """The connection is gone: what stands whole in the inbox is sent again, once, when there is a new one."""
+        with self._lock:
+            hopeless = [p for p in self._pending.values() if not p.whole or p.sent_again or not p.parts]
+        for pending in hopeless:
+            self._settle(pending, "lost", DaemonUnavailable("the daemon went away while the payload was on its way"))
+
+    def send_again(self) -> None:
+        """There is a new connection: tells it of the inbox, and of every put that nobody acknowledged.
+
+        Raises:
+            DaemonUnavailable: it is gone already.
+        """
+        if self._inbox is None:
+            return
+        self._tell_inbox(self._inbox)
+        with self._lock:
+            again = list(self._pending.values())
+        for pending in again:
+            pending.sent_again = True
+            # The claim it was made under died with the old connection.
+            pending.commit = messages.Commit(
+                pending.commit.id,
+                pending.commit.key,
+                pending.commit.image_bytes,
+                pending.commit.tree_bytes,
+                pending.commit.tokens,
+                pending.commit.ttl_s,
+            )
+            self._send(pending.commit, *pending.parts)
+
+    def close(self) -> None:
+        """Ends all that is on its way, as lost."""
+        with self._lock:
+            left = list(self._pending.values())
+        for pending in left:
+            self._settle(pending, "lost", DaemonUnavailable("the client was closed before the daemon answered"))
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
+
+    def close_in_child(self) -> None:
+        """After a fork: the inbox, and what is on its way from it, are the parent's."""
+        if self._inbox is not None:
+            self._inbox.close()
+        for pending in self._pending.values():
+            pending.put.settle("lost", DaemonUnavailable("this process was forked off; the put is its parent's"))
+
+    @property
+    def in_flight(self) -> int:
+        """Puts that are not acknowledged."""
+        return len(self._pending)
+
+    def _open_inbox(self, image_bytes: int) -> Inbox:
+        if image_bytes > self.limits.object_bytes_max:
+            raise ObjectTooLarge(
+                f"the payload has {image_bytes} bytes, object_bytes_max is {self.limits.object_bytes_max}; "
+                "raise it (and ring_bytes with it), or store the payload in pieces"
+            )
+        with self._lock:
+            if self._inbox is None:
+                inbox = Inbox(self.limits.inbox_bytes_max)
+                try:
+                    self._tell_inbox(inbox)
+                except TensordError:
+                    inbox.close()
+                    raise
+                self._inbox = inbox
+                threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
+            return self._inbox
+
+    def _tell_inbox(self, inbox: Inbox) -> None:
+        self._send(messages.OpenInbox(self._next_id(), inbox.size_bytes), fds=(inbox.fd,))
+
+    def _begin(
+        self,
+        put: Put,
+        image_bytes: int,
+        tree_bytes: int,
+        tokens: int,
+        ttl_s: float | None,
+        claim: int | None,
+        deadline: float,
+    ) -> Pending:
+        commit = messages.Commit(self._next_id(), put.key, image_bytes, tree_bytes, tokens, ttl_s, claim)
+        pending = Pending(put, commit, {})
+        most = self.limits.commits_in_flight_max
+        with self._lock:
+            if not self._lock.wait_for(lambda: len(self._pending) < most, max(0.0, deadline - time.monotonic())):
+                raise LimitReached(
+                    f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
+                    "put less at once, or allow more time"
+                )
+            self._pending[commit.id] = pending
+        return pending
+
+    def _region(self, inbox: Inbox, size_bytes: int, deadline: float) -> Region:
+        region = inbox.take(size_bytes, deadline)
+        if region is None:
+            raise TimedOut(
+                f"no {size_bytes} bytes came free in the inbox of {inbox.size_bytes} in time: arrays from reserve() "
+                "that still live hold their part of it"
+            )
+        return region
+
+    def _copy(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
+        region = self._region(inbox, image.image_bytes, deadline)
+        pending.regions[region.offset] = region
+        memory = region.memory
+        assert memory is not None
+        number = pending.commit.id
+        size_bytes = image.image_bytes
+        if size_bytes <= PART_BYTES:
+            image.write_into(memory)
+            pending.parts.append(messages.Part(number, region.offset, size_bytes, True))
+            self._send(pending.commit, *pending.parts)
+            return
+        for start in range(0, size_bytes, PART_BYTES):
+            stop = min(start + PART_BYTES, size_bytes)
+            image.write_range(memory[start:stop], start, stop)
+            part = messages.Part(number, region.offset + start, stop - start, stop == size_bytes)
+            pending.parts.append(part)
+            if start:
+                self._send(part)
+            else:
+                self._send(pending.commit, part)
+
+    def _stream(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
+        self._send(pending.commit)
+        size_bytes = image.image_bytes
+        part_bytes = min(PART_BYTES, inbox.size_bytes // 4)
+        for start in range(0, size_bytes, part_bytes):
+            stop = min(start + part_bytes, size_bytes)
+            region = self._region(inbox, stop - start, deadline)
+            pending.regions[region.offset] = region
+            memory: np.ndarray[Any, Any] | None = region.memory
+            assert memory is not None
+            image.write_range(memory, start, stop)
+            self._send(messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes))
+
+    def _settle(self, pending: Pending, state: PutState, error: TensordError | None) -> None:
+        with self._lock:
+            if self._pending.pop(pending.commit.id, None) is None:
+                return
+            self._lock.notify_all()
+        for region in pending.regions.values():
+            region.release()
+        pending.put.settle(state, error)
+
+
+def _state_for(error: TensordError) -> PutState:
+    return "lost" if isinstance(error, DaemonUnavailable) else "refused"
+
+
+class Reservation:
+    """Arrays in the inbox, to be filled in place and committed without another copy on this side.
+
+    `tree` has writable numpy arrays for leaves. They may be written until `commit`; what is written later reaches
+    either this entry, while it is being copied, or nobody.
+    """
+
+    __slots__ = ("_commit", "_region", "tree")
+
+    def __init__(self, tree: Any, region: Region, commit: Callable[..., Put]) -> None:
+        self.tree = tree
+        self._region: Region | None = region
+        self._commit = commit
+
+    def commit(
+        self, key: bytes, *, tokens: int = 0, ttl_s: float | None = None, wait: bool = False, timeout_s: float = 5.0
+    ) -> Put:
+        """Hands the arrays over as the payload of `key`. See `Client.put`.
+
+        Raises:
+            ValueError: it was committed or abandoned before.
+        """
+        region, self._region, self.tree = self._region, None, None
+        if region is None:
+            raise ValueError("this reservation was committed or abandoned before; reserve again")
+        return self._commit(region, key, tokens=tokens, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
+
+    def abandon(self) -> None:
+        """Gives the memory back once no array of it lives."""
+        region, self._region, self.tree = self._region, None, None
+        if region is not None:
+            region.release()
+
+    def __del__(self) -> None:
+        # A finalizer takes no lock: the inbox sweeps what stands here.
+        region = self._region
+        if region is not None:
+            region.abandon_from_finalizer()
