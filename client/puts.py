@@ -59,6 +59,11 @@ class Put:
         self.state, self.error = state, error
         self._settled.set()
 
+    def disown(self) -> None:
+        """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
+        self._settled = threading.Event()
+        self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
+
     def __repr__(self) -> str:
         return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
 
@@ -224,7 +229,7 @@ class Puts:
         if self._inbox is not None:
             self._inbox.close()
         for pending in self._pending.values():
-            pending.put.settle("lost", DaemonUnavailable("this process was forked off; the put is its parent's"))
+            pending.put.disown()
 
     @property
     def in_flight(self) -> int:

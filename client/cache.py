@@ -1,0 +1,385 @@
+"""The client: what an inference process imports.
+
+Owns: the public calls and their defaults. Lookups go to the View and touch nothing else; everything that changes
+something goes over the Link. While the daemon is away, lookups go on, puts are lost and say so, and nothing raises but
+what cannot be answered without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+
+from ..errors import BadKey, Corrupt, TensordError, UsageError
+from ..ipc import messages
+from ..ipc.blocking import BlockingChannel
+from ..ipc.connection import Connection
+from ..ipc.places import CONTROL_VARIABLE, STATUS_NAME, STATUS_VARIABLE, control_socket
+from ..shm.index import bad_key
+from ..shm.layout import KEY_BYTES
+from ..shm.tree import Image, encode, encode_spec
+from . import forks
+from .inbox import Region
+from .lease import Batch, Lease
+from .link import Link
+from .namespace import Namespace
+from .once import Answer, Compute, Steps, Tally, compute_once
+from .puts import Put, Reservation
+from .view import Entry, View
+
+Value = TypeVar("Value")
+Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]
+TIMEOUT_S: Final = 5.0
+
+
+class Client:
+    """A process's connection to the host's cache. Safe to use from several threads, and across forks.
+
+    Args:
+        socket: the daemon's control socket; without it $TENSORD_SOCKET, the user's own, or the system's.
+        name: shown by `tensorctl clients`; without it the program's name.
+        timeout_s: how long a call may take, where the call does not say otherwise.
+        required: raise at once if there is no daemon, instead of missing until there is one.
+
+    Raises:
+        DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, why there is none.
+    """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        required: bool = False,
+    ) -> None:
+        path = Path(socket) if socket is not None else control_socket(os.environ)
+        self._timeout_s = timeout_s
+        self._tally = Tally()
+        self._link = Link(path, name or Path(sys.argv[0] or "python").name, timeout_s)
+        self._closed = weakref.finalize(self, self._link.close)
+        forks.watch(self._link)
+        self._link.start()
+        if required and not self._link.connected:
+            self.close()
+            raise self._link.unavailable()
+
+    # ---- lookups
+
+    def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
+        """A lease on the entry of `key`, or None. A hit sends no message and makes no system call.
+
+        Args:
+            key: 32 bytes, as `Namespace.key` makes them.
+            verify: check the payload against its checksum first.
+
+        Raises:
+            BadKey: not 32 bytes.
+            Corrupt: `verify` found that the payload is not what was stored.
+        """
+        view = self._link.view or self._attach()
+        if view is None:
+            _check_key(key)
+            return None
+        return view.verified(key) if verify else view.get(key)
+
+    def get_many(self, keys: Keys) -> Batch:
+        """Leases on many entries, pinned together; each view is made when it is asked for.
+
+        Args:
+            keys: a sequence of keys, or all of them in one: (n × 32) bytes, or an (n, 32) uint8 array.
+
+        Returns:
+            A batch to index by the keys' positions: a Lease, or None for a miss.
+        """
+        joined = _joined(keys)
+        view = self._link.view or self._attach()
+        return view.get_many(joined) if view is not None else Batch.of_misses(len(joined))
+
+    def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
+        """Copies the entry's single array into `out`, which the caller owns. False on a miss.
+
+        Raises:
+            UsageError: the entry is no single array of `out`'s shape and dtype.
+        """
+        lease = self.get(key)
+        if lease is None:
+            return False
+        found = lease.tree
+        if not isinstance(found, np.ndarray) or found.shape != out.shape or found.dtype != out.dtype:
+            described = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise UsageError(f"out is {out.dtype}{list(out.shape)}, and the entry {described}; give one that matches")
+        np.copyto(out, found)
+        return True
+
+    def contains(self, key: bytes) -> bool:
+        """Whether a get would hit now. Takes no lease and is not counted as a use."""
+        _check_key(key)
+        view = self._link.view or self._attach()
+        return view is not None and view.contains(key)
+
+    def peek(self, key: bytes) -> Entry | None:
+        """The entry's metadata, without counting as a use."""
+        _check_key(key)
+        view = self._link.view or self._attach()
+        return view.peek(key) if view is not None else None
+
+    # ---- puts
+
+    def put(
+        self,
+        key: bytes,
+        tree: Any,
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Put:
+        """Stores a payload under `key`. Returns once it is copied out of `tree`, which may then be changed.
+
+        Args:
+            tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
+            tokens: how many encoder tokens it stands for; counts against max_tokens.
+            ttl_s: seconds until it expires; without it the daemon's default.
+            wait: return only when it is visible to everybody, or refused.
+            timeout_s: how long room in the inbox, and with `wait` the daemon, may take.
+
+        Returns:
+            What became of it. A refusal or an absent daemon is a state of the Put, and raises nothing.
+
+        Raises:
+            BadKey, UnsupportedLeaf: what was given is no key, or no payload.
+            TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
+        """
+        _check_key(key)
+        deadline = self._deadline(timeout_s)
+        put = self._put(key, encode(tree), tokens, ttl_s, None, deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
+        """Arrays in shared memory to produce a payload in, which saves one copy.
+
+        Args:
+            spec: a tree as for `put` with `tensord.Spec(shape, dtype)` where an array is to be produced.
+
+        Raises:
+            UnsupportedLeaf: as for put.
+            ObjectTooLarge, DaemonUnavailable, TimedOut: why there is no room.
+        """
+        image = encode_spec(spec)
+        region = self._link.puts.reserve(image.image_bytes, self._deadline(timeout_s))
+        try:
+            memory = region.hand_out()
+            tree = image.place(memory)
+        except BaseException:
+            region.release()
+            raise
+
+        def commit(
+            held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float
+        ) -> Put:
+            _check_key(key)
+            deadline = self._deadline(timeout_s)
+            put = self._link.puts.commit(
+                key,
+                held,
+                image.image_bytes,
+                len(image.header),
+                tokens=tokens,
+                ttl_s=ttl_s,
+                claim=None,
+                deadline=deadline,
+            )
+            return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+        return Reservation(tree, region, commit)
+
+    # ---- compute once
+
+    def get_or_compute(
+        self,
+        key: bytes,
+        compute: Callable[[], Value],
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Value:
+        """The payload of `key`, computed by one process on the host however many ask for it at once.
+
+        The others wait for it, up to `timeout_s`, and then compute it themselves. An exception of `compute` is raised
+        here, and only here: one of those who wait is asked to try instead.
+
+        Returns:
+            What `compute` returned, or the same tree from shared memory: numpy leaves as read-only views, torch
+            leaves as tensors.
+        """
+        _check_key(key)
+        deadline = self._deadline(timeout_s)
+        steps = compute_once(key, self.get, self._link, self._tally, self._timeout_s)
+        outcome: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error is not None else steps.send(outcome)
+            except StopIteration as done:
+                value: Value = done.value
+                return value
+            outcome, error = None, None
+            try:
+                match step:
+                    case Answer(future):
+                        outcome = self._link.answer(future, deadline - time.monotonic())
+                    case Compute():
+                        outcome = compute()
+                    case _:
+                        outcome = self._put(key, encode(step.value), tokens, ttl_s, step.claim, self._deadline(None))
+            except BaseException as raised:
+                error = raised
+
+    # ---- what changes entries
+
+    def touch(self, *keys: bytes) -> int:
+        """Renews the recency and time to live of entries. Returns how many are there."""
+        return self._counted(lambda number: messages.Touch(number, _checked(keys)))
+
+    def evict(self, *keys: bytes) -> int:
+        """Removes entries; leases on them stay right. Returns how many were there."""
+        return self._counted(lambda number: messages.Evict(number, _checked(keys)))
+
+    def clear(self, namespace: Namespace | None = None) -> int:
+        """Removes a namespace's entries, or all. Returns how many there were."""
+        tag = namespace.tag if namespace is not None else None
+        return self._counted(lambda number: messages.Clear(number, tag))
+
+    def invalidate(self, namespace: Namespace) -> Namespace:
+        """Drops a namespace's entries because the weights behind its name have changed.
+
+        Returns:
+            The namespace to go on with. Whoever comes second with the same old generation gets the same new one.
+        """
+        answer = self._ask(lambda number: messages.Invalidate(number, namespace.tag, namespace.generation))
+        return namespace.raised_to(answer.generation)
+
+    def pin(self, key: bytes, for_s: float) -> float:
+        """Keeps an entry from being evicted without holding a view, for `for_s` seconds at most.
+
+        Returns:
+            For how long it is kept, which the daemon may bound; 0 if it is not there.
+
+        Raises:
+            LimitReached: pins_per_client_max or pinned_share_max.
+        """
+        _check_key(key)
+        lasts_s: float = self._ask(lambda number: messages.Pin(number, key, for_s)).lasts_s
+        return lasts_s
+
+    def unpin(self, key: bytes) -> None:
+        """Ends a pin before its time."""
+        _check_key(key)
+        self._ask(lambda number: messages.Unpin(number, key))
+
+    # ---- the daemon
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there now. Lookups do not depend on it."""
+        return self._link.connected
+
+    @property
+    def tally(self) -> Tally:
+        """What `get_or_compute` did in this client."""
+        return self._tally
+
+    def wait_connected(self, timeout_s: float | None = None) -> bool:
+        """Waits until the daemon is there; False if it was not in time."""
+        return self._link.wait_connected(self._timeout_s if timeout_s is None else timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """What `tensorctl status --json` shows.
+
+        Raises:
+            DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer.
+        """
+        given = os.environ.get(STATUS_VARIABLE) if CONTROL_VARIABLE not in os.environ else None
+        path = Path(given) if given else self._link.path.with_name(STATUS_NAME)
+        channel = BlockingChannel.connect(path, self._timeout_s, Connection.status_client())
+        try:
+            channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)
+            answer, _ = channel.receive(self._timeout_s)
+        finally:
+            channel.close()
+        if isinstance(answer, messages.Error):
+            raise answer.to_error()
+        body: dict[str, Any] = answer.body
+        return body
+
+    def close(self) -> None:
+        """Ends the connection. Leases and their views stay right for as long as they live."""
+        self._closed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _attach(self) -> View | None:
+        """The slow way in: before the first attachment, after a fork, or without a daemon."""
+        if self._closed.alive:
+            self._link.start()
+        return self._link.view
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+
+    def _put(
+        self, key: bytes, image: Image, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
+    ) -> Put:
+        self._attach()
+        return self._link.puts.put(key, image, tokens=tokens, ttl_s=ttl_s, claim=claim, deadline=deadline)
+
+    def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
+        self._attach()
+        return self._link.ask(make, self._timeout_s)
+
+    def _ask(self, make: Callable[[int], messages.Message]) -> Any:
+        return self._link.answer(self._asked(make), self._timeout_s)
+
+    def _counted(self, make: Callable[[int], messages.Message]) -> int:
+        count: int = self._ask(make).count
+        return count
+
+
+def _check_key(key: bytes) -> None:
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise bad_key(key)
+
+
+def _checked(keys: Iterable[bytes]) -> list[bytes]:
+    listed = list(keys)
+    for key in listed:
+        _check_key(key)
+    return listed
+
+
+def _joined(keys: Keys) -> np.ndarray[Any, Any]:
+    if isinstance(keys, np.ndarray):
+        if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
+            raise BadKey(f"keys as an array are (n, {KEY_BYTES}) uint8, and this one is {keys.dtype}{list(keys.shape)}")
+        return np.ascontiguousarray(keys)
+    joined = keys if isinstance(keys, bytes) else b"".join(_checked(keys))
+    if len(joined) % KEY_BYTES:
+        raise BadKey(f"keys joined are a multiple of {KEY_BYTES} bytes, and these are {len(joined)}")
+    return np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)

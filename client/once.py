@@ -1,0 +1,98 @@
+"""Compute once per host: look up, else claim, else wait for whoever computes; one round, then compute.
+
+Owns: the order of the steps, for threads and for asyncio alike. It does no waiting itself: it yields what is to be
+waited for, or computed, and is sent the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TensordError
+from ..ipc import messages
+from .lease import Lease
+from .link import Link
+from .puts import Put
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Wait for this answer of the daemon."""
+
+    future: Future[messages.Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute the value, here and now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Put the value under the claim (None: without one)."""
+
+    value: Any
+    claim: int | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What `get_or_compute` did: values found at once, waited for, and computed here."""
+
+    found: int = 0
+    waited: int = 0
+    computed: int = 0
+
+
+Steps = Generator[Answer | Compute | Store, Any, Any]
+
+
+def compute_once(key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: Tally, timeout_s: float) -> Steps:
+    """The steps of one `get_or_compute`; the generator's value is the payload.
+
+    An error of the computation is thrown in, passes the claim on, and comes out again.
+    """
+    lease = look_up(key)
+    if lease is not None:
+        tally.found += 1
+        return lease.value
+    token: int | None = None
+    try:
+        claimed = yield Answer(link.ask(lambda number: messages.Claim(number, key), timeout_s))
+    except TensordError:
+        # No daemon, a limit, or no answer in time: the value is wanted all the same.
+        claimed = None
+    if claimed is not None and claimed.answer == "hit":
+        lease = look_up(key)
+        if lease is not None:
+            tally.waited += 1
+            return lease.value
+    if claimed is not None and claimed.answer == "compute":
+        token = claimed.token
+        link.hold_claim(token, claimed.lasts_s)
+    try:
+        value = yield Compute()
+        tally.computed += 1
+        put: Put = yield Store(value, token)
+    except BaseException:
+        _abandon(link, token)
+        raise
+    if put.state in ("lost", "refused"):
+        _abandon(link, token)
+    elif token is not None:
+        link.drop_claim(token)
+    return value
+
+
+def _abandon(link: Link, token: int | None) -> None:
+    if token is None:
+        return
+    link.drop_claim(token)
+    try:
+        link.send(messages.Abandon(token))
+    except TensordError:
+        # The claim ended with the connection.
+        return
