@@ -73,6 +73,10 @@ class Ring:
         """Bytes of the span at `offset`."""
         return self._spans[offset]
 
+    def is_hole(self, offset: int) -> bool:
+        """Whether a hole begins at `offset`."""
+        return offset in self._holes
+
     def allocate(self, size_bytes: int) -> int | None:
         """Takes a span in the hole that fits best.
 

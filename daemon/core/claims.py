@@ -76,7 +76,8 @@ class Claims:
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
         self._per_client_max = per_client_max
-        self._last_token = epoch << TOKEN_COUNTER_BITS
+        # A token is a positive 63-bit number on the wire.
+        self._last_token = (epoch & 0x7FFF) << TOKEN_COUNTER_BITS
         self._first_token = self._last_token + 1
         self._tag_bytes = tag_bytes
         self._by_key: dict[bytes, _Claim] = {}
@@ -90,6 +91,10 @@ class Claims:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def claimed(self, key: bytes) -> bool:
+        """Whether somebody has the right to compute `key`."""
+        return key in self._by_key
 
     @property
     def waiting(self) -> int:

@@ -2,8 +2,8 @@
 
 Owns the table of published entries and of those hidden while a scan decides about them; owns none of their bytes.
 
-Invariants: a key finds at most one entry, and only a published one; an entry keeps its place in the order of
-publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns and little more.
+Invariants: a key has at most one entry, published or hidden, and only a published one is found; an entry keeps its
+place in the order of publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns and little more.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Entries:
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, Entry] = {}
+        self._hidden: dict[bytes, Entry] = {}
         self._by_span: dict[int, Entry] = {}
         self._by_tag: dict[bytes, dict[int, Entry]] = {}
         self._shelves: list[dict[bytes, Entry]] = [{} for _ in range(1 << _SHELF_BITS)]
@@ -84,12 +85,17 @@ class Entries:
         """The published entry of a key."""
         return self._by_key.get(key)
 
+    def hidden(self, key: bytes) -> Entry | None:
+        """The victim of a key, which may be published again."""
+        return self._hidden.get(key)
+
     def of_span(self, span_id: int) -> Entry | None:
         """The entry, published or hidden, of a span."""
         return self._by_span.get(span_id)
 
     def add(self, entry: Entry) -> None:
-        """A new entry, published."""
+        """A new entry, published. A victim of its key must be removed before."""
+        assert entry.key not in self._hidden, "published while a victim may come back"
         self._last_sequence += 1
         entry.sequence = self._last_sequence
         self._by_span[entry.span_id] = entry
@@ -99,6 +105,8 @@ class Entries:
     def hide(self, entry: Entry) -> None:
         """A published entry becomes a victim."""
         entry.state = State.VICTIM
+        assert entry.key not in self._hidden, "two victims of one key"
+        self._hidden[entry.key] = entry
         del self._by_key[entry.key]
         del self._shelf(entry.key)[entry.key]
 
@@ -106,6 +114,7 @@ class Entries:
         """A victim (or a new entry) is published."""
         assert entry.key not in self._by_key, "published twice"
         entry.state = State.LIVE
+        self._hidden.pop(entry.key, None)
         self._by_key[entry.key] = entry
         self._shelf(entry.key)[entry.key] = entry
 
@@ -114,6 +123,7 @@ class Entries:
         if entry.state is State.LIVE:
             self.hide(entry)
         entry.state = State.RETIRED
+        del self._hidden[entry.key]
         del self._by_span[entry.span_id]
         same = self._by_tag[entry.tag]
         del same[entry.span_id]
@@ -150,6 +160,10 @@ class Entries:
         """Asserts what the module's docstring promises."""
         live = {e.key: e for e in self._by_span.values() if e.state is State.LIVE}
         assert self._by_key == live
+        hidden = {e.key: e for e in self._by_span.values() if e.state is State.VICTIM}
+        assert self._hidden == hidden
+        assert len(hidden) + len(live) == len(self._by_span)
+        assert not hidden.keys() & live.keys(), "a key is published, and may be republished"
         assert {k: e for shelf in self._shelves for k, e in shelf.items()} == live
         sequences = [e.sequence for e in self._by_span.values()]
         assert sequences == sorted(sequences), "the order of publication was lost"

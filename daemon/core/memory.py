@@ -13,7 +13,7 @@ Invariants:
 - a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
 - one scan at a time: what is unpublished while it runs waits for the next;
 - a span is in exactly one state, its slot holds its id until it is freed, its bytes are taken until then;
-- at most one published entry a key: a victim whose key was published anew meanwhile is not republished.
+- a key has at most one entry: a victim whose key is stored anew meanwhile is retired before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a scan decided: `victims` left for good, `republished` ones came back."""
+    """What a scan decided: `victims` were freed as such, `republished` ones came back."""
 
     victims: list[Entry] = field(default_factory=list)
     freed: list[Entry] = field(default_factory=list)
@@ -205,8 +205,7 @@ class Memory:
         outcome = Outcome()
         for number, entry in scanning.items():
             if entry.state is State.VICTIM:
-                stays = spare_victims or number in pinned
-                if stays and self.entries.find(entry.key) is None:
+                if spare_victims or number in pinned:
                     self._republish(entry, now, used=number in pinned)
                     outcome.republished.append(entry)
                     continue
@@ -227,30 +226,41 @@ class Memory:
         """The victims that the scan in flight decides about."""
         return [e for e in (self._scanning or {}).values() if e.state is State.VICTIM]
 
-    def adopt(self, entry: Entry, *, published: bool, now: float) -> bool:
-        """Takes over a span of a former daemon, whose slot is as `published` says.
+    def adopt(self, entry: Entry, now: float) -> bool:
+        """Takes over a span of a former daemon, as one that waits for a scan.
 
         Returns:
-            False where its bytes are not free (the index was damaged): the slot is given up, the bytes are not.
+            False where its bytes are not free (the index was damaged): its slot is given up, the bytes are not its.
         """
+        published = self.index.read(entry.slot).published
         if not self.ring.take(entry.offset, entry.span_bytes):
             if published:
                 self.index.unpublish(entry.slot)
             self.index.release(entry.slot)
             return False
         self._spans[entry.span_id] = self._by_offset[entry.offset] = entry
-        if published and self.entries.find(entry.key) is None:
-            self.taken_entries += 1
-            self.taken_tokens += entry.tokens
-            self.entries.add(entry)
-            self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
-            return True
-        if published:
-            self.index.unpublish(entry.slot)
         entry.state = State.RETIRED
-        entry.reason = entry.reason or "recovered"
+        entry.reason = "recovered"
         self._fresh[entry.span_id] = entry
         self.retired_bytes += entry.span_bytes
+        return True
+
+    def readopt(self, entry: Entry, now: float) -> bool:
+        """Makes an adopted span whose slot is published an entry.
+
+        Returns:
+            False where its key is stored already: it is unpublished, and goes on waiting for a scan.
+        """
+        if self.entries.find(entry.key) is not None:
+            self.index.unpublish(entry.slot)
+            return False
+        del self._fresh[entry.span_id]
+        self.retired_bytes -= entry.span_bytes
+        entry.reason = ""
+        self.taken_entries += 1
+        self.taken_tokens += entry.tokens
+        self.entries.add(entry)
+        self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
         return True
 
     def check_invariants(self) -> None:

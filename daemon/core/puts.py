@@ -138,15 +138,26 @@ class Puts:
             self._settling.add(put.number)
 
     def answered(self, put: Put) -> None:
-        """The put's outcome was told: it stays only for the copies that are still under way."""
+        """The put's outcome was told: it is ENDING while copies are under way, else to be forgotten."""
         put.parts.clear()
         self._by_request.pop((put.client, put.commit.id), None)
         self._idle.drop(put.number)
         if put.copying:
             put.stage = Stage.ENDING
             self._settling.add(put.number)
-        else:
-            self._forget(put)
+
+    def forget(self, put: Put) -> None:
+        """Nothing of the put is under way any more."""
+        del self._by_number[put.number]
+        self._settling.discard(put.number)
+        own = self._by_client[put.client]
+        own.discard(put.number)
+        if not own:
+            del self._by_client[put.client]
+
+    def renew(self, put: Put, now: float) -> None:
+        """The put is not idle."""
+        self._idle.set(put.number, now + self._idle_s)
 
     def idle(self, now: float) -> Put | None:
         """A put whose next part is overdue."""
@@ -186,11 +197,3 @@ class Puts:
             assert waits_for_parts == (put.number in self._idle)
         assert sum(map(len, self._by_client.values())) == len(self)
         assert all(len(own) <= in_flight_max for own in self._by_client.values())
-
-    def _forget(self, put: Put) -> None:
-        del self._by_number[put.number]
-        self._settling.discard(put.number)
-        own = self._by_client[put.client]
-        own.discard(put.number)
-        if not own:
-            del self._by_client[put.client]

@@ -18,7 +18,7 @@ from .claims import Claims
 from .effects import Scan
 from .memory import Memory
 from .outbox import Outbox
-from .room import Cursor, Need, Room
+from .room import LOOKS_MAX, Cursor, Need, Room
 from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
@@ -56,6 +56,7 @@ class Reclaim:
         self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self._attempt: Attempt | None = None
+        self._trimming = Cursor()
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do."""
@@ -97,15 +98,26 @@ class Reclaim:
         if self._memory.scan_due and not self._memory.scan_in_flight:
             self._scan()
 
-    def trim(self) -> None:
+    def look_soon(self, now: float) -> None:
+        """After a recovery: there may be spans to scan, and more entries than the budgets allow."""
+        self._rescan_at = now
+
+    def trim(self, now: float) -> None:
         """Chooses victims while the store is over a budget that was lowered."""
         memory = self._memory
         if memory.scan_in_flight or memory.scan_due or not memory.over_budget():
             return
-        choice = self._room.choose(Need(), Cursor())
+        choice = self._room.choose(Need(), self._trimming)
         if choice.victims:
+            self._trimming.skip = 0
             memory.hide(choice.victims.items())
             self._scan()
+            return
+        # Whatever stands at the cold end is pinned: look further next time, and at the start after the end.
+        self._trimming.skip += LOOKS_MAX
+        if self._trimming.skip >= len(memory.policy):
+            self._trimming.skip = 0
+        self._time_rescan(now, something_freed=False)
 
     def scanned(self, pinned: frozenset[int], now: float) -> None:
         """Carries out what a scan found."""
@@ -131,17 +143,14 @@ class Reclaim:
         if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
             return
         self._rescan_at = None
-        self.trim()
-        if not self._memory.scan_in_flight and self._memory.holds_back:
+        self.trim(now)
+        if self._memory.holds_back and not self._memory.scan_in_flight:
             self._scan()
-        elif not self._memory.scan_in_flight:
-            self._time_rescan(now, something_freed=False)
 
     def check_invariants(self) -> None:
         """Asserts that whatever waits for a scan gets one."""
         memory = self._memory
-        assert memory.scan_in_flight or not memory.scan_due, "unpublished, and no scan asked for"
-        stuck = memory.holds_back or memory.over_budget()
+        stuck = memory.scan_due or memory.holds_back or memory.over_budget()
         assert memory.scan_in_flight or not stuck or self._rescan_at is not None
 
     def _scan(self) -> None:

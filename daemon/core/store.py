@@ -1,31 +1,62 @@
-"""The store's core: the only mutator of entries, ring, index and claims. Being built; the signatures are final."""
+"""The store's core: what is stored, what is on its way, who computes what. Events in, effects out; time is an argument.
+
+    handle(event, now) ─┬─ intake    puts: Commit, parts, copies, publication
+                        ├─ claims    who computes a missing key
+                        ├─ tenure    time to live, pins by message, explicit ends
+                        ├─ sweeps    Clear and Invalidate, in slices
+                        └─ reclaim   room: victims by policy, then Scan, Scanned, free
+                                      └─ memory   ring and index: every span's state
+
+`handle` is the only mutator. Queries (`status`, `entries`, `entry`, `next_timer`) change nothing.
+
+No event takes long, whatever is stored: each does a bounded amount of work (a slice of 256 entries, a scan's 256
+spans, 1,024 of the coldest looked at) and leaves the rest to the next Tick, which `next_timer` then asks for at once;
+the caller may handle other events in between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
+from ...errors import LimitReached, TensordError
+from ...ipc import messages
 from ...shm.index import IndexWriter
-from ...shm.layout import SpanHeader
 from ...shm.ring import Ring
 from ..policy.replacement import Replacement
-from .effects import Effect
-from .events import Event
+from . import report
+from .claims import Claims
+from .counters import Counters
+from .effects import Effect, Forget
+from .entries import Entry
+from .events import (
+    Accessed,
+    ClientJoined,
+    ClientLeft,
+    Copied,
+    Event,
+    Received,
+    RingGrown,
+    Scanned,
+    Tick,
+)
+from .intake import Intake
 from .limits import StoreLimits
+from .memory import Budget, Memory
+from .outbox import Client, Outbox
+from .pins import Pins
+from .reclaim import Reclaim
+from .recovery import Recovered, recover
+from .room import Room
+from .sweeps import Sweeps
+from .tenure import Tenure
 
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """One allocated slot that a former daemon left. `header` is None where the span's first bytes are no header."""
-
-    slot: int
-    header: SpanHeader | None
-    published: bool
+DUE_MAX: Final = 128
+"""Deadlines of a kind that one Tick carries out."""
 
 
 class Store:
-    """Events in, effects out. `unix_at_zero_s` is the Unix time at monotonic time 0."""
+    """One ring's entries. `unix_at_zero_s` is the Unix time at monotonic time 0."""
 
     def __init__(
         self,
@@ -36,27 +67,255 @@ class Store:
         epoch: int,
         unix_at_zero_s: float = 0.0,
     ) -> None:
-        raise NotImplementedError
+        self.limits = limits
+        self.epoch = epoch
+        self.unix_at_zero_s = unix_at_zero_s
+        self.counters = Counters()
+        self.budget = Budget(limits.max_entries, limits.max_bytes, limits.max_tokens)
+        self.memory = Memory(index, ring, policy, self.budget, epoch)
+        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
+        self.claims = Claims(
+            limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch
+        )
+        self._outbox = Outbox(self.counters)
+        self._tenure = Tenure(self.memory, self.pins, self._outbox, limits.default_ttl_s)
+        self._room = Room(self.memory, self.pins)
+        self._reclaim = Reclaim(
+            self.memory, self._room, self._tenure, self.claims, self._outbox, limits.rescan_s
+        )
+        self.intake = Intake(
+            self.memory,
+            self._room,
+            self._reclaim,
+            self._tenure,
+            self.claims,
+            self._outbox,
+            limits,
+            unix_at_zero_s,
+        )
+        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, limits.namespaces_max)
+        self._leaving: set[int] = set()
+        self._now = float("-inf")
+        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+            ClientJoined: self._client_joined,
+            ClientLeft: self._client_left,
+            Received: self._received,
+            Copied: self._copied,
+            Scanned: self._scanned,
+            Accessed: self._accessed,
+            RingGrown: self._ring_grown,
+            Tick: self._tick,
+        }
+        self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
+            messages.Commit: self.intake.commit,
+            messages.Part: self.intake.part,
+            messages.Claim: self._claim,
+            messages.Renew: self._renew,
+            messages.Abandon: self._abandon,
+            messages.Evict: self._evict,
+            messages.Touch: self._touch,
+            messages.Clear: self._clear,
+            messages.Invalidate: self._invalidate,
+            messages.Pin: self._pin,
+            messages.Unpin: self._unpin,
+            messages.Limit: self._limit,
+        }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        raise NotImplementedError
+        """Changes the store as `event` says, at monotonic time `now` (seconds, never less than before).
+
+        Returns:
+            What is to be done, in this order.
+        """
+        self._now = now
+        self._handlers[type(event)](event, now)
+        if self.intake.stirred:
+            self.intake.serve(now)
+        self._reclaim.scan_if_due()
+        self._forget_those_who_left()
+        return self._outbox.take()
 
     def next_timer(self) -> float | None:
-        """When a Tick is due; in the past where the store has work left that it put off."""
-        raise NotImplementedError
+        """When a Tick is due; not after the last event's time where the store put work off."""
+        if self.sweeps or self.intake.looking:
+            return self._now
+        timers = (
+            self.claims.next_timer(),
+            self.pins.next_timer(),
+            self._tenure.next_timer(),
+            self.intake.puts.next_timer(),
+            self._reclaim.next_timer(),
+        )
+        return min((timer for timer in timers if timer is not None), default=None)
 
     def recover(self, records: Iterable[Recovered], now: float) -> None:
-        """Takes over what a former daemon left; before the first event, in one or more calls."""
-        raise NotImplementedError
+        """Takes over what a former daemon left: once, before the first event.
+
+        `records` has every allocated slot. A published one becomes an entry, any other waits for a scan; so does one
+        whose header does not agree with its slot, which is unpublished. Entries become known to the policy in the
+        order of their creation.
+        """
+        recover(records, now, self.memory, self._tenure, self.counters, self.unix_at_zero_s)
+        self._now = now
+        self._reclaim.look_soon(now)
 
     def status(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Sizes and counters, without walking entries."""
+        return report.status(self)
 
-    def entries(self, after: bytes | None, count: int, namespace: bytes | None = None) -> list[dict[str, Any]]:
-        raise NotImplementedError
+    def entries(
+        self, after: bytes | None, count: int, namespace: bytes | None = None
+    ) -> list[dict[str, Any]]:
+        """Up to `count` entries behind the key `after`, in an order of their own; fewer only at the end."""
+        found = self.memory.entries.page(after, count, namespace)
+        return [report.entry(self, entry) for entry in found]
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
-        raise NotImplementedError
+        """What is known of one entry."""
+        found = self.memory.entries.find(key)
+        return None if found is None else report.entry(self, found)
 
     def check_invariants(self) -> None:
-        raise NotImplementedError
+        """Asserts what every module's docstring promises."""
+        self.memory.check_invariants()
+        self.claims.check_invariants()
+        self._tenure.check_invariants()
+        self._reclaim.check_invariants()
+        puts = self.intake.puts
+        puts.check_invariants(self.limits.commits_in_flight_max)
+        spans = {put.entry.span_id for put in puts if put.entry is not None}
+        assert spans == {entry.span_id for entry in self.memory.filling}
+        for entry in self.memory.entries:
+            live = entry is self.memory.entries.find(entry.key)
+            assert not (live and self.claims.claimed(entry.key)), "a claim on what is there"
+
+    def _client_joined(self, event: ClientJoined, now: float) -> None:
+        assert event.client not in self._outbox.clients, "client numbers are not used again"
+        self._outbox.clients[event.client] = Client(event.uid, event.name)
+
+    def _client_left(self, event: ClientLeft, now: float) -> None:
+        del self._outbox.clients[event.client]
+        self._leaving.add(event.client)
+        self.pins.client_left(event.client)
+        self._outbox.tell(self.claims.client_left(event.client, now))
+        self.intake.client_left(event.client)
+
+    def _forget_those_who_left(self) -> None:
+        for client in sorted(self._leaving):
+            if not self.intake.puts.count_of(client):
+                self._leaving.discard(client)
+                self._outbox.add(Forget(client))
+
+    def _received(self, event: Received, now: float) -> None:
+        message = event.message
+        try:
+            self._requests[type(message)](event.client, message, now)
+        except TensordError as error:
+            # Handlers raise before they change anything. Renew and Abandon, which have no id, raise nothing.
+            assert not isinstance(message, messages.Renew | messages.Abandon)
+            self._outbox.refuse(event.client, message.id, error)
+
+    def _copied(self, event: Copied, now: float) -> None:
+        self.intake.copied(event, now)
+
+    def _scanned(self, event: Scanned, now: float) -> None:
+        self._reclaim.scanned(event.pinned, now)
+        self.intake.stirred = True
+
+    def _accessed(self, event: Accessed, now: float) -> None:
+        counters = self.counters
+        counters.misses += event.misses
+        counters.log_lost += event.lost
+        for span_id in event.span_ids:
+            entry = self.memory.entries.of_span(span_id)
+            if entry is None:
+                counters.hits_unknown += 1
+            else:
+                self._tenure.used(entry, now)
+        counters.hits += len(event.span_ids)
+
+    def _ring_grown(self, event: RingGrown, now: float) -> None:
+        self.memory.ring.grow(event.ring_bytes)
+        self.intake.ring_grown(more=event.more)
+
+    def _tick(self, event: Tick, now: float) -> None:
+        self._outbox.tell(self.claims.expire(now, DUE_MAX))
+        self.pins.expire(now, DUE_MAX)
+        self._tenure.expire(now, DUE_MAX)
+        self.intake.expire(now, DUE_MAX)
+        self.sweeps.go_on()
+        self._reclaim.tick(now)
+        self.intake.stirred |= self.intake.looking
+
+    def _claim(self, client: int, request: messages.Claim, now: float) -> None:
+        if self.memory.entries.find(request.key) is not None:
+            self.counters.claims["hit"] += 1
+            self._outbox.send(client, messages.Claimed(request.id, "hit"))
+        else:
+            self._outbox.tell([self.claims.claim(request.key, client, request.id, now)])
+
+    def _renew(self, client: int, request: messages.Renew, now: float) -> None:
+        for token in request.tokens:
+            self.claims.renew(token, client, now)
+
+    def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
+        self._outbox.tell(self.claims.abandon(request.token, client, now))
+
+    def _evict(self, client: int, request: messages.Evict, now: float) -> None:
+        self._check_keys(request.keys)
+        entries = self._stored(request.keys)
+        for entry in entries:
+            self._tenure.end(entry, "explicit")
+        self._outbox.send(client, messages.Counted(request.id, len(entries)))
+
+    def _touch(self, client: int, request: messages.Touch, now: float) -> None:
+        self._check_keys(request.keys)
+        entries = self._stored(request.keys)
+        for entry in entries:
+            self._tenure.touch(entry, now)
+        self._outbox.send(client, messages.Counted(request.id, len(entries)))
+
+    def _stored(self, keys: list[bytes]) -> list[Entry]:
+        """The keys' entries, victims included: one that comes back must not have missed it."""
+        entries = self.memory.entries
+        found = [entries.find(key) or entries.hidden(key) for key in dict.fromkeys(keys)]
+        return [entry for entry in found if entry is not None]
+
+    def _check_keys(self, keys: list[bytes]) -> None:
+        if len(keys) > self.limits.keys_per_request_max:
+            raise LimitReached(
+                f"{len(keys)} keys in one request, and keys_per_request_max is "
+                f"{self.limits.keys_per_request_max}: send fewer at a time"
+            )
+
+    def _clear(self, client: int, request: messages.Clear, now: float) -> None:
+        self.sweeps.clear(client, request)
+
+    def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
+        if self.sweeps.invalidate(client, request):
+            self.intake.invalidate(request.namespace)
+            self._outbox.tell(self.claims.void(request.namespace))
+
+    def _pin(self, client: int, request: messages.Pin, now: float) -> None:
+        entry = self.memory.entries.find(request.key)
+        lasts_s = 0.0
+        if entry is not None:
+            lasts_s = min(request.for_s, self.limits.pin_s_max)
+            self.pins.pin(client, entry.span_id, entry.span_bytes, now + lasts_s)
+        self._outbox.send(client, messages.Pinned(request.id, lasts_s))
+
+    def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
+        entry = self.memory.entries.find(request.key)
+        if entry is not None:
+            self.pins.unpin(client, entry.span_id)
+        self._outbox.send(client, messages.Done(request.id))
+
+    def _limit(self, client: int, request: messages.Limit, now: float) -> None:
+        before_bytes = self.budget.max_bytes
+        self.budget.max_bytes = after_bytes = min(request.limit_bytes, self.limits.ring_bytes)
+        self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
+        self._outbox.announce(
+            "limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes
+        )
+        self.intake.limit_changed()
+        self._reclaim.trim(now)

@@ -63,7 +63,7 @@ class Tenure:
         self._gone(entry, reason, announce=announce)
 
     def victim_gone(self, entry: Entry) -> None:
-        """A victim's span was freed (or its key stored anew meanwhile)."""
+        """A victim's span was freed."""
         self._gone(entry, entry.reason, announce=True)
 
     def expire(self, now: float, most: int) -> None:

@@ -1,0 +1,389 @@
+"""The way of a put: Commit, parts, room, copies, publication, and how it ends at each point if its sender leaves.
+
+    Commit ─ limits, "existed" ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of the last
+    ─→ published, unless the key was stored or its namespace invalidated meanwhile
+
+Owns the decisions about puts; memory, room, claims and tenure do their parts of it.
+
+Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part by exactly one
+PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves; puts get
+their room in the order in which they came (but those that wait for the ring to grow let others pass).
+"""
+
+from __future__ import annotations
+
+from ...errors import (
+    BadMessage,
+    ClaimLost,
+    Invalidated,
+    LimitReached,
+    ObjectTooLarge,
+    StoreFull,
+    TensordError,
+    TimedOut,
+)
+from ...ipc import messages
+from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
+from .claims import Claims
+from .effects import Copy
+from .events import Copied
+from .limits import StoreLimits
+from .memory import Memory
+from .outbox import Outbox
+from .puts import Put, Puts, Stage
+from .reclaim import Reclaim
+from .room import Room
+from .tenure import Tenure
+
+
+class Intake:
+    """Puts, from Commit to Committed."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        room: Room,
+        reclaim: Reclaim,
+        tenure: Tenure,
+        claims: Claims,
+        outbox: Outbox,
+        limits: StoreLimits,
+        unix_at_zero_s: float,
+    ) -> None:
+        self._memory = memory
+        self._room = room
+        self._reclaim = reclaim
+        self._tenure = tenure
+        self._claims = claims
+        self._outbox = outbox
+        self._limits = limits
+        self._unix_at_zero_s = unix_at_zero_s
+        self._invalidated_up_to: dict[bytes, int] = {}
+        self.puts = Puts(limits.put_idle_s)
+        self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
+        self.looking = False
+        self.stirred = False
+
+    def commit(self, client: int, commit: messages.Commit, now: float) -> None:
+        """A put begins."""
+        if self.puts.of_request(client, commit.id) is not None:
+            error = BadMessage(f"Commit id {commit.id} is in flight already; ids are not used twice")
+            self._outbox.refuse(client, commit.id, error)
+            return
+        error_or_none = self._unwelcome(client, commit)
+        if error_or_none is not None:
+            self._refused(client, commit, error_or_none)
+            return
+        stored = self._memory.entries.find(commit.key)
+        if stored is not None:
+            self._tenure.used(stored, now)
+            self._outbox.counters.puts["existed"] += 1
+            self._outbox.send(client, messages.Committed(commit.id, "existed"))
+            return
+        self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
+        self.stirred = True
+
+    def part(self, client: int, part: messages.Part, now: float) -> None:
+        """A part of a put arrived. Parts of puts that were answered are not wanted, and acknowledged at once."""
+        put = self.puts.of_request(client, part.id)
+        if put is None:
+            self._outbox.send(client, messages.PartCopied(part.id, part.inbox_offset))
+            return
+        commit = put.commit
+        received = put.received_bytes + part.part_bytes
+        outstanding = len(put.parts) + len(put.copying)
+        error: TensordError | None = None
+        if received > commit.image_bytes or part.last != (received == commit.image_bytes):
+            error = BadMessage(
+                f"parts of {received} bytes, last={part.last}, for an image_bytes of "
+                f"{commit.image_bytes}: the last part ends the image, and no other does"
+            )
+        elif outstanding >= self._limits.parts_in_flight_max:
+            error = LimitReached(
+                f"{outstanding} parts of one put are not copied yet, and parts_in_flight_max is "
+                f"{self._limits.parts_in_flight_max}: send larger parts, or wait for PartCopied"
+            )
+        if error is not None:
+            self._outbox.send(client, messages.PartCopied(part.id, part.inbox_offset))
+            self.refuse(put, error)
+            return
+        self.puts.received(put, part, now)
+        if put.whole and commit.claim is not None:
+            self._claims.committing(commit.claim, client, commit.key)
+        if put.stage is Stage.FILLING:
+            self._hand_over(put)
+
+    def copied(self, event: Copied, now: float) -> None:
+        """A part is in the ring, or could not be copied."""
+        put = self.puts.number(event.put_id)
+        inbox_offset = put.copying.popleft()
+        self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
+        if put.stage is Stage.ENDING:
+            if not put.copying:
+                self._discard(put)
+        elif event.error is not None:
+            self.refuse(put, event.error)
+        elif put.whole and not put.copying:
+            assert event.checksum is not None, "the last part was copied without a checksum"
+            self._publish(put, now)
+
+    def serve(self, now: float) -> None:
+        """Places what waits, in order, and asks for room for the first that does not fit."""
+        self.looking = False
+        self._serve(now)
+        self.stirred = False
+
+    def _serve(self, now: float) -> None:
+        puts = self.puts
+        while puts.queue:
+            put = puts.queue[0]
+            commit = put.commit
+            if self._ended_meanwhile(put, now):
+                continue
+            entry = self._memory.place(
+                put.key, commit.image_bytes, commit.tree_bytes, commit.tokens, put.uid, now
+            )
+            if entry is not None:
+                puts.queue.popleft()
+                self._reclaim.drop_attempt()
+                puts.placed(put, entry)
+                self._hand_over(put)
+                continue
+            progress = self._reclaim.make_room(put.need)
+            if progress == "none":
+                if puts.settling:
+                    return
+                self._no_room(put)
+                continue
+            self.looking = progress == "looking"
+            return
+
+    def ring_grown(self, *, more: bool) -> None:
+        """The ring has more bytes than before; `more` are to come."""
+        self.ring_is_growing = more
+        self.limit_changed()
+        self.puts.unpark()
+
+    def limit_changed(self) -> None:
+        """What did not fit may fit now."""
+        self._reclaim.drop_attempt()
+        self.stirred = True
+
+    def invalidate(self, tag: bytes) -> None:
+        """Puts of the namespace that are on their way are refused before they are published."""
+        self._invalidated_up_to[tag] = self.puts.made
+
+    def client_left(self, client: int) -> None:
+        """Puts not wholly received end; the others are carried out."""
+        for put in self.puts.of_client(client):
+            if put.stage is not Stage.ENDING and not put.whole:
+                self._outbox.counters.puts["aborted"] += 1
+                self._end(put)
+
+    def expire(self, now: float, most: int) -> None:
+        """Refuses up to `most` puts whose next part is overdue."""
+        for _ in range(most):
+            put = self.puts.idle(now)
+            if put is None:
+                return
+            if put.parts or put.copying:
+                # It is not the sender that keeps the others waiting.
+                self.puts.renew(put, now)
+                continue
+            idle_s = self._limits.put_idle_s
+            self.refuse(
+                put,
+                TimedOut(
+                    f"{put.received_bytes} of {put.commit.image_bytes} bytes came, and none for "
+                    f"put_idle_s = {idle_s:g}: put again"
+                ),
+            )
+
+    def refuse(self, put: Put, error: TensordError) -> None:
+        """Answers a put with an error, and lets go of what it has."""
+        for part in put.parts:
+            self._outbox.send(put.client, messages.PartCopied(put.commit.id, part.inbox_offset))
+        self._refused(put.client, put.commit, error)
+        self._end(put)
+
+    def _unwelcome(self, client: int, commit: messages.Commit) -> TensordError | None:
+        """Why a Commit is refused at once."""
+        limits, budget = self._limits, self._memory.budget
+        in_flight = self.puts.count_of(client)
+        if commit.tree_bytes > commit.image_bytes:
+            return BadMessage(
+                f"tree_bytes = {commit.tree_bytes} is more than image_bytes = {commit.image_bytes}, "
+                "of which it is the beginning"
+            )
+        if in_flight >= limits.commits_in_flight_max:
+            return LimitReached(
+                f"{in_flight} puts of this client are on their way, and commits_in_flight_max is "
+                f"{limits.commits_in_flight_max}: wait for their answers, or raise it"
+            )
+        if commit.claim is not None and self._claims.is_voided(commit.claim, commit.key[:8]):
+            return ClaimLost(
+                f"claim {commit.claim} ended when its namespace was invalidated: take a key of the "
+                "new generation and compute again"
+            )
+        if commit.image_bytes > limits.object_bytes_max:
+            return ObjectTooLarge(
+                f"{commit.image_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
+                "store it in smaller pieces, or raise object_bytes_max"
+            )
+        size = span_bytes(commit.image_bytes)
+        ring_bytes = limits.ring_bytes
+        if not self.ring_is_growing:
+            ring_bytes = self._memory.ring.capacity_bytes
+        for name, most in (("ring_bytes", ring_bytes), ("max_bytes", budget.max_bytes)):
+            if size > most:
+                return ObjectTooLarge(
+                    f"{commit.image_bytes} bytes take {size} in the ring, and {name} is {most}: "
+                    f"store it in smaller pieces, or raise {name}"
+                )
+        if budget.max_tokens is not None and commit.tokens > budget.max_tokens:
+            return LimitReached(
+                f"{commit.tokens} tokens, and max_tokens is {budget.max_tokens} for the whole store: "
+                "store it in smaller pieces, or raise max_tokens"
+            )
+        return None
+
+    def _ended_meanwhile(self, put: Put, now: float) -> bool:
+        """Whether a put that waits for room needs none any more; then it was answered."""
+        if put.number <= self._invalidated_up_to.get(put.tag, 0):
+            self.refuse(put, self._invalidated())
+            return True
+        stored = self._memory.entries.find(put.key)
+        if stored is None:
+            return False
+        for part in put.parts:
+            self._outbox.send(put.client, messages.PartCopied(put.commit.id, part.inbox_offset))
+        self._existed(put, now)
+        return True
+
+    def _hand_over(self, put: Put) -> None:
+        """Gives the parts that have arrived to the copier."""
+        entry, commit = put.entry, put.commit
+        assert entry is not None
+        image_offset = entry.offset + SPAN_HEADER_BYTES
+        while put.parts:
+            part = put.parts.popleft()
+            ring_offset = image_offset + put.handed_bytes
+            put.handed_bytes += part.part_bytes
+            put.copying.append(part.inbox_offset)
+            self._outbox.add(
+                Copy(
+                    put.client,
+                    put.number,
+                    part.inbox_offset,
+                    part.part_bytes,
+                    ring_offset,
+                    image_offset,
+                    part.last,
+                    self._header(put) if part.last else None,
+                )
+            )
+        assert put.handed_bytes <= commit.image_bytes
+
+    def _header(self, put: Put) -> SpanHeader:
+        entry, commit = put.entry, put.commit
+        assert entry is not None
+        created_unix_s = self._unix_at_zero_s + entry.created_at
+        ttl_s = self._tenure.ttl_s(commit.ttl_s)
+        return SpanHeader(
+            key=commit.key,
+            span_id=entry.span_id,
+            image_bytes=commit.image_bytes,
+            tree_bytes=commit.tree_bytes,
+            checksum=0,
+            tokens=commit.tokens,
+            created_unix_s=created_unix_s,
+            expires_unix_s=0.0 if ttl_s is None else created_unix_s + ttl_s,
+            owner_uid=put.uid,
+        )
+
+    def _publish(self, put: Put, now: float) -> None:
+        entry, commit = put.entry, put.commit
+        assert entry is not None
+        if put.number <= self._invalidated_up_to.get(put.tag, 0):
+            self.refuse(put, self._invalidated())
+            return
+        if self._memory.entries.find(put.key) is not None:
+            self._existed(put, now)
+            return
+        put.entry = None
+        victim = self._memory.entries.hidden(put.key)
+        if victim is not None:
+            self._tenure.end(victim, victim.reason)
+        self._memory.publish(entry, now)
+        self._tenure.begin(entry, self._tenure.ttl_s(commit.ttl_s), now)
+        self._outbox.counters.puts["stored"] += 1
+        self._outbox.counters.put_bytes += commit.image_bytes
+        self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
+        self._outbox.announce(
+            "put",
+            client=put.client,
+            key=put.key.hex(),
+            image_bytes=commit.image_bytes,
+            tokens=commit.tokens,
+        )
+        self._outbox.tell(self._claims.committed(put.key))
+        self._end(put)
+
+    def _existed(self, put: Put, now: float) -> None:
+        stored = self._memory.entries.find(put.key)
+        assert stored is not None
+        self._tenure.used(stored, now)
+        self._outbox.counters.puts["existed"] += 1
+        self._outbox.send(put.client, messages.Committed(put.commit.id, "existed"))
+        self._end(put)
+
+    def _no_room(self, put: Put) -> None:
+        """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""
+        obstacle = self._room.obstacle(put.need)
+        self._reclaim.drop_attempt()
+        if obstacle == "ring" and self.ring_is_growing:
+            self.puts.parked.append(self.puts.queue.popleft())
+            return
+        memory = self._memory
+        self.refuse(
+            put,
+            StoreFull(
+                f"no room for {put.need.span_bytes} bytes and {put.commit.tokens} tokens "
+                f"({obstacle or 'pins came and went'}): largest_free_bytes is "
+                f"{memory.ring.largest_free_bytes} of {memory.ring.capacity_bytes}, and "
+                f"{self._room.staying_bytes()} bytes are pinned or in flight. Release leases "
+                "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
+            ),
+        )
+
+    def _invalidated(self) -> Invalidated:
+        return Invalidated(
+            "the namespace was invalidated while the put was on its way: take a key of the new "
+            "generation and compute again"
+        )
+
+    def _refused(self, client: int, commit: messages.Commit, error: TensordError) -> None:
+        self._outbox.counters.puts["refused"] += 1
+        self._outbox.count_refusal(client, error)
+        body = messages.ErrorBody.of(error)
+        self._outbox.send(client, messages.Committed(commit.id, "refused", body))
+        if commit.claim is not None:
+            self._outbox.tell(self._claims.refused(commit.claim, client, commit.key))
+
+    def _end(self, put: Put) -> None:
+        """The put was answered, or nobody wants an answer: its span goes with the last copy."""
+        self.stirred = True
+        if put.stage is Stage.WAITING:
+            if self.puts.queue and self.puts.queue[0] is put:
+                self._reclaim.drop_attempt()
+            self.puts.leave_queue(put)
+        self.puts.answered(put)
+        if put.stage is not Stage.ENDING:
+            self._discard(put)
+
+    def _discard(self, put: Put) -> None:
+        self.stirred = True
+        if put.entry is not None:
+            self._memory.discard(put.entry)
+            put.entry = None
+        self.puts.forget(put)

@@ -1,0 +1,65 @@
+"""What status says of the store. Reads, and changes nothing; costs the same however many entries there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .entries import Entry
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+def status(store: Store) -> dict[str, Any]:
+    """Sizes in bytes, counts, and the counters since the daemon began."""
+    memory, ring, puts = store.memory, store.memory.ring, store.intake.puts
+    return {
+        "epoch": store.epoch,
+        "policy": memory.policy.name,
+        "entries": len(memory.entries),
+        "max_entries": store.budget.max_entries,
+        "tokens": memory.taken_tokens,
+        "max_tokens": store.budget.max_tokens,
+        "used_bytes": ring.used_bytes,
+        "max_bytes": store.budget.max_bytes,
+        "ring_bytes": ring.capacity_bytes,
+        "ring_bytes_final": store.limits.ring_bytes,
+        "ring_growing": store.intake.ring_is_growing,
+        "largest_free_bytes": ring.largest_free_bytes,
+        "holes": ring.hole_count,
+        "retired_bytes": memory.retired_bytes,
+        "pinned_spans_seen": len(memory.last_pinned),
+        "puts_in_flight": len(puts),
+        "puts_waiting": len(puts.queue) + len(puts.parked),
+        "claims_held": len(store.claims),
+        "claims_waiting": store.claims.waiting,
+        "pins": len(store.pins),
+        "pinned_bytes": store.pins.pinned_bytes,
+        "namespaces": memory.entries.namespace_count,
+        "sweeps": len(store.sweeps),
+        "evicted_while_pinned": memory.evicted_while_pinned,
+        "claims_granted": store.claims.granted,
+        "claims_handed_over": store.claims.handed_over,
+        **store.counters.as_dict(),
+    }
+
+
+def entry(store: Store, entry: Entry) -> dict[str, Any]:
+    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds."""
+    zero_s = store.unix_at_zero_s
+    expires_at = entry.expires_at
+    return {
+        "key": entry.key.hex(),
+        "namespace": entry.tag.hex(),
+        "image_bytes": entry.image_bytes,
+        "span_bytes": entry.span_bytes,
+        "tree_bytes": entry.tree_bytes,
+        "tokens": entry.tokens,
+        "uses": entry.uses,
+        "created_unix_s": zero_s + entry.created_at,
+        "used_unix_s": zero_s + entry.used_at,
+        "expires_unix_s": None if expires_at is None else zero_s + expires_at,
+        "pinned_by_message": store.pins.holds(entry.span_id),
+        "owner_uid": entry.owner_uid,
+        "span_id": entry.span_id,
+    }

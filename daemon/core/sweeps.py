@@ -1,0 +1,107 @@
+"""Ending many entries at once, in slices: Clear and Invalidate; and each namespace's generation.
+
+Owns the jobs under way and the generations. A job ends the entries published before it was asked for, SLICE at a time,
+so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last slice.
+
+Invariant: a generation only rises. (It is kept in memory: after a restart a namespace's first Invalidate names the
+generation that its client knows, and that is raised.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import LimitReached
+from ...ipc import messages
+from .effects import Answer
+from .memory import Memory
+from .outbox import Outbox
+from .tenure import Tenure
+
+SLICE: Final = 256
+
+
+@dataclass(slots=True)
+class _Sweep:
+    client: int
+    tag: bytes | None
+    up_to: int
+    reason: str
+    answer: Callable[[int], Answer]
+    ended: int = 0
+
+
+class Sweeps:
+    """The jobs, first come first served."""
+
+    def __init__(
+        self, memory: Memory, tenure: Tenure, outbox: Outbox, namespaces_max: int
+    ) -> None:
+        self._memory = memory
+        self._tenure = tenure
+        self._outbox = outbox
+        self._namespaces_max = namespaces_max
+        self._generations: dict[bytes, int] = {}
+        self._jobs: deque[_Sweep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def clear(self, client: int, request: messages.Clear) -> None:
+        """Ends the entries of one namespace, or all. Answered by Counted."""
+        self._begin(
+            client, request.namespace, "cleared", lambda n: messages.Counted(request.id, n)
+        )
+
+    def invalidate(self, client: int, request: messages.Invalidate) -> bool:
+        """Raises the namespace's generation and ends its entries, unless somebody did so meanwhile.
+
+        Answered by Generation.
+
+        Returns:
+            Whether it was raised.
+
+        Raises:
+            LimitReached: namespaces_max, named, would be passed.
+        """
+        tag = request.namespace
+        known = self._generations.get(tag, 0)
+        if request.generation < known:
+            self._outbox.send(client, messages.Generation(request.id, known, 0))
+            return False
+        if tag not in self._generations and len(self._generations) >= self._namespaces_max:
+            raise LimitReached(
+                f"{len(self._generations)} namespaces were invalidated, and namespaces_max is "
+                f"{self._namespaces_max}: restart the daemon, or raise it"
+            )
+        raised = self._generations[tag] = request.generation + 1
+        self._begin(
+            client, tag, "invalidated", lambda n: messages.Generation(request.id, raised, n)
+        )
+        return True
+
+    def go_on(self) -> None:
+        """Ends the next slice."""
+        if not self._jobs:
+            return
+        job = self._jobs[0]
+        entries = self._memory.entries.first(job.tag, job.up_to, SLICE)
+        for entry in entries:
+            self._tenure.end(entry, job.reason, announce=False)
+        job.ended += len(entries)
+        if len(entries) < SLICE:
+            self._jobs.popleft()
+            self._outbox.send(job.client, job.answer(job.ended))
+            tag = None if job.tag is None else job.tag.hex()
+            self._outbox.announce(job.reason, client=job.client, namespace=tag, count=job.ended)
+
+    def _begin(
+        self, client: int, tag: bytes | None, reason: str, answer: Callable[[int], Answer]
+    ) -> None:
+        up_to = self._memory.entries.last_sequence
+        self._jobs.append(_Sweep(client, tag, up_to, reason, answer))
+        if len(self._jobs) == 1:
+            self.go_on()
