@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -32,7 +32,5 @@ class Counters:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for status."""
-        return {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in asdict(self).items()
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
