@@ -96,6 +96,10 @@ class Claims:
         """Whether somebody has the right to compute `key`."""
         return key in self._by_key
 
+    def holds(self, token: int) -> bool:
+        """Whether the token's claim still stands."""
+        return token in self._by_token
+
     @property
     def waiting(self) -> int:
         """Requests that wait for somebody else's result."""
