@@ -1,0 +1,553 @@
+"""What either side may say when, what happens to descriptors, and that no peer can break it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.errors import (
+    BadMessage,
+    DaemonUnavailable,
+    LimitReached,
+    MessageTooLarge,
+    ProtocolError,
+    TensordError,
+    UsageError,
+    VersionMismatch,
+)
+from tensord.ipc import messages as m
+from tensord.ipc.connection import FDS_MAX, Arrival, Connection
+from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.messages import PROTOCOL_VERSION, Limits, Message
+from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, State
+
+KEY = b"k" * 32
+LIMITS = Limits(requests_in_flight_max=8, commits_in_flight_max=3, keys_per_request_max=4)
+HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
+WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
+ATTACHED = m.Attached(2, 1, 4096, 4096)
+
+REQUESTS: list[Message] = [
+    HELLO,
+    m.Attach(2),
+    m.OpenInbox(3, 4096),
+    m.Commit(4, KEY, 100, 10),
+    m.Part(4, 0, 100, True),
+    m.Claim(5, KEY),
+    m.Renew([1]),
+    m.Abandon(1),
+    m.Evict(6, [KEY]),
+    m.Touch(7, [KEY]),
+    m.Clear(8),
+    m.Invalidate(9, b"n" * 8, 0),
+    m.Pin(10, KEY, 1.0),
+    m.Unpin(11, KEY),
+    m.Limit(12, 4096),
+]
+
+
+def read(data: bytes | bytearray) -> list[Any]:
+    return list(FrameReader().feed(bytes(data)))
+
+
+class Pair:
+    """A client's and a server's connection, each fed with what the other sends."""
+
+    def __init__(self) -> None:
+        self.server = Connection.control_server(LIMITS)
+        self.client = Connection.control_client()
+
+    def ask(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
+        return self.server.receive_data(self.client.send(*messages, fds=len(fds)), fds)
+
+    def answer(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
+        return self.client.receive_data(self.server.send(*messages, fds=len(fds)), fds)
+
+    def to(self, state: State) -> Pair:
+        steps: list[tuple[State, Callable[[], Arrival]]] = [
+            (State.GREETING, lambda: self.ask(HELLO)),
+            (State.GREETED, lambda: self.answer(WELCOME)),
+            (State.ATTACHING, lambda: self.ask(m.Attach(2))),
+            (State.ATTACHED, lambda: self.answer(ATTACHED, fds=(7, 8, 9))),
+        ]
+        for reached, step in steps:
+            if self.server.state is state:
+                break
+            step()
+            assert self.server.state is self.client.state is reached
+        assert self.server.state is state
+        return self
+
+    def check(self) -> None:
+        self.server.check_invariants()
+        self.client.check_invariants()
+
+
+@pytest.fixture
+def attached() -> Any:
+    pair = Pair().to(State.ATTACHED)
+    yield pair
+    pair.check()
+
+
+def test_the_tables_know_every_message() -> None:
+    requests = {*get_args(m.ControlRequest), *get_args(m.StatusRequest)}
+    answers = {*get_args(m.ControlAnswer), *get_args(m.StatusAnswer)}
+    assert {type(request) for request in REQUESTS} == set(get_args(m.ControlRequest))
+    assert requests - set(ANSWERS) == {m.Part, m.Renew, m.Abandon}
+    assert answers - PUSHES - {m.Error} == {kind for kinds in ANSWERS.values() for kind in kinds}
+
+
+@pytest.mark.parametrize("state", list(CONTROL_ALLOWED)[:-1], ids=str)
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
+def test_a_request_out_of_turn_is_refused_with_what_to_do(state: State, request_: Message) -> None:
+    pair = Pair().to(state)
+    if type(request_) is m.Part and state is State.ATTACHED:
+        pair.ask(m.Commit(4, KEY, 100, 10))
+    fds = tuple(range(100, 100 + getattr(request_, "fds", 0)))
+    arrival = pair.server.receive_data(pack(request_), fds)
+    if type(request_) in CONTROL_ALLOWED[state]:
+        assert arrival.messages == [(request_, fds)]
+        assert arrival.failure is None
+        pair.client.send(request_, fds=len(fds))
+        return
+    assert arrival.messages == []
+    assert arrival.discarded == list(fds)
+    assert type(arrival.failure) is ProtocolError
+    assert pair.server.closed
+    assert str(arrival.failure).startswith(f"{type(request_).__name__} on a connection that is")
+    assert any(
+        word in str(arrival.failure) for word in ("send Hello", "wait for", "send Attach")
+    ) or (state is State.ATTACHED and "connect anew" in str(arrival.failure))
+    told = read(arrival.replies)
+    assert told == [
+        {"type": "Error", "id": None, "code": "ProtocolError", "text": str(arrival.failure)}
+    ]
+    with pytest.raises(UsageError, match=type(request_).__name__):
+        pair.client.send(request_, fds=len(fds))
+
+
+def test_a_commit_before_attach_is_told_to_attach() -> None:
+    pair = Pair().to(State.GREETED)
+    arrival = pair.server.receive_data(pack(m.Commit(4, KEY, 100, 10)))
+    assert "send Attach first, and wait for Attached" in str(arrival.failure)
+
+
+@pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
+@pytest.mark.parametrize("serving", [True, False])
+def test_another_version_is_refused_with_both_named(version: int, serving: bool) -> None:
+    # Of another version only the type and the version need to be as we know them.
+    pair = Pair()
+    if serving:
+        found = pair.server.receive_data(msgpack.packb({"type": "Hello", "protocol": version}))
+    else:
+        pair.to(State.GREETING)
+        found = pair.client.receive_data(msgpack.packb({"type": "Welcome", "protocol": version}))
+    assert type(found.failure) is VersionMismatch
+    assert f"version {version}, " in str(found.failure)
+    assert f" {PROTOCOL_VERSION}: install" in str(found.failure)
+    if serving:
+        client = pair.client
+        client.send(HELLO)
+        ((told, _),) = client.receive_data(bytes(found.replies)).messages
+        assert type(told.to_error()) is VersionMismatch
+
+
+def test_a_refused_hello_ends_the_connection_and_a_refused_attach_does_not() -> None:
+    pair = Pair().to(State.GREETING)
+    pair.answer(m.Error(1, "LimitReached", "clients_max"))
+    assert pair.client.closed
+    assert pair.server.closed
+    with pytest.raises(DaemonUnavailable, match="connect anew"):
+        pair.client.send(HELLO)
+
+    pair = Pair().to(State.ATTACHING)
+    pair.answer(m.Error(2, "LimitReached", "lanes_max"))
+    assert pair.client.state is pair.server.state is State.GREETED
+    pair.ask(m.Attach(3))
+    pair.check()
+
+
+def test_the_daemons_limits_hold_once_they_are_told() -> None:
+    assert Pair().to(State.GREETED).client.limits == LIMITS
+
+
+# ---- requests and their answers
+
+
+def test_an_id_is_free_again_once_it_is_answered(attached: Pair) -> None:
+    for _ in range(50):
+        attached.ask(m.Claim(5, KEY))
+        attached.answer(m.Claimed(5, "compute", 1, 10.0))
+    assert attached.server.open_requests == attached.client.open_requests == 0
+
+
+def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair) -> None:
+    attached.ask(m.Claim(5, KEY))
+    attached.answer(m.Claimed(5, "wait"))
+    assert attached.client.open_requests == 1
+    attached.answer(m.Claimed(5, "hit"))
+    assert attached.client.open_requests == 0
+    with pytest.raises(UsageError, match="not open"):
+        attached.server.send(m.Claimed(5, "hit"))
+
+
+def test_an_open_id_cannot_be_used_again(attached: Pair) -> None:
+    attached.ask(m.Claim(5, KEY))
+    with pytest.raises(UsageError, match="id 5, which is still open"):
+        attached.client.send(m.Evict(5, [KEY]))
+    arrival = attached.server.receive_data(pack(m.Evict(5, [KEY])))
+    assert "id 5, which is still open: choose another" in str(arrival.failure)
+
+
+def test_an_answer_of_the_wrong_kind_is_refused(attached: Pair) -> None:
+    attached.ask(m.Claim(5, KEY))
+    with pytest.raises(UsageError, match="Limited does not answer Claim"):
+        attached.server.send(m.Limited(5, 1, 2))
+    arrival = attached.client.receive_data(pack(m.Limited(5, 1, 2)))
+    assert type(arrival.failure) is ProtocolError
+    assert arrival.replies == b""  # only a server tells
+
+
+def test_an_answer_to_no_request_is_refused(attached: Pair) -> None:
+    assert "not open" in str(attached.client.receive_data(pack(m.Done(99))).failure)
+
+
+def test_an_error_answers_any_request(attached: Pair) -> None:
+    attached.ask(m.Commit(5, KEY, 100, 10), m.Part(5, 0, 100, True))
+    attached.answer(m.Error(5, "ClaimLost", "too late"))
+    assert attached.client.open_requests == 0
+    attached.ask(m.Commit(5, KEY, 100, 10))
+
+
+@pytest.mark.parametrize("answer_first", [True, False])
+def test_a_put_is_over_when_it_is_answered_and_its_last_part_is_in(
+    attached: Pair, answer_first: bool
+) -> None:
+    limit = LIMITS.commits_in_flight_max
+    for lap in range(3 * limit):
+        attached.ask(m.Commit(lap, KEY, 200, 10), m.Part(lap, 0, 100, False))
+        if answer_first:
+            attached.answer(m.Committed(lap, "existed"), m.PartCopied(lap, 0))
+        with pytest.raises(UsageError, match="still open"):
+            attached.client.send(m.Claim(lap, KEY))
+        attached.ask(m.Part(lap, 0, 100, True))
+        if not answer_first:
+            attached.answer(m.PartCopied(lap, 0), m.Committed(lap, "stored"))
+        attached.check()
+
+
+def test_a_part_needs_its_commit(attached: Pair) -> None:
+    with pytest.raises(UsageError, match="send its Commit first"):
+        attached.client.send(m.Part(4, 0, 100, True))
+    assert "put 4: send its Commit" in str(
+        attached.server.receive_data(pack(m.Part(4, 0, 100, True))).failure
+    )
+
+
+def test_a_part_after_the_last_is_refused(attached: Pair) -> None:
+    attached.ask(m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True))
+    assert attached.server.receive_data(pack(m.Part(4, 0, 1, True))).failure is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "one"),
+    [
+        (LIMITS.requests_in_flight_max, "requests_in_flight_max", lambda n: m.Claim(n, KEY)),
+        (LIMITS.commits_in_flight_max, "commits_in_flight_max", lambda n: m.Commit(n, KEY, 9, 9)),
+    ],
+)
+def test_requests_in_flight_are_limited_on_both_sides(
+    attached: Pair, limit: int, name: str, one: Any
+) -> None:
+    for number in range(limit):
+        assert attached.ask(one(number)).failure is None
+    with pytest.raises(LimitReached, match=f"{name}, which is {limit}: wait"):
+        attached.client.send(one(limit))
+    attached.check()
+    arrival = attached.server.receive_data(pack(one(limit)))
+    assert type(arrival.failure) is ProtocolError
+    assert f"{name}, which is {limit}: wait" in str(arrival.failure)
+
+
+def test_too_many_keys_are_refused_and_the_connection_goes_on(attached: Pair) -> None:
+    many = m.Evict(5, [KEY] * 5)
+    with pytest.raises(LimitReached, match="5 keys; keys_per_request_max is 4: ask in several"):
+        attached.client.send(many)
+    arrival = attached.server.receive_data(pack(many) + pack(m.Evict(6, [KEY] * 4)))
+    assert [message.id for message, _ in arrival.messages] == [6]
+    assert [(told["id"], told["code"]) for told in read(arrival.replies)] == [(5, "LimitReached")]
+
+
+def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
+    pair = Pair().to(State.GREETING)
+    limits = Limits(message_bytes_max=1024)
+    pair.client.receive_data(pack(m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)))
+    with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
+        pair.client.send(m.Evict(2, [KEY] * 40))
+    assert pair.client.open_requests == 0
+
+
+def test_the_server_reads_no_longer_messages_than_it_says() -> None:
+    server = Connection.control_server(Limits(message_bytes_max=1024))
+    arrival = server.receive_data(b"\x81\xa1x\xc5\xff\xff" + b"x" * 1100)
+    assert type(arrival.failure) is MessageTooLarge
+
+
+def test_what_was_never_sent_can_be_taken_back(attached: Pair) -> None:
+    commit, part = m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True)
+    attached.client.send(commit, part)
+    attached.client.unsent(commit, part)
+    attached.check()
+    assert attached.client.open_requests == 0
+    attached.client.send(commit)
+    attached.client.send(part)
+    attached.client.unsent(part)
+    attached.check()
+    attached.client.send(part)
+
+
+# ---- unknown messages
+
+
+def test_an_unknown_request_is_answered_and_the_connection_goes_on(attached: Pair) -> None:
+    unknown = msgpack.packb({"type": "Frobnicate", "id": 77, "fds": 2})
+    arrival = attached.server.receive_data(unknown + pack(m.Claim(5, KEY)), (101, 102))
+    assert [message.id for message, _ in arrival.messages] == [5]
+    assert arrival.discarded == [101, 102]
+    assert [(told["id"], told["code"]) for told in read(arrival.replies)] == [(77, "BadMessage")]
+    assert arrival.failure is None
+
+
+def test_an_unknown_answer_is_passed_over(attached: Pair) -> None:
+    arrival = attached.client.receive_data(msgpack.packb({"type": "Mode", "mode": "relaxed"}))
+    assert not arrival.messages
+    assert not arrival.replies
+    assert arrival.failure is None
+
+
+# ---- descriptors
+
+
+def test_descriptors_go_to_the_messages_that_declare_them(attached: Pair) -> None:
+    one, two = m.OpenInbox(20, 4096), m.OpenInbox(21, 4096)
+    arrival = attached.ask(m.Claim(19, KEY), one, m.Renew([1]), two, fds=(101, 102))
+    assert [fds for _, fds in arrival.messages] == [(), (101,), (), (102,)]
+    assert arrival.discarded == []
+
+
+def test_descriptors_may_come_before_their_message_is_whole(attached: Pair) -> None:
+    data = pack(m.OpenInbox(20, 4096))
+    assert attached.server.receive_data(data[:1], (101,)).messages == []
+    arrival = attached.server.receive_data(data[1:])
+    assert [fds for _, fds in arrival.messages] == [(101,)]
+
+
+def test_a_missing_descriptor_is_refused(attached: Pair) -> None:
+    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096)))
+    assert "OpenInbox declares 1 descriptors, 0 came with it" in str(arrival.failure)
+
+
+def test_an_undeclared_descriptor_is_refused_and_handed_back(attached: Pair) -> None:
+    arrival = attached.server.receive_data(pack(m.Claim(5, KEY)), (101,))
+    assert [message.id for message, _ in arrival.messages] == [5]
+    assert "1 descriptors came that no message declares" in str(arrival.failure)
+    assert arrival.discarded == [101]
+
+
+def test_too_many_descriptors_are_refused_and_handed_back(attached: Pair) -> None:
+    fds = tuple(range(101, 102 + FDS_MAX))
+    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096))[:-1], fds)
+    assert f"at most {FDS_MAX}" in str(arrival.failure)
+    assert arrival.discarded == list(fds)
+
+
+def test_descriptors_lost_on_the_way_end_the_connection(attached: Pair) -> None:
+    cut = ProtocolError("descriptors were lost")
+    arrival = attached.server.receive_data(pack(m.OpenInbox(20, 4096)), (101,), cut)
+    assert [fds for _, fds in arrival.messages] == [(101,)]
+    assert arrival.failure is cut
+
+
+def test_descriptors_that_nobody_took_come_back_on_close(attached: Pair) -> None:
+    attached.server.receive_data(pack(m.OpenInbox(20, 4096))[:1], (101,))
+    assert attached.server.close() == [101]
+    assert attached.server.close() == []
+    assert attached.server.receive_data(b"x", (102,)).discarded == [102]
+
+
+def test_declared_and_given_descriptors_must_agree(attached: Pair) -> None:
+    for given_, message in (
+        (0, m.OpenInbox(20, 4096)),
+        (2, m.OpenInbox(20, 4096)),
+        (1, m.Clear(9)),
+    ):
+        with pytest.raises(UsageError, match=f"{given_} descriptors given"):
+            attached.client.send(message, fds=given_)
+    many = [m.OpenInbox(number, 4096) for number in range(20, 21 + FDS_MAX)]
+    with pytest.raises(UsageError, match=f"{FDS_MAX} may go"):
+        attached.client.send(*many, fds=len(many))
+
+
+# ---- the status socket
+
+
+def test_a_query_is_answered_by_a_document() -> None:
+    server, client = Connection.status_server(Limits()), Connection.status_client()
+    for number, query in enumerate([m.StatusQuery(0), m.EntriesQuery(1), m.ClientsQuery(2)]):
+        ((found, _),) = server.receive_data(client.send(query)).messages
+        assert found == query
+        document = m.Document(number, {"entries": [{"key": KEY, "bytes": 1}] * 500})
+        ((told, _),) = client.receive_data(server.send(document)).messages
+        assert told == document
+    assert server.state is client.state is State.OPEN
+
+
+def test_events_go_to_those_who_watch() -> None:
+    server, client = Connection.status_server(Limits()), Connection.status_client()
+    with pytest.raises(UsageError, match="Watch"):
+        server.send(m.Event({"event": "put"}))
+    server.receive_data(client.send(m.Watch(1)))
+    arrival = client.receive_data(server.send(m.Document(1, {}), m.Event({"event": "put"}, 3)))
+    assert [message for message, _ in arrival.messages][1] == m.Event({"event": "put"}, 3)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
+def test_nothing_on_the_status_socket_can_change_anything(request_: Message) -> None:
+    server = Connection.status_server(Limits())
+    arrival = server.receive_data(pack(request_), ())
+    assert arrival.messages == []
+
+
+# ---- hostile peers
+
+
+def conversation() -> tuple[bytes, int]:
+    """A valid stream of requests after Attached, and how many descriptors it declares."""
+    messages = [request for request in REQUESTS if type(request) not in (m.Hello, m.Attach)]
+    return b"".join(map(pack, messages)), sum(getattr(x, "fds", 0) for x in messages)
+
+
+mutations = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "cut", "insert", "repeat"]),
+        st.integers(0, 5000),
+        st.integers(1, 60),
+        st.binary(min_size=1, max_size=8),
+    ),
+    max_size=6,
+)
+
+
+def mutate(stream: bytes, changes: list[tuple[str, int, int, bytes]]) -> bytes:
+    data = bytearray(stream)
+    for what, where, length, content in changes:
+        at = where % (len(data) + 1)
+        if what == "set":
+            data[at : at + len(content)] = content
+        elif what == "cut":
+            del data[at : at + length]
+        elif what == "insert":
+            data[at:at] = content
+        else:
+            data[at:at] = data[max(0, at - length) : at] * 3
+    return bytes(data)
+
+
+class Hostile:
+    """Feeds a connection as a socket would and accounts for every descriptor."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.given = 0
+        self.back: list[int] = []
+        self.told = bytearray()
+        self.failures: list[TensordError] = []
+
+    def feed(self, data: bytes, fds: int) -> None:
+        numbers = range(self.given, self.given + fds)
+        self.given += fds
+        arrival = self.connection.receive_data(data, tuple(numbers))
+        self.back += [fd for _, taken in arrival.messages for fd in taken] + arrival.discarded
+        self.told += arrival.replies
+        if arrival.failure is not None:
+            self.failures.append(arrival.failure)
+        self.connection.check_invariants()
+
+    def check(self) -> None:
+        self.back += self.connection.close()
+        assert sorted(self.back) == list(range(self.given))
+        assert len(self.failures) <= 1
+        if self.connection.serving:
+            last = [told for told in read(self.told) if told["id"] is None][-1:]
+            for failure in self.failures:
+                assert last[0]["code"] == failure.code
+        assert self.connection.held_bytes <= 65_536
+
+
+@pytest.mark.parametrize("side", ["control", "status", "client"])
+@settings(max_examples=150)
+@given(
+    changes=mutations,
+    cuts=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3))),
+    noise=st.binary(max_size=40),
+)
+def test_mutated_streams_end_in_an_answer_or_in_being_told(
+    side: str,
+    changes: list[tuple[str, int, int, bytes]],
+    cuts: list[tuple[int, int]],
+    noise: bytes,
+) -> None:
+    stream, fds = conversation()
+    if side == "control":
+        connection = Pair().to(State.ATTACHED).server
+    elif side == "client":
+        connection = Pair().to(State.ATTACHED).client
+    else:
+        connection = Connection.status_server(LIMITS)
+    hostile = Hostile(connection)
+    data = mutate(stream, changes) + noise
+    at = 0
+    hostile.feed(data[:1], fds)
+    for size, more in cuts:
+        hostile.feed(data[at + 1 : at + 1 + size], more)
+        at += size
+    hostile.feed(data[at + 1 :], 0)
+    hostile.check()
+
+
+def test_the_valid_stream_that_is_mutated_is_accepted_whole() -> None:
+    stream, fds = conversation()
+    connection = Connection.control_server(Limits())
+    connection.receive_data(pack(HELLO))
+    connection.send(WELCOME)
+    connection.receive_data(pack(m.Attach(2)))
+    connection.send(ATTACHED, fds=3)
+    arrival = connection.receive_data(stream, tuple(range(fds)))
+    assert len(arrival.messages) == len(REQUESTS) - 2
+    assert arrival.failure is None
+
+
+def test_random_bytes_are_told_what_they_are() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        hostile = Hostile(Connection.control_server(LIMITS))
+        for _ in range(4):
+            hostile.feed(chance.randbytes(chance.randrange(1, 200)), chance.randrange(3))
+        hostile.check()
+
+
+def test_a_bad_field_is_told_to_the_offender(attached: Pair) -> None:
+    arrival = attached.server.receive_data(
+        msgpack.packb({"type": "Claim", "id": 1, "key": b"short"})
+    )
+    assert type(arrival.failure) is BadMessage
+    (told,) = read(arrival.replies)
+    assert told["code"] == "BadMessage"
+    assert "`$.key`, got 5 bytes" in told["text"]
