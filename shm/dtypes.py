@@ -1,0 +1,99 @@
+"""Which dtypes a leaf may have, and the name under which a tree header speaks of each.
+
+Owns: the table between names, numpy dtypes and torch dtypes. Imports no torch: a torch dtype is
+looked up in the torch that the process has loaded.
+
+Invariants: a name means one dtype and a dtype has one name, on every machine. A numpy dtype's name
+is its `str` with the byte order in it ("<f4"); those that numpy has only through ml_dtypes have
+torch's name ("bfloat16", "float8_e4m3fn"), since their `str` is ambiguous ("<V2", and even "<f1").
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from types import ModuleType
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+DType = np.dtype[Any]
+
+_PLAIN: Final = (
+    *("|b1", "|i1", "|u1"),
+    *(order + code for code in ("i2", "i4", "i8", "u2", "u4", "u8") for order in "<>"),
+    *(order + code for code in ("f2", "f4", "f8", "c8", "c16") for order in "<>"),
+    np.dtype(np.longdouble).str,
+    np.dtype(np.clongdouble).str,
+)
+_NARROW: Final = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+_SIZED: Final = re.compile(
+    r"(\|S|[<>]U)[1-9][0-9]{0,8}|[<>][Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
+_TORCH_NAMES: Final = {
+    "|b1": "bool",
+    "|i1": "int8",
+    "<i2": "int16",
+    "<i4": "int32",
+    "<i8": "int64",
+    "|u1": "uint8",
+    "<u2": "uint16",
+    "<u4": "uint32",
+    "<u8": "uint64",
+    "<f2": "float16",
+    "<f4": "float32",
+    "<f8": "float64",
+    "<c8": "complex64",
+    "<c16": "complex128",
+} | {name: name for name in _NARROW}
+
+_DTYPES: Final[dict[str, DType]] = {name: np.dtype(name) for name in _PLAIN} | {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in _NARROW if hasattr(ml_dtypes, name)
+}
+_NAMES: Final[dict[DType, str]] = {dtype: name for name, dtype in _DTYPES.items()}
+
+# What the narrow ones are copied as: numpy moves its own integers without the GIL, a registered
+# dtype's items with it.
+COPIED_AS: Final[dict[DType | None, DType]] = {
+    _DTYPES[name]: np.dtype(f"u{_DTYPES[name].itemsize}") for name in _NARROW if name in _DTYPES
+}
+
+
+def name_of(dtype: DType) -> str | None:
+    """The header's name of a numpy dtype; None for one that no leaf can have."""
+    name = _NAMES.get(dtype)
+    if name is None and dtype.type in (np.str_, np.bytes_, np.datetime64, np.timedelta64):
+        return dtype.str if _SIZED.fullmatch(dtype.str) else None
+    return name
+
+
+def dtype_named(name: str) -> DType | None:
+    """The numpy dtype that a header's name means; None for anything that `name_of` would not have
+    written."""
+    dtype = _DTYPES.get(name)
+    if dtype is None and _SIZED.fullmatch(name):
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return dtype if dtype.str == name else None
+    return dtype
+
+
+def torch_dtype_named(torch: ModuleType, name: str) -> Any:
+    """The torch dtype of a name; None where torch, or this torch, has none."""
+    return getattr(torch, _TORCH_NAMES.get(name, ""), None)
+
+
+@cache
+def name_of_torch(torch: ModuleType, dtype: Any) -> str | None:
+    """The header's name of a torch dtype; None for one that no leaf can have."""
+    return next((name for name in _TORCH_NAMES if torch_dtype_named(torch, name) is dtype), None)

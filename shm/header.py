@@ -1,0 +1,224 @@
+"""The form of a tree header, and the judgement of headers: they come from whoever made a put.
+
+A header is a sequence of msgpack scalars, no array and no map among them, so that a reader can take
+it apart in one bounded step before it believes any of it. First the format's number, then one node:
+
+    None, bool, float, short str or bytes      itself
+    INT value                                  an int, since a bare one begins one of these:
+    LIST | TUPLE n, n nodes                    LIST_RUN | TUPLE_RUN n, n scalars as they are
+    DICT n, n × (key, node)
+    ARRAY | TENSOR dtype, ndim, ndim × length  the next leaf
+    BYTES | TEXT length                        the next leaf, for what would only swell the header
+
+Where a leaf lies is not written: in the header's order, each at the first multiple of 64 after what
+precedes it. So no header can speak of leaves that overlap or run backwards, and payloads of one
+shape have one header, byte for byte.
+
+Owns: that form and its limits, and reading it. Does not own writing it (tree.py), nor what readers
+make of it (recipe.py).
+
+Invariant: `read` believes nothing. Whatever the bytes, it ends within a bounded number of steps
+with a node or a BadTree, and no leaf of the node lies outside [len(header), end).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from msgpack import Unpacker
+from msgpack.exceptions import UnpackException
+
+from ..errors import BadTree
+from .dtypes import DType, dtype_named
+from .layout import RING_BYTES_MAX, TREE_BYTES_MAX, aligned
+
+FORMAT: Final = 1
+LIST, TUPLE, LIST_RUN, TUPLE_RUN, DICT, ARRAY, TENSOR, BYTES, TEXT, INT = range(10)
+
+DEPTH_MAX: Final = 64
+NODES_MAX: Final = 8192
+NDIM_MAX: Final = 64
+INLINE_BYTES_MAX: Final = 256
+INT_MIN: Final = -(1 << 63)
+INT_MAX: Final = (1 << 64) - 1
+
+_TOKENS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_BYTE: Final[DType] = np.dtype(np.uint8)
+
+
+class LeafAt(NamedTuple):
+    """What stands at `offset` of an image: an array, or (BYTES, TEXT) the bytes of a long str.
+
+    `tag` is ARRAY, TENSOR, BYTES or TEXT; bytes and text have shape (length,) and dtype uint8.
+    """
+
+    tag: int
+    shape: tuple[int, ...]
+    dtype: DType
+    offset: int
+
+
+class ListNode(NamedTuple):
+    children: list[Any]
+
+
+class TupleNode(NamedTuple):
+    children: list[Any]
+
+
+class DictNode(NamedTuple):
+    keys: list[Any]
+    children: list[Any]
+
+
+class RunNode(NamedTuple):
+    scalars: list[Any]
+
+
+def read(header: bytes, depth_max: int) -> tuple[Any, int]:
+    """A header's root node, and where the last leaf ends, in bytes from the image's start.
+
+    Raises:
+        BadTree: these bytes describe no tree, or one over a limit; the message says which.
+    """
+    if len(header) > TREE_BYTES_MAX:
+        raise BadTree(f"a tree header has {len(header)} bytes, the limit is {TREE_BYTES_MAX}")
+    reader = _Reader(_tokens(header), len(header), depth_max)
+    node = reader.node(0)
+    reader.finish()
+    return node, reader.end
+
+
+def _tokens(header: bytes) -> list[Any]:
+    unpacker = Unpacker(
+        max_buffer_size=TREE_BYTES_MAX + 1,
+        max_array_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+        ext_hook=_refuse_extension,
+        use_list=False,
+        unicode_errors="surrogatepass",
+    )
+    try:
+        unpacker.feed(header)
+        tokens = list(unpacker)
+        # A scalar cut off at the end gives no error; it would swallow this one, or change it.
+        unpacker.feed(b"\xc3")
+        whole = [token is True for token in unpacker] == [True]
+    except (ValueError, UnpackException) as error:
+        raise BadTree(
+            f"a tree header is no sequence of msgpack scalars: {type(error).__name__} {error}"
+        ) from None
+    if not whole or not set(map(type, tokens)) <= _TOKENS:
+        raise BadTree("a tree header ends within a scalar, or holds something else")
+    if not tokens or type(tokens[0]) is not int or tokens[0] != FORMAT:
+        raise BadTree(f"a tree header has format {tokens[:1]!r:.40}, this tensord reads {FORMAT}")
+    return tokens
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"msgpack extension {code}")
+
+
+class _Reader:
+    """One pass over a header's tokens: each step takes one or more, so the steps are bounded."""
+
+    def __init__(self, tokens: list[Any], header_bytes: int, depth_max: int) -> None:
+        self._tokens = tokens
+        self._at = 1
+        self._nodes = 0
+        self._depth_max = depth_max
+        self.end = header_bytes
+
+    def finish(self) -> None:
+        if self._at != len(self._tokens):
+            raise BadTree(
+                f"a tree header goes on after its tree, by {len(self._tokens) - self._at} scalars"
+            )
+
+    def node(self, depth: int) -> Any:
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            raise BadTree(f"a tree has more than {NODES_MAX} nodes")
+        tag = self._next()
+        if type(tag) is not int:
+            return tag
+        if tag in (ARRAY, TENSOR):
+            return self._array(tag)
+        if tag == INT:
+            return self._count(None)
+        if tag in (BYTES, TEXT):
+            return self._leaf(tag, (self._count(RING_BYTES_MAX),), _BYTE)
+        if not LIST <= tag <= DICT:
+            raise BadTree(f"a tree header has a node of unknown kind {tag}")
+        if depth >= self._depth_max:
+            raise BadTree(f"a tree is nested deeper than {self._depth_max}")
+        count = self._count(len(self._tokens) - self._at)
+        if tag in (LIST_RUN, TUPLE_RUN):
+            scalars = self._take(count)
+            return RunNode(scalars) if tag == LIST_RUN else tuple(scalars)
+        if tag == DICT:
+            return self._dict(count, depth)
+        children = [self.node(depth + 1) for _ in range(count)]
+        return ListNode(children) if tag == LIST else TupleNode(children)
+
+    def _dict(self, count: int, depth: int) -> DictNode:
+        keys = []
+        children = []
+        for _ in range(count):
+            key = self._next()
+            if type(key) not in (str, int, bytes):
+                raise BadTree(f"a dict in a tree has a key of type {type(key).__name__}")
+            keys.append(key)
+            children.append(self.node(depth + 1))
+        if len(set(keys)) != count:
+            raise BadTree("a dict in a tree has one key twice")
+        return DictNode(keys, children)
+
+    def _array(self, tag: int) -> LeafAt:
+        name = self._next()
+        dtype = dtype_named(name) if type(name) is str else None
+        if dtype is None:
+            raise BadTree(f"a leaf has the unknown dtype {name!r:.40}")
+        shape = tuple(self._take(self._count(NDIM_MAX)))
+        for length in shape:
+            if type(length) is not int or not 0 <= length <= RING_BYTES_MAX:
+                raise BadTree(
+                    f"a leaf has a length of {length!r:.40}, not one of 0 to {RING_BYTES_MAX}"
+                )
+        return self._leaf(tag, shape, dtype)
+
+    def _leaf(self, tag: int, shape: tuple[int, ...], dtype: DType) -> LeafAt:
+        if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
+            raise BadTree(
+                f"a leaf of shape {shape} and dtype {dtype} has more than {RING_BYTES_MAX} bytes"
+            )
+        offset = aligned(self.end)
+        self.end = offset + math.prod(shape) * dtype.itemsize
+        if self.end > RING_BYTES_MAX:
+            raise BadTree(f"a tree has more than {RING_BYTES_MAX} bytes")
+        return LeafAt(tag, shape, dtype, offset)
+
+    def _next(self) -> Any:
+        if self._at >= len(self._tokens):
+            raise BadTree("a tree header ends within its tree")
+        token = self._tokens[self._at]
+        self._at += 1
+        return token
+
+    def _take(self, count: int) -> list[Any]:
+        taken = self._tokens[self._at : self._at + count]
+        if len(taken) != count:
+            raise BadTree("a tree header ends within its tree")
+        self._at += count
+        return taken
+
+    def _count(self, limit: int | None) -> int:
+        value = self._next()
+        if type(value) is not int or (limit is not None and not 0 <= value <= limit):
+            raise BadTree(
+                f"a tree header has {value!r:.40} where an int of up to {limit or 64} should be"
+            )
+        return value

@@ -1,0 +1,124 @@
+"""An image on its way into memory: the tree header, then each leaf at the next multiple of 64.
+
+Owns: where the bytes of a payload come from, and copying any range of them. What the header says is
+tree.py's.
+
+Invariants: every byte of [0, image_bytes) is written, padding as zeros, except leaves that their
+owner writes; two writes of ranges that meet equal one write of both.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+
+Array = np.ndarray[Any, Any]
+
+
+class Leaf(NamedTuple):
+    """`bytes` at `offset` from the image's start, copied from `array`; None: its owner writes it.
+
+    `array` has any strides, and a dtype as wide as the leaf's own.
+    """
+
+    offset: int
+    bytes: int
+    array: Array | None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
+
+
+class Image:
+    """A payload as it will lie in memory: `header`, then `leaves` by offset, `image_bytes` in all.
+
+    The leaves are sources, read when they are written: what changes in them meanwhile changes what
+    arrives.
+    """
+
+    __slots__ = ("header", "image_bytes", "leaves")
+
+    def __init__(self, header: bytes, leaves: list[Leaf], image_bytes: int) -> None:
+        self.header = header
+        self.leaves = leaves
+        self.image_bytes = image_bytes
+
+    def write_into(self, buffer: memoryview | bytearray | Array) -> None:
+        """Writes the whole image to the first `image_bytes` of a writable, contiguous buffer.
+
+        Raises:
+            UsageError: the buffer is shorter, or read-only.
+        """
+        self.write_range(buffer, 0, self.image_bytes)
+
+    def write_range(self, to: memoryview | bytearray | Array, start: int, stop: int) -> None:
+        """Writes the image's bytes [start, stop), which may cut anywhere, to the start of `to`.
+
+        Large leaves are copied without the GIL.
+
+        Raises:
+            UsageError: a range outside the image, or `to` is shorter than it, or read-only.
+        """
+        if not 0 <= start <= stop <= self.image_bytes:
+            raise UsageError(
+                f"[{start}, {stop}) is not within the image's {self.image_bytes} bytes"
+            )
+        if start == stop:
+            return
+        piece: Array = np.frombuffer(to, np.uint8)
+        if len(piece) < stop - start or not piece.flags.writeable:
+            raise UsageError(
+                f"a buffer of {len(piece)} bytes (writable: {piece.flags.writeable}) was given for "
+                f"{stop - start} bytes of an image; give a writable one of at least that size"
+            )
+        at = min(stop, max(start, len(self.header)))
+        if start < at:
+            np.copyto(piece[: at - start], np.frombuffer(self.header, np.uint8)[start:at])
+        for leaf in self.leaves[bisect_right(self.leaves, start, key=operator.attrgetter("end")) :]:
+            if leaf.offset > at:
+                until = min(stop, leaf.offset)
+                piece[at - start : until - start] = 0
+                at = until
+            if at == stop:
+                break
+            until = min(stop, leaf.end)
+            if leaf.array is not None and at < until:
+                _copy_bytes(
+                    piece[at - start : until - start],
+                    leaf.array,
+                    at - leaf.offset,
+                    until - leaf.offset,
+                )
+            at = until
+
+
+def _copy_bytes(to: Array, source: Array, start: int, stop: int) -> None:
+    """Copies bytes [start, stop) of `source`, counted in C order, to `to`, (n,) uint8."""
+    if source.flags.c_contiguous:
+        np.copyto(to, source.reshape(-1).view(np.uint8)[start:stop])
+        return
+    # Whole rows by numpy, which follows any strides; the two that may be cut, row by row again.
+    row_bytes = source.nbytes // len(source)
+    first, last = -(-start // row_bytes), stop // row_bytes
+    if first > last:
+        _copy_row(to, source, last, start - last * row_bytes, stop - last * row_bytes)
+        return
+    head, tail = first * row_bytes - start, last * row_bytes - start
+    if head:
+        _copy_row(to[:head], source, first - 1, row_bytes - head, row_bytes)
+    if first < last:
+        rows = source[first:last]
+        np.copyto(np.ndarray(rows.shape, rows.dtype, to, head), rows)
+    if tail < len(to):
+        _copy_row(to[tail:], source, last, 0, len(to) - tail)
+
+
+def _copy_row(to: Array, source: Array, position: int, start: int, stop: int) -> None:
+    row = source[position, ...] if source.ndim > 1 else source[position : position + 1].copy()
+    _copy_bytes(to, row, start, stop)

@@ -1,0 +1,182 @@
+"""Tree headers back into trees: how a reader makes views of an image. The way there is in tree.py,
+with the form in header.py.
+
+    recipe(header) -> Recipe          once per header; the caller keeps it under the header's bytes
+    Recipe.view(root) -> tree         as often as there are hits
+
+Owns: making views, tensors and values. Does not own the judgement of headers (header.py). Owns no
+memory and keeps no root.
+
+Invariant: what a Recipe returns keeps the very `root` object alive that was given, and is read-only
+where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import BadTree, UnsupportedLeaf
+from .dtypes import DType
+from .header import (
+    ARRAY,
+    BYTES,
+    DEPTH_MAX,
+    TENSOR,
+    TEXT,
+    DictNode,
+    LeafAt,
+    ListNode,
+    RunNode,
+    TupleNode,
+    read,
+)
+from .tensors import tensor_copy, tensor_over
+
+Array = np.ndarray[Any, Any]
+
+
+class Recipe:
+    """How to make one header's trees. Immutable, and shared by all images with that header.
+
+    `single` is (shape, dtype, offset) where the tree is one array or tensor and nothing else, None
+    otherwise. `end_bytes` is where the last leaf ends: an image has at least as many bytes.
+    """
+
+    __slots__ = ("_node", "end_bytes", "single")
+
+    def __init__(self, node: Any, end_bytes: int) -> None:
+        self._node = node
+        self.end_bytes = end_bytes
+        self.single: tuple[tuple[int, ...], DType, int] | None = None
+        if type(node) is LeafAt and node.tag in (ARRAY, TENSOR):
+            self.single = node.shape, node.dtype, node.offset
+
+    @property
+    def leaves(self) -> list[LeafAt]:
+        """All leaves, by offset."""
+        return [node for _, node in _leaves(self._node, "tree")]
+
+    def view(self, root: Array) -> Any:
+        """The tree with a numpy view of `root` for every leaf; long str and bytes are copied out.
+
+        Args:
+            root: the image, (image_bytes,) uint8. Every view keeps it alive; read-only, it gives
+                read-only views.
+
+        Raises:
+            BadTree: the image is shorter than its tree.
+        """
+        if len(root) < self.end_bytes or type(root.base) is np.ndarray:
+            root = self._held(root)
+        single = self.single
+        if single is not None:
+            return np.ndarray(single[0], single[1], root, single[2])
+        return _made(self._node, lambda leaf: _viewed(leaf, root))
+
+    def torch(self, root: Array, copy: bool = True) -> Any:
+        """The tree with a torch tensor for every array, whichever kind it was put as.
+
+        Args:
+            root: as for `view`.
+            copy: False gives tensors over the image itself, which keep `root` alive. Torch knows no
+                read-only tensor: where `root` is read-only memory, an in-place operation on one
+                ends the process with SIGSEGV.
+
+        Raises:
+            BadTree: as `view`.
+            UnsupportedLeaf: a leaf has a dtype that torch lacks, or, without a copy, the other
+                byte order.
+        """
+        import torch
+
+        root = self._held(root)
+        convert = tensor_copy if copy else tensor_over
+
+        def made(leaf: LeafAt) -> Any:
+            viewed = _viewed(leaf, root)
+            if leaf.tag in (BYTES, TEXT):
+                return viewed
+            try:
+                return convert(torch, viewed)
+            except UnsupportedLeaf as error:
+                raise UnsupportedLeaf(f"{self._where(leaf)}: {error}") from None
+
+        return _made(self._node, made)
+
+    def value(self, root: Array) -> Any:
+        """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors, copied.
+
+        Raises: as `torch`.
+        """
+        root = self._held(root)
+
+        def made(leaf: LeafAt) -> Any:
+            viewed = _viewed(leaf, root)
+            if leaf.tag != TENSOR:
+                return viewed
+            import torch
+
+            return tensor_copy(torch, viewed)
+
+        return _made(self._node, made)
+
+    def _held(self, root: Array) -> Array:
+        """An array over `root` that keeps it: numpy makes a view of a view keep the first array."""
+        if len(root) < self.end_bytes:
+            raise BadTree(f"an image of {len(root)} bytes has a tree that ends at {self.end_bytes}")
+        return np.frombuffer(root.data, np.uint8) if type(root.base) is np.ndarray else root
+
+    def _where(self, leaf: LeafAt) -> str:
+        return next(path for path, node in _leaves(self._node, "tree") if node is leaf)
+
+
+def recipe(header: bytes, *, depth_max: int = DEPTH_MAX) -> Recipe:
+    """Judges a tree header, and keeps what it takes to make its trees.
+
+    Raises:
+        BadTree: these bytes describe no tree, or one over a limit; the message says which.
+    """
+    return Recipe(*read(header, depth_max))
+
+
+def _made(node: Any, make: Callable[[LeafAt], Any]) -> Any:
+    kind = type(node)
+    if kind is LeafAt:
+        return make(node)
+    if kind is DictNode:
+        return dict(zip(node.keys, [_made(child, make) for child in node.children], strict=True))
+    if kind is ListNode:
+        return [_made(child, make) for child in node.children]
+    if kind is TupleNode:
+        return tuple([_made(child, make) for child in node.children])
+    if kind is RunNode:
+        return node.scalars.copy()
+    return node
+
+
+def _viewed(leaf: LeafAt, root: Array) -> Any:
+    if leaf.tag in (ARRAY, TENSOR):
+        return np.ndarray(leaf.shape, leaf.dtype, root, leaf.offset)
+    text = root[leaf.offset : leaf.offset + leaf.shape[0]].tobytes()
+    if leaf.tag == BYTES:
+        return text
+    try:
+        return text.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise BadTree(
+            f"a str of {len(text)} bytes at {leaf.offset} is not UTF-8: {error}"
+        ) from None
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, LeafAt]]:
+    if type(node) is LeafAt:
+        yield path, node
+    elif type(node) is DictNode:
+        for key, child in zip(node.keys, node.children, strict=True):
+            yield from _leaves(child, f"{path}[{key!r}]")
+    elif type(node) is ListNode or type(node) is TupleNode:
+        for position, child in enumerate(node.children):
+            yield from _leaves(child, f"{path}[{position}]")

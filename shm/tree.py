@@ -1,0 +1,303 @@
+"""Payload trees into images: what a put transfers. The way back is in recipe.py.
+
+    image = tree header, then each leaf at the next multiple of 64
+
+Owns: what a payload may hold, and the layout of its image. Does not own the header's form
+(header.py), the writing of an image (image.py) or the names of dtypes (dtypes.py). No pickle
+anywhere.
+
+Invariant: the same tree gives the same image, byte for byte.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from msgpack import Packer
+
+from ..errors import ObjectTooLarge, UnsupportedLeaf
+from . import header as form
+from .dtypes import COPIED_AS, dtype_named, name_of, name_of_torch
+from .image import Image, Leaf
+from .layout import RING_BYTES_MAX, TREE_BYTES_MAX, aligned
+from .tensors import loaded_torch, tensor_source
+
+Array = np.ndarray[Any, Any]
+
+__all__ = ["encode", "encode_spec", "Spec", "Image", "Leaf"]
+
+_SINGLES_MAX: Final = 4096
+_SIMPLE: Final = frozenset({type(None), bool, float})
+_SCALARS: Final = _SIMPLE | {int, str, bytes}
+
+
+class Spec(NamedTuple):
+    """A leaf that its owner is going to write: what `reserve` is asked for.
+
+    `dtype` is a numpy dtype or its name, a name from the header's table ("bfloat16"), or a
+    torch.dtype, which makes the leaf come back as a tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Image:
+    """The image of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy
+    arrays and scalars, and torch tensors (detached; fetched from their device now).
+
+    Raises:
+        UnsupportedLeaf: something that no tree can hold; the message names its place and a remedy.
+        ObjectTooLarge: more nodes, a longer header, or more bytes than an image can have.
+    """
+    if type(tree) is np.ndarray:
+        known = _singles.get((tree.dtype, tree.shape))
+        if known is not None:
+            header, offset, leaf_bytes, moved_as = known
+            source = tree if moved_as is None else tree.view(moved_as)
+            return Image(header, [Leaf(offset, leaf_bytes, source)], offset + leaf_bytes)
+    image = _Encoder(depth_max, may_reserve=False).image(tree)
+    if type(tree) is np.ndarray and tree.dtype.kind not in "SUMm":
+        # Sized dtypes stay out: equal ones may have two names, and no header may depend on which
+        # came first.
+        if len(_singles) >= _SINGLES_MAX:
+            _singles.clear()
+        leaf = image.leaves[0]
+        _singles[tree.dtype, tree.shape] = (
+            image.header,
+            leaf.offset,
+            leaf.bytes,
+            COPIED_AS.get(tree.dtype),
+        )
+    return image
+
+
+def encode_spec(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Image:
+    """The image of a tree with `Spec` leaves, for memory that its owner writes into.
+
+    `write_into` writes all but those leaves; `recipe(image.header).view(memory)` then gives arrays
+    to fill them with.
+
+    Raises: as `encode`.
+    """
+    return _Encoder(depth_max, may_reserve=True).image(tree)
+
+
+_singles: Final[dict[tuple[Any, tuple[int, ...]], tuple[bytes, int, int, Any]]] = {}
+
+
+class _Encoder:
+    """One walk over one tree: header tokens and leaf sources, in the tree's order."""
+
+    def __init__(self, depth_max: int, *, may_reserve: bool) -> None:
+        self._depth_max = depth_max
+        self._may_reserve = may_reserve
+        self._tokens: list[Any] = [form.FORMAT]
+        self._sources: list[tuple[int, Array | None]] = []
+        self._path: list[Any] = []
+        self._open: set[int] = set()
+        self._nodes = 0
+        self._torch = loaded_torch()
+
+    def image(self, tree: Any) -> Image:
+        self._node(tree)
+        packer = Packer(autoreset=False, use_bin_type=True, unicode_errors="surrogatepass")
+        for token in self._tokens:
+            packer.pack(token)
+        header = packer.bytes()
+        if len(header) > TREE_BYTES_MAX:
+            raise ObjectTooLarge(
+                f"the tree's header takes {len(header)} bytes, the limit is {TREE_BYTES_MAX}; "
+                "turn long lists of numbers into arrays, and many small arrays into one"
+            )
+        leaves = []
+        end = len(header)
+        for leaf_bytes, array in self._sources:
+            offset = aligned(end)
+            leaves.append(Leaf(offset, leaf_bytes, array))
+            end = offset + leaf_bytes
+        if end > RING_BYTES_MAX:
+            raise ObjectTooLarge(
+                f"the tree takes {end} bytes, no ring has more than {RING_BYTES_MAX}"
+            )
+        return Image(header, leaves, end)
+
+    def _node(self, node: Any) -> None:
+        self._nodes += 1
+        if self._nodes > form.NODES_MAX:
+            raise ObjectTooLarge(
+                f"the tree has more than {form.NODES_MAX} nodes, counting twice what is in it twice; "
+                "turn lists of numbers into arrays, and many small arrays into one"
+            )
+        kind = type(node)
+        if kind is np.ndarray:
+            self._array(node)
+        elif kind in _SIMPLE:
+            self._tokens.append(node)
+        elif kind is int:
+            if not form.INT_MIN <= node <= form.INT_MAX:
+                raise UnsupportedLeaf(
+                    f"{self._where()} is an int of {node.bit_length()} bits, the limit is 64; "
+                    "pass it as str or bytes"
+                )
+            self._tokens += (form.INT, node)
+        elif kind is str or kind is bytes:
+            self._text(node)
+        elif kind is list or kind is tuple or kind is dict:
+            self._container(node)
+        elif self._torch is not None and isinstance(node, self._torch.Tensor):
+            name, array = tensor_source(self._torch, node, self._where())
+            self._leaf(form.TENSOR, name, array.shape, array)
+        elif isinstance(node, np.generic | np.memmap):
+            self._array(np.asarray(node))
+        elif kind is Spec and self._may_reserve:
+            self._spec(node)
+        else:
+            raise UnsupportedLeaf(f"{self._where()} is {_described(node)}")
+
+    def _container(self, node: Any) -> None:
+        if id(node) in self._open:
+            raise UnsupportedLeaf(
+                f"{self._where()} is a {type(node).__name__} that contains itself; "
+                "pass a tree without cycles"
+            )
+        if len(self._path) >= self._depth_max:
+            raise UnsupportedLeaf(
+                f"{self._where()} is nested deeper than the limit of {self._depth_max}; "
+                "flatten the tree"
+            )
+        if type(node) is dict:
+            self._open.add(id(node))
+            self._tokens += (form.DICT, len(node))
+            for key, child in node.items():
+                self._key(key)
+                self._path.append(key)
+                self._node(child)
+                self._path.pop()
+        else:
+            is_list = type(node) is list
+            if _is_run(node):
+                self._tokens += (form.LIST_RUN if is_list else form.TUPLE_RUN, len(node), *node)
+                return
+            self._open.add(id(node))
+            self._tokens += (form.LIST if is_list else form.TUPLE, len(node))
+            for position, child in enumerate(node):
+                self._path.append(position)
+                self._node(child)
+                self._path.pop()
+        self._open.discard(id(node))
+
+    def _key(self, key: Any) -> None:
+        if type(key) not in (str, int, bytes) or (
+            type(key) is int and not form.INT_MIN <= key <= form.INT_MAX
+        ):
+            raise UnsupportedLeaf(
+                f"{self._where()} has the key {reprlib.repr(key)} of type {type(key).__name__}; "
+                "keys are str, bytes, or int of 64 bits"
+            )
+        self._tokens.append(key)
+
+    def _text(self, node: str | bytes) -> None:
+        packed = node.encode("utf-8", "surrogatepass") if isinstance(node, str) else node
+        if len(packed) <= form.INLINE_BYTES_MAX:
+            self._tokens.append(node)
+        else:
+            self._tokens += (form.TEXT if isinstance(node, str) else form.BYTES, len(packed))
+            self._sources.append((len(packed), np.frombuffer(packed, np.uint8)))
+
+    def _array(self, array: Array) -> None:
+        name = name_of(array.dtype)
+        if name is None:
+            raise UnsupportedLeaf(
+                f"{self._where()} is a numpy array of dtype {array.dtype}, which no leaf can have; "
+                "pass numbers, bool, datetime64, timedelta64 or fixed-width S or U, and fields or "
+                "objects as a dict or list of those"
+            )
+        moved_as = COPIED_AS.get(array.dtype)
+        self._leaf(
+            form.ARRAY, name, array.shape, array if moved_as is None else array.view(moved_as)
+        )
+
+    def _spec(self, spec: Spec) -> None:
+        torch = self._torch
+        is_torch = torch is not None and isinstance(spec.dtype, torch.dtype)
+        name = None
+        if is_torch and torch is not None:
+            name = name_of_torch(torch, spec.dtype)
+        elif isinstance(spec.dtype, str) and dtype_named(spec.dtype) is not None:
+            name = spec.dtype
+        elif spec.dtype is not None:
+            try:
+                name = name_of(np.dtype(spec.dtype))
+            except (TypeError, ValueError):
+                pass
+        if name is None:
+            raise UnsupportedLeaf(
+                f"{self._where()} is a Spec of dtype {spec.dtype!r}, which no leaf can have"
+            )
+        try:
+            shape = tuple(operator.index(length) for length in spec.shape)
+        except TypeError:
+            shape = (-1,)
+        if len(shape) > form.NDIM_MAX or any(length < 0 for length in shape):
+            raise UnsupportedLeaf(
+                f"{self._where()} is a Spec of shape {reprlib.repr(spec.shape)}; "
+                f"a shape is up to {form.NDIM_MAX} ints, none negative"
+            )
+        self._leaf(form.TENSOR if is_torch else form.ARRAY, name, shape, None)
+
+    def _leaf(self, tag: int, name: str, shape: Sequence[int], array: Array | None) -> None:
+        dtype = dtype_named(name)
+        assert dtype is not None, name
+        # A length of 0 counts as 1, as numpy has it: (0, 1 << 60) is refused too.
+        if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
+            raise ObjectTooLarge(
+                f"{self._where()} has shape {tuple(shape)} of {name}, "
+                f"more than the {RING_BYTES_MAX} bytes of any ring"
+            )
+        self._tokens += (tag, name, len(shape), *shape)
+        self._sources.append((math.prod(shape) * dtype.itemsize, array))
+
+    def _where(self) -> str:
+        return "tree" + "".join(f"[{reprlib.repr(key)}]" for key in self._path)
+
+
+def _is_run(items: Sequence[Any]) -> bool:
+    """Whether a header may hold these as they are: scalars, ints of 64 bits, short text."""
+    kinds = set(map(type, items))
+    if not kinds <= _SCALARS:
+        return False
+    if int in kinds and not all(
+        form.INT_MIN <= item <= form.INT_MAX for item in items if type(item) is int
+    ):
+        return False
+    # A character takes up to 4 bytes; what might be too long is left to the way that measures it.
+    return not kinds & {str, bytes} or all(
+        len(item) <= form.INLINE_BYTES_MAX // 4 for item in items if isinstance(item, str | bytes)
+    )
+
+
+def _described(node: Any) -> str:
+    kind = type(node)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(node, Spec):
+        return "a Spec, which only reserve takes; pass an array"
+    for base in (dict, list, tuple, str, bytes, int, float):
+        if isinstance(node, base):
+            plain = base.__name__
+            return f"a {name}, which would come back as a plain {plain}; pass {plain}(x)"
+    if isinstance(node, np.ndarray):
+        return f"a {name}, which would come back as a plain ndarray; pass its plain arrays"
+    if isinstance(node, bytearray | memoryview):
+        return (
+            f"a {name}; pass bytes(x), or np.frombuffer(x, np.uint8) to have it read without a copy"
+        )
+    return (
+        f"a {name}; a tree holds dict, list, tuple, str, bytes, int, float, bool, None, numpy "
+        "arrays and torch tensors: convert it, for instance with np.asarray(x)"
+    )
