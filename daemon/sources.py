@@ -23,10 +23,7 @@ Given: TypeAlias = dict[str, tuple[Any, str]]
 
 def unknown(what: str, given: str, known: Iterable[str]) -> BadConfiguration:
     """A complaint about a name that is not known, with the nearest that is."""
-    names = list(known)
-    near = difflib.get_close_matches(given, names, n=1)
-    # Whoever leaves the table's name out meant this one, however far that is in letters.
-    near = [name for name in names if name.endswith(("." + given, "-" + given.lstrip("-")))] or near
+    near = difflib.get_close_matches(given, list(known), n=1)
     said = f"; did you mean {near[0]!r}?" if near else "; `tensord --help` lists all of them"
     return BadConfiguration(f"{what} {given!r}{said}")
 
