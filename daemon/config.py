@@ -273,9 +273,8 @@ def _derived(
     usual = "system" if _is_system(environ, uid) else f"user-{uid}"
     folder = places.daemon_folder(environ, uid)
     if values["instance"] not in (usual, dataclasses.MISSING):
-        folder /= values[
-            "instance"
-        ]  # so that a second instance does not take the first one's sockets
+        # A second instance must not take the first one's sockets.
+        folder /= values["instance"]
     socket = values["socket"]
     status_folder = folder if socket is dataclasses.MISSING else socket.parent
     if available_bytes is None:
