@@ -25,13 +25,14 @@ from ..ipc.connection import Connection
 from ..ipc.places import CONTROL_VARIABLE, STATUS_NAME, STATUS_VARIABLE, control_socket
 from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
+from ..shm.recipe import recipe
 from ..shm.tree import Image, encode, encode_spec
 from . import forks
 from .inbox import Region
 from .lease import Batch, Lease
 from .link import Link
 from .namespace import Namespace
-from .once import Answer, Compute, Steps, Tally, compute_once
+from .once import Answer, Compute, Steps, Store, Tally, compute_once
 from .puts import Put, Reservation
 from .view import Entry, View
 
@@ -179,7 +180,8 @@ class Client:
         region = self._link.puts.reserve(image.image_bytes, self._deadline(timeout_s))
         try:
             memory = region.hand_out()
-            tree = image.place(memory)
+            image.write_into(memory)
+            tree = recipe(image.header).view(memory)
         except BaseException:
             region.release()
             raise
@@ -223,9 +225,8 @@ class Client:
             What `compute` returned, or the same tree from shared memory: numpy leaves as read-only views, torch
             leaves as tensors.
         """
-        _check_key(key)
         deadline = self._deadline(timeout_s)
-        steps = compute_once(key, self.get, self._link, self._tally, self._timeout_s)
+        steps = self.steps(key)
         outcome: Any = None
         error: BaseException | None = None
         while True:
@@ -241,10 +242,20 @@ class Client:
                         outcome = self._link.answer(future, deadline - time.monotonic())
                     case Compute():
                         outcome = compute()
-                    case _:
-                        outcome = self._put(key, encode(step.value), tokens, ttl_s, step.claim, self._deadline(None))
+                    case Store(computed, claim):
+                        outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim)
             except BaseException as raised:
                 error = raised
+
+    def steps(self, key: bytes) -> Steps:
+        """The steps of `get_or_compute`, for whoever drives them."""
+        _check_key(key)
+        self._attach()
+        return compute_once(key, self.get, self._link, self._tally, self._timeout_s)
+
+    def store(self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None) -> Put:
+        """The put of a computed value, under the claim it was computed under."""
+        return self._put(key, encode(value), tokens, ttl_s, claim, self._deadline(None))
 
     # ---- what changes entries
 
@@ -362,7 +373,7 @@ class Client:
         return count
 
 
-def _check_key(key: bytes) -> None:
+def _check_key(key: object) -> None:
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise bad_key(key)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..shm.recipe import Recipe
+from ..shm.tensors import tensor_copy, tensor_over
 
 if TYPE_CHECKING:
     from .view import View
@@ -53,13 +54,22 @@ class Lease:
         Args:
             copy: False gives tensors over the shared memory itself. Torch knows no read-only tensor: an in-place
                 operation on one of those ends the process with SIGSEGV.
+
+        Raises:
+            UnsupportedLeaf: a leaf has a dtype that torch lacks.
         """
-        return self._recipe.torch(self._held(), copy=copy)
+        if self._recipe.single is None:
+            return self._recipe.torch(self._held(), copy=copy)
+        import torch
+
+        return (tensor_copy if copy else tensor_over)(torch, self._held())
 
     @property
     def value(self) -> Any:
         """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
-        return self._recipe.value(self._held())
+        if self._recipe.single is None:
+            return self._recipe.value(self._held())
+        return self.torch() if self._recipe.single_is_tensor else self._held()
 
     def _held(self) -> Array:
         if self._root is None:
@@ -83,34 +93,41 @@ class Batch:
     `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
     """
 
-    __slots__ = ("_lengths", "_places", "_view", "found", "root")
+    __slots__ = ("_lengths", "_places", "_root", "_view", "found")
 
-    def __init__(self, view: View, root: Array, found: Array, places: Array, lengths: Array) -> None:
+    def __init__(self, view: View | None, root: Array, found: Array, places: Array, lengths: Array) -> None:
+        """`root` covers the whole ring and holds the pins of all that was `found`."""
         self._view = view
         self._places = places
         self._lengths = lengths
-        self.root: Array | None = root
+        self._root: Array | None = root
         self.found = found
+
+    @classmethod
+    def of_misses(cls, count: int) -> Self:
+        """A batch in which nothing was found."""
+        nothing = np.zeros(count, np.uint64)
+        return cls(None, nothing, np.zeros(count, np.bool_), nothing, nothing)
 
     def __len__(self) -> int:
         return len(self.found)
 
     def __getitem__(self, position: int) -> Lease | None:
-        if self.root is None:
+        if self._root is None:
             raise ValueError("this batch was released; take the leases you need before the with block ends")
-        if not self.found[position]:
+        if not self.found[position] or self._view is None:
             return None
-        return self._view.lease_within(self.root, int(self._places[position]), int(self._lengths[position]))
+        return self._view.lease_within(self._root, int(self._places[position]), int(self._lengths[position]))
 
     def __iter__(self) -> Iterator[Lease | None]:
         return (self[position] for position in range(len(self)))
 
     def release(self) -> None:
         """Drops the batch's hold; leases and views already taken keep theirs."""
-        self.root = None
+        self._root = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.root = None
+        self._root = None

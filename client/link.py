@@ -278,15 +278,14 @@ class Link:
                 self.puts.acknowledged(message)
             case messages.Claimed(answer="wait"):
                 pass
-            case messages.Error(id=None):
-                raise message.to_error()
-            case messages.Error():
-                error = message.to_error()
-                answer = self._answers.pop(message.id, None)
+            case messages.Error(id=int(number)):
+                answer = self._answers.pop(number, None)
                 if answer is not None:
-                    _settle(answer, error=error)
+                    _settle(answer, error=message.to_error())
                 else:
-                    self.puts.refused(message.id, error)
+                    self.puts.refused(number, message.to_error())
+            case messages.Error():
+                raise message.to_error()
             case _:
                 answer = self._answers.pop(message.id, None)
                 taken = answer is not None and _settle(answer, message)

@@ -212,9 +212,8 @@ class View:
     def lease_within(self, root: Array, place: int, image_bytes: int) -> Lease:
         """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
-        image: Array = ndarray((image_bytes,), uint8, root, start)
         header = self._ring[start : start + (place >> 48)]
-        return _lease(image, self._recipes.get(header) or self._learned(header))
+        return _lease(root, start, image_bytes, self._recipes.get(header) or self._learned(header))
 
     def verified(self, key: bytes) -> Lease | None:
         """`get`, with the payload checked against its checksum first.
@@ -240,7 +239,7 @@ class View:
             try:
                 _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
                 header = image[: place >> 48].tobytes()
-                lease = _lease(image, self._recipes.get(header) or self._learned(header))
+                lease = _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
             except BaseException:
                 lane.unpin(word)
                 raise
@@ -277,7 +276,7 @@ class View:
                 image.flags.writeable = False
                 self.lane.log(span_id)
                 header = image[: place >> 48].tobytes()
-                return _lease(image, self._recipes.get(header) or self._learned(header))
+                return _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
         self.lane.log_miss()
         return None
 
@@ -293,11 +292,12 @@ def _identity(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _lease(image: Array, known: Recipe) -> Lease:
+def _lease(memory: Array, start: int, image_bytes: int, known: Recipe) -> Lease:
+    """A lease on the image that begins at `start` of `memory`, (n,) uint8, which every view keeps alive."""
     if known.single is None:
-        return Lease(image, known, len(image))
+        return Lease(ndarray((image_bytes,), uint8, memory, start), known, image_bytes)
     shape, dtype, offset = known.single
-    return Lease(ndarray(shape, dtype, image, offset), known, len(image))
+    return Lease(ndarray(shape, dtype, memory, start + offset), known, image_bytes)
 
 
 def _check(span_header: bytes, image: Array) -> None:

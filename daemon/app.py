@@ -33,7 +33,7 @@ from .actors.store import StoreActor
 from .actors.words import Grown, Reconfigured
 from .config import Config
 from .core.limits import StoreLimits
-from .core.store import Recovered, Store
+from .core.store import Store
 from .memory import Memory
 from .policy.replacement import by_name
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadConfiguration as error:
         print(f"tensord: {error}", file=sys.stderr)
         return 2
-    logs.setup(config.log, environ)
+    logs.setup(config.log.level, config.log.format, environ)
     try:
         uvloop.run(_Daemon(config, sys.argv[1:] if argv is None else argv, environ).run())
     except TensordError as error:
@@ -130,7 +130,7 @@ class _Daemon:
         ring_bytes = memory.superblock.ring_bytes
         store = Store(
             memory.index,
-            Ring(0),
+            Ring(ring_bytes if memory.recovered else 0),
             by_name(config.policy),
             store_limits(config, ring_bytes),
             memory.superblock.epoch,
@@ -139,7 +139,7 @@ class _Daemon:
         watchers = Watchers(config.queues.watch_outbox_max)
         actor = StoreActor(store, memory, config, clock=time.monotonic, tell_watchers=watchers.tell)
         if memory.recovered:
-            store.recover((Recovered(f.slot, f.header, f.published) for f in memory.found()), time.monotonic())
+            store.recover(memory.found(), time.monotonic())
             actor.inbox.tell_now(Grown(ring_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

@@ -31,7 +31,7 @@ _STOP: Final = None
 class Copier:
     """One worker thread over `ring`, (ring_bytes,) uint8 and writable."""
 
-    def __init__(self, ring: Bytes, done: Callable[[Copied], None]) -> None:
+    def __init__(self, ring: Bytes, done: Callable[[Copied], object]) -> None:
         """`done` is called in the worker thread."""
         self._ring = ring
         self._done = done

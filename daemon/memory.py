@@ -36,19 +36,11 @@ from ..shm.layout import (
     pack_lane_header,
     unpack_lane_header,
 )
+from .core.recovery import Recovered
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 EPOCH_MAX: Final = (1 << 16) - 1
 _LANE_COUNTER_BITS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A slot that a former daemon left allocated. `header` is None where the span's first bytes are none."""
-
-    slot: int
-    header: SpanHeader | None
-    published: bool
 
 
 @dataclass(slots=True)
@@ -156,7 +148,7 @@ class Memory:
             segments.prefault(segments.address_of(self._ring_map) + start, size_bytes, write=True)
         return start + size_bytes
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[Recovered]:
         """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
         for slot in self.index.slots():
             header: SpanHeader | None = None
@@ -168,7 +160,7 @@ class Memory:
                     header = None
             if slot.published:
                 self.index.mark(slot.number, unverified=True)
-            yield Found(slot.number, header, slot.published)
+            yield Recovered(slot.number, header, slot.published)
 
     def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
         """A lane for `client`: the one it brought along, where that can be had, else a new one.

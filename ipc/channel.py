@@ -62,6 +62,7 @@ class AsyncChannel:
         self._out_broken = False  # the peer takes nothing any more; what it sent is still read
         self._reading = False
         self._taker: asyncio.Future[None] | None = None
+        self._drainer: asyncio.Future[None] | None = None
         self.resume()
 
     @property
@@ -90,6 +91,12 @@ class AsyncChannel:
         self._write(self.connection.send(*messages, fds=len(fds)), fds)
         self._follow()
         return not self.closed
+
+    async def drained(self) -> None:
+        """Waits until the socket has taken all that was sent, or the channel is closed. For one task at a time."""
+        while self._out and not self.closed:
+            self._drainer = self._loop.create_future()
+            await self._drainer
 
     def close(self) -> None:
         """Ends the channel; messages that nobody took are dropped and their descriptors closed."""
@@ -182,11 +189,13 @@ class AsyncChannel:
         else:
             if not self._out:
                 self._loop.remove_writer(self._fd)
+                self._wake_drainer()
 
     def _break_out(self) -> None:
         self._out_broken = True
         self._out.clear()
         self._loop.remove_writer(self._fd)
+        self._wake_drainer()
 
     def _end(self, failure: TensordError | None) -> None:
         if self.closed:
@@ -200,6 +209,10 @@ class AsyncChannel:
         if self._on_closed is not None:
             self._loop.call_soon(self._on_closed, failure)
         self._wake()
+
+    def _wake_drainer(self) -> None:
+        if self._drainer is not None and not self._drainer.done():
+            self._drainer.set_result(None)
 
     def _wake(self) -> None:
         if self._taker is not None and not self._taker.done():

@@ -16,6 +16,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final
@@ -169,18 +170,31 @@ def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
     return release
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a lane recorded since it was last drained: `span_ids` of hits in order, (n,) uint64; how many records were
+    `lost`, overwritten before they were read; and how many lookups found nothing."""
+
+    span_ids: Array
+    lost: int
+    misses: int
+
+
 class LaneReader:
     """The daemon's side of one lane: it reads with preadv, so that a truncated lane is a short read and no SIGBUS."""
 
-    __slots__ = ("_fd", "_seen", "lane_id", "lost", "pinned")
+    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
         """Takes over `fd`, a file description of its own on which no lock is held."""
         self._fd = fd
-        self.lane_id = lane_id
-        self.lost = 0
-        self.pinned = 0
+        self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
         self._seen = 0
+        self._seen_misses = 0
+        self.lane_id = lane_id
+        self.hits = 0
+        self.misses = 0
+        self.pinned = 0
 
     def pins(self, into: Array) -> Array:
         """The span ids that the lane pins now; `into` is (4096,) uint64 scratch.
@@ -194,29 +208,24 @@ class LaneReader:
         self.pinned = len(found)
         return found
 
-    def drain(self) -> Array:
-        """Span ids of the hits since the last call, in order; what was overwritten meanwhile is added to `lost`."""
-        header = np.empty(LANE_HEADER_WORDS, np.uint64)
+    def drain(self) -> Drained | None:
+        """What was recorded since the last call; None if nothing was."""
+        header = self._header
         if os.preadv(self._fd, [header.data], 0) < header.nbytes:
-            return header[:0]
-        head = int(header[HEAD_AT])
-        fresh = head - self._seen
-        if fresh <= 0:
-            return header[:0]
-        if fresh > LANE_LOG_WORDS:
-            self.lost += fresh - LANE_LOG_WORDS
-            fresh = LANE_LOG_WORDS
-        self._seen = head
+            return None
+        self.hits, self.misses = int(header[HEAD_AT]), int(header[MISSES_AT])
+        fresh = self.hits - self._seen
+        misses = self.misses - self._seen_misses
+        # Two threads may store their heads in the wrong order, so it can seem to go back; the next record mends it.
+        if fresh <= 0 and misses <= 0:
+            return None
+        kept = max(0, min(fresh, LANE_LOG_WORDS))
         log = np.zeros(LANE_LOG_WORDS, np.uint64)
         os.preadv(self._fd, [log.data], LOG_AT * 8)
-        last = head & LOG_MASK
-        return np.roll(log, -last)[LANE_LOG_WORDS - fresh :]
-
-    def counters(self) -> dict[str, int]:
-        """hits and misses, as the client counts them; the bytes served follow from the log."""
-        header = np.zeros(LANE_HEADER_WORDS, np.uint64)
-        os.preadv(self._fd, [header.data], 0)
-        return {"hits": int(header[HEAD_AT]), "misses": int(header[MISSES_AT])}
+        ids = log.take(np.arange(self.hits - kept, self.hits), mode="wrap")
+        self._seen = max(self._seen, self.hits)
+        self._seen_misses = max(self._seen_misses, self.misses)
+        return Drained(ids, max(0, fresh) - kept, max(0, misses))
 
     def abandoned(self) -> bool:
         """Whether no process holds the lane any more, by descriptor or mapping. True at most once: it stays locked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ... import __version__
 from ...errors import ProtocolError, TensordError
@@ -114,6 +114,6 @@ def welcome_for(instance: str, epoch: int, limits: Limits) -> Callable[[int], me
     return lambda request: messages.Welcome(request, PROTOCOL_VERSION, __version__, instance, epoch, limits)
 
 
-def _close(fds: tuple[int, ...] | list[int]) -> None:
+def _close(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -54,6 +54,11 @@ class StoreActor:
         loop = asyncio.get_running_loop()
         self._copier = Copier(memory.ring, lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied))
 
+    @property
+    def ring_bytes(self) -> int:
+        """What the ring has, or will have once it is grown."""
+        return self._memory.superblock.ring_bytes
+
     async def run(self) -> None:
         """Serves until it is cancelled; then waits for the copies under way, so that whole commits are kept."""
         self._copier.start()
