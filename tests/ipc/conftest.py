@@ -1,0 +1,60 @@
+"""Socket pairs, event loops of both kinds, and a count of descriptors around every test."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+# libuv opens a pipe once and for all with the first loop: that is no leak of a test's.
+uvloop.new_event_loop().close()
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def open_descriptors() -> dict[str, str]:
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            pass  # the listing's own
+    return found
+
+
+@pytest.fixture
+def no_descriptor_leaks() -> Iterator[None]:
+    """Fails a test that leaves descriptors open. Ask for it before the fixtures it shall see."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    gc.collect()
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def sockets(
+    no_descriptor_leaks: None,
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest, no_descriptor_leaks: None) -> Iterator[Run]:
+    """Runs a coroutine on a loop, with a limit that only a hang reaches."""
+    with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+        yield lambda work: runner.run(asyncio.wait_for(work, 120))

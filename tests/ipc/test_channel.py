@@ -1,0 +1,393 @@
+"""The daemon's side of a socket loses no message and no descriptor, and waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgpack
+import pytest
+
+from tensord.errors import BadMessage, LimitReached, ProtocolError, TensordError, UsageError
+from tensord.ipc import messages as m
+from tensord.ipc.channel import AsyncChannel, BlockingChannel
+from tensord.ipc.connection import FDS_MAX, Connection
+from tensord.ipc.descriptors import close_all
+from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.messages import PROTOCOL_VERSION, Limits
+
+Sockets = tuple[socket.socket, socket.socket]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+KEY = b"k" * 32
+LIMITS = Limits(requests_in_flight_max=100_000)
+HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
+WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
+ATTACHED = m.Attached(2, 1, 4096, 4096)
+
+
+def attached() -> tuple[Connection, Connection]:
+    """A server's and a client's connection, past the handshake."""
+    server, client = Connection.control_server(LIMITS), Connection.control_client()
+    server.receive_data(client.send(HELLO))
+    client.receive_data(server.send(WELCOME))
+    server.receive_data(client.send(m.Attach(2)))
+    client.receive_data(server.send(ATTACHED, fds=3), (0, 1, 2))
+    return server, client
+
+
+def numbered(number: int) -> int:
+    """A descriptor that can be told from others: of a file that holds `number`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(str(number).encode())
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def number_of(fd: int) -> int:
+    return int(os.pread(fd, 20, 0))
+
+
+def in_thread(work: Callable[[], None]) -> Coroutine[Any, Any, None]:
+    return asyncio.to_thread(work)
+
+
+def drain(sock: socket.socket) -> bytes:
+    """Everything until the other side has closed."""
+    sock.setblocking(True)
+    found = b""
+    while data := sock.recv(1 << 16):
+        found += data
+    return found
+
+
+def test_no_descriptor_is_lost_in_a_burst(run: Run, sockets: Sockets) -> None:
+    """Also read while other messages without descriptors surround them, over a small buffer."""
+    ours, theirs = sockets
+    count, opened = 3000, 0
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    server, client = attached()
+
+    def send() -> None:
+        channel = BlockingChannel(theirs, client)
+        for number in range(count):
+            fd = numbered(number)
+            chatter = [m.Renew([number + 1])] * (number % 3)
+            channel.send(*chatter, m.OpenInbox(number, 4096), *chatter, fds=[fd], timeout_s=60)
+            os.close(fd)
+        channel.close()
+
+    async def receive() -> None:
+        nonlocal opened
+        sender = asyncio.ensure_future(in_thread(send))
+        async for message, fds in AsyncChannel(ours, server):
+            if isinstance(message, m.OpenInbox):
+                assert [number_of(fd) for fd in fds] == [message.id] == [opened]
+                assert fcntl.fcntl(fds[0], fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+                opened += 1
+            else:
+                assert fds == ()
+            close_all(fds)
+        await sender
+
+    run(receive())
+    assert opened == count
+
+
+def test_descriptors_reach_clients_that_read_late(run: Run, sockets: Sockets) -> None:
+    """What waits for a slow client keeps its descriptors, though the daemon closes its own."""
+    ours, theirs = sockets
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    server, client = Connection.control_server(LIMITS), Connection.control_client()
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, server, on_message=lambda message, fds: None)
+        server.receive_data(client.send(HELLO))
+        client.receive_data(server.send(WELCOME))
+        server.receive_data(client.send(m.Attach(2)))
+        await asyncio.sleep(0)
+        filler = m.Error(None, "TensordError", "x" * 1500)
+        for _ in range(40):
+            channel.send(filler)
+        assert channel.unsent_bytes > 0
+        given = [numbered(n) for n in (7, 8, 9)]
+        channel.send(ATTACHED, fds=given)
+        channel.send(filler)
+        close_all(given)
+
+        def receive() -> None:
+            blocking = BlockingChannel(theirs, client)
+            for _ in range(40):
+                assert blocking.receive(60)[0] == filler
+            message, fds = blocking.receive(60)
+            assert message == ATTACHED
+            assert [number_of(fd) for fd in fds] == [7, 8, 9]
+            close_all(fds)
+            assert blocking.receive(60)[0] == filler
+            blocking.close()
+
+        await in_thread(receive)
+        assert channel.unsent_bytes == 0
+        channel.close()
+
+    run(serve())
+
+
+def test_what_is_sent_in_parts_arrives_whole_and_in_order(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    sent = [m.Error(None, "TensordError", f"{n} " + "y" * (n * 7 % 1900)) for n in range(400)]
+
+    async def serve() -> bytes:
+        channel = AsyncChannel(ours, Connection.control_server(LIMITS))
+        reader = asyncio.ensure_future(asyncio.to_thread(drain, theirs))
+        for message in sent:
+            assert channel.send(message)
+        while channel.unsent_bytes:
+            await asyncio.sleep(0)
+        channel.close()
+        return await reader
+
+    found = list(FrameReader().feed(run(serve())))
+    assert [obj["text"] for obj in found] == [message.text for message in sent]  # type: ignore[index]
+
+
+def test_a_peer_that_never_reads_is_dropped_with_bounded_memory(run: Run, sockets: Sockets) -> None:
+    ours, _ = sockets
+    ended: list[TensordError | None] = []
+
+    async def serve() -> None:
+        channel = AsyncChannel(
+            ours,
+            Connection.control_server(LIMITS),
+            on_message=lambda message, fds: None,
+            on_closed=ended.append,
+            out_bytes_max=100_000,
+        )
+        most = 0
+        while channel.send(m.Error(None, "TensordError", "z" * 1500)):
+            most = max(most, channel.unsent_bytes)
+        assert 90_000 < most <= 100_000
+        assert ended == []  # told from the loop, not in the middle of a send
+        await asyncio.sleep(0)
+        assert not channel.send(m.Error(None, "TensordError", "z"))
+        assert channel.unsent_bytes == 0
+
+    run(serve())
+    assert [type(failure) for failure in ended] == [LimitReached]
+    assert "out_bytes_max is 100000" in str(ended[0])
+
+
+def test_a_peer_that_never_reads_holds_few_descriptors(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    client = attached()[1]
+    fd = numbered(1)
+
+    async def serve() -> None:
+        channel = AsyncChannel(theirs, client, on_message=lambda message, fds: None)
+        number = 0
+        while channel.send(m.OpenInbox(number, 4096), fds=[fd]):
+            number += 1
+            assert number < 10_000
+        assert isinstance(channel.failure, LimitReached)
+        assert "64" in str(channel.failure)
+
+    run(serve())
+    os.close(fd)
+    ours.close()
+
+
+def test_the_offender_is_told_and_dropped_after_what_it_said_before(
+    run: Run, sockets: Sockets
+) -> None:
+    ours, theirs = sockets
+    taken: list[Any] = []
+    ended: list[TensordError | None] = []
+    server, _ = attached()
+
+    async def serve() -> bytes:
+        AsyncChannel(
+            ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append
+        )
+        theirs.sendall(pack(m.Renew([1])) + pack(m.Abandon(2)) + b"\xc1" + pack(m.Abandon(3)))
+        return await asyncio.to_thread(drain, theirs)
+
+    (told,) = FrameReader().feed(run(serve()))
+    assert told["code"] == "BadMessage"  # type: ignore[index]
+    assert [message for message, _ in taken] == [m.Renew([1]), m.Abandon(2)]
+    assert [type(failure) for failure in ended] == [BadMessage]
+
+
+def test_an_unknown_message_is_answered_and_the_next_one_taken(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    server, _ = attached()
+
+    async def serve() -> bytes:
+        channel = AsyncChannel(ours, server)
+        theirs.sendall(msgpack.packb({"type": "Frobnicate", "id": 9}) + pack(m.Clear(10)))
+        message, _ = await anext(channel)
+        assert message == m.Clear(10)
+        assert channel.send(m.Counted(10, 3))
+        channel.close()
+        return await asyncio.to_thread(drain, theirs)
+
+    found = list(FrameReader().feed(run(serve())))
+    assert [(obj["type"], obj["id"]) for obj in found] == [("Error", 9), ("Counted", 10)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("given", [FDS_MAX + 1, 60])
+def test_too_many_descriptors_at_once_are_refused_and_closed(
+    run: Run, sockets: Sockets, given: int
+) -> None:
+    ours, theirs = sockets
+    server, _ = attached()
+    fd = numbered(1)
+
+    async def serve() -> TensordError | None:
+        channel = AsyncChannel(ours, server)
+        socket.send_fds(theirs, [pack(m.Renew([1]))], [fd] * given)
+        assert [message async for message, _ in channel] == [m.Renew([1])]
+        return channel.failure
+
+    failure = run(serve())
+    assert type(failure) is ProtocolError
+    os.close(fd)
+
+
+@pytest.mark.parametrize("how", ["undeclared", "unknown", "bad", "half"])
+def test_descriptors_of_what_is_refused_are_closed(run: Run, sockets: Sockets, how: str) -> None:
+    ours, theirs = sockets
+    server, _ = attached()
+    data = {
+        "undeclared": pack(m.Renew([1])),
+        "unknown": msgpack.packb({"type": "Frobnicate", "fds": 2}),
+        "bad": pack(m.OpenInbox(1, 0)),
+        "half": pack(m.OpenInbox(1, 4096))[:-1],
+    }[how]
+
+    async def serve() -> None:
+        fd = numbered(1)
+        socket.send_fds(theirs, [data], [fd, fd])
+        os.close(fd)
+        theirs.shutdown(socket.SHUT_WR)
+        channel = AsyncChannel(ours, server)
+        assert [fds async for _, fds in channel if fds] == []
+
+    run(serve())
+
+
+def test_close_closes_the_descriptors_of_what_nobody_took(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    server, client = attached()
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, server)
+        fd = numbered(1)
+        for number in range(5):
+            socket.send_fds(theirs, [client.send(m.OpenInbox(number, 4096), fds=1)], [fd])
+        os.close(fd)
+        _, fds = await anext(channel)
+        theirs.shutdown(socket.SHUT_WR)
+        while not channel.closed:
+            await asyncio.sleep(0)
+        channel.close()
+        close_all(fds)
+        with pytest.raises(StopAsyncIteration):
+            await anext(channel)
+
+    run(serve())
+
+
+def test_what_a_peer_sent_before_it_left_is_still_taken(run: Run, sockets: Sockets) -> None:
+    """Also when answering it fails: a wholly received put is carried out."""
+    ours, theirs = sockets
+    server, client = attached()
+    puts = [m.Commit(n, KEY, 100, 10) for n in range(30)]
+
+    async def serve() -> list[int]:
+        channel = AsyncChannel(ours, server)
+        for put in puts:
+            theirs.sendall(client.send(put, m.Part(put.id, 0, 100, True)))
+        theirs.close()
+        channel.send(m.Error(None, "TensordError", "nobody reads this"))
+        return [message.id async for message, _ in channel if isinstance(message, m.Part)]
+
+    assert run(serve()) == [put.id for put in puts]
+
+
+def test_a_channel_stops_reading_while_nobody_takes(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    server, _ = attached()
+    count = 20_000
+    stream = memoryview(b"".join(pack(m.Renew([n + 1] * 20)) for n in range(count)))
+
+    async def pump(at: int) -> int:
+        """Sends from `at` until the socket has refused a hundred times; how far that went."""
+        refused = 0
+        while at < len(stream) and refused < 100:
+            try:
+                at += theirs.send(stream[at : at + 30_000])
+            except BlockingIOError:
+                refused += 1
+            await asyncio.sleep(0)
+        return at
+
+    async def serve() -> None:
+        theirs.setblocking(False)
+        channel = AsyncChannel(ours, server, inbox_messages_max=16)
+        at = await pump(0)
+        assert at < len(stream) / 2
+        taken = 0
+        async for message, _ in channel:
+            taken += 1
+            assert message.tokens[0] == taken
+            if taken % 1000 == 0:
+                at = await pump(at)
+            if taken == count:
+                break
+        channel.close()
+
+    run(serve())
+
+
+def test_a_callback_that_raises_ends_its_own_channel_only(run: Run, sockets: Sockets) -> None:
+    ours, theirs = sockets
+    server, client = attached()
+    told: list[dict[str, Any]] = []
+
+    def explode(message: Any, fds: tuple[int, ...]) -> None:
+        close_all(fds)
+        raise RuntimeError("the session's own mistake")
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: told.append(what))
+        ended = asyncio.get_running_loop().create_future()
+        AsyncChannel(ours, server, on_message=explode, on_closed=ended.set_result)
+        fd = numbered(1)
+        socket.send_fds(
+            theirs, [client.send(m.OpenInbox(1, 1), m.OpenInbox(2, 1), fds=2)], [fd, fd]
+        )
+        os.close(fd)
+        assert await ended is None
+
+    run(serve())
+    assert isinstance(told[0]["exception"], RuntimeError)
+
+
+def test_what_may_not_be_sent_is_the_senders_mistake(run: Run, sockets: Sockets) -> None:
+    ours, _ = sockets
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, Connection.control_server(LIMITS))
+        with pytest.raises(UsageError, match="not open"):
+            channel.send(m.Done(1))
+        assert not channel.closed
+        channel.close()
+
+    run(serve())
