@@ -47,10 +47,10 @@ class Limits:
         reload=True,
     )
     message_bytes_max: int = setting(
-        SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=64 * MIB
+        SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB
     )
     keys_per_request_max: int = setting(
-        COUNT, "keys that one request may name", 4096, low=1, high=1_000_000, reload=True
+        COUNT, "keys that one request may name", 1024, low=1, high=1024, reload=True
     )
     object_bytes_max: int | None = setting(
         SIZE,
@@ -67,6 +67,9 @@ class Limits:
     )
     inboxes_bytes_max: int = setting(
         SIZE, "all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
+    )
+    requests_in_flight_max: int = setting(
+        COUNT, "requests one client may have unanswered", 1024, low=1, high=65_536, reload=True
     )
     commits_in_flight_max: int = setting(
         COUNT, "puts one client may have unanswered", 64, low=1, high=65_536, reload=True
@@ -99,7 +102,7 @@ class Limits:
         COUNT,
         "explicit pins (not leases) of one client",
         1024,
-        low=0,
+        low=1,
         high=1_000_000,
         reload=True,
     )

@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensord.daemon.config import Config
 from tensord.daemon.sections import Limits
 from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
+from tensord.ipc import words
 
 GIB = 1 << 30
 NOWHERE = {"XDG_CONFIG_HOME": "/nowhere"}
@@ -275,3 +277,15 @@ def test_a_configuration_cannot_be_changed() -> None:
     config = load()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.limits.clients_max = 5  # type: ignore[misc]
+
+
+def test_no_limit_can_be_set_that_a_client_would_not_believe() -> None:
+    """A Welcome out of the wire's bounds would turn every client away."""
+    for pick in ("low", "high"):
+        told = {
+            key.removeprefix("limits."): getattr(said, pick)
+            for key, said, _ in settings_of(Config)
+            if key.removeprefix("limits.") in words.Limits.__struct_fields__
+        }
+        assert set(told) == set(words.Limits.__struct_fields__)
+        msgspec.convert(told, words.Limits)
