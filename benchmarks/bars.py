@@ -1,0 +1,123 @@
+"""What the hot path ought to reach, as ratios to peers measured in the same run; never an
+assertion.
+
+Owns: the bars, and how a measured figure stands against each. Does not own: measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from harness import SIZES, Row, table
+from peers import Op
+
+K64, M1, M16 = SIZES["64K"], SIZES["1M"], SIZES["16M"]
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """One cell of the table of rows."""
+
+    peer: str
+    op: Op
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`of` ought to be `limit` times `against` at most, or, where there is no `against`, `limit`
+    microseconds.
+    """
+
+    name: str
+    of: What
+    limit: float
+    against: What | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure that is no row (a daemon's start, for one), in its own unit; None where it was not
+    measured.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    unit: str
+
+
+def _get(peer: str, value_bytes: int) -> What:
+    return What(peer, "get", value_bytes)
+
+
+_GET = "get → numpy, a hit with everything on"
+_COPY_1M, _COPY_16M = What("copy", "copy", M1), What("copy", "copy", M16)
+
+BARS: Final = (
+    Bar(f"{_GET}, 64 KB, against LMDB", _get("tensord", K64), 1.6, _get("lmdb", K64)),
+    Bar(f"{_GET}, 1 MB, against LMDB", _get("tensord", M1), 0.7, _get("lmdb", M1)),
+    Bar(f"{_GET}, 16 MB, against LMDB", _get("tensord", M16), 0.06, _get("lmdb", M16)),
+    Bar(f"{_GET}, 16 MB, against 64 KB", _get("tensord", M16), 1.6, _get("tensord", K64)),
+    Bar("get, 64 KB, against vLLM's store", _get("tensord", K64), 0.2, _get("vllm", K64)),
+    Bar(
+        "get and read every byte, 1 MB, against LMDB",
+        What("tensord", "get_consume", M1),
+        1.3,
+        What("lmdb", "get_consume", M1),
+    ),
+    Bar("get_many(2048), µs a key", What("tensord", "get_many_key", K64), 0.2),
+    Bar(
+        "put until the caller may go on, 1 MB, against copyto",
+        What("tensord", "put_return", M1),
+        1.3,
+        _COPY_1M,
+    ),
+    Bar(
+        "put until the caller may go on, 16 MB, against copyto",
+        What("tensord", "put_return", M16),
+        1.3,
+        _COPY_16M,
+    ),
+    Bar(
+        "put, sustained, 1 MB, against copyto", What("tensord", "put_sustained", M1), 3.5, _COPY_1M
+    ),
+    Bar(
+        "put, sustained, 16 MB, against copyto",
+        What("tensord", "put_sustained", M16),
+        3.5,
+        _COPY_16M,
+    ),
+    Bar(
+        "put until visible, 16 MB, against copyto",
+        What("tensord", "put_visible", M16),
+        2.2,
+        _COPY_16M,
+    ),
+)
+
+
+def figures(rows: Iterable[Row], bars: Sequence[Bar] = BARS) -> list[Figure]:
+    """How the medians of these rows stand: ratios where a bar is one."""
+    medians: Mapping[What, float] = {What(r.peer, r.op, r.bytes): r.median_us for r in rows}
+    found = []
+    for bar in bars:
+        value = medians.get(bar.of)
+        if bar.against is not None and value is not None:
+            base = medians.get(bar.against)
+            value = value / base if base else None
+        found.append(Figure(bar.name, value, bar.limit, "×" if bar.against else "µs"))
+    return found
+
+
+def figures_table(found: Sequence[Figure]) -> str:
+    """Every figure beside its bar."""
+    lines = []
+    for figure in found:
+        value = figure.value
+        measured = "not measured" if value is None else f"{value:.3g} {figure.unit}"
+        verdict = "" if value is None else "reached" if value <= figure.limit else "missed"
+        lines.append([figure.name, measured, f"≤ {figure.limit:g} {figure.unit}", verdict])
+    return table(["figure", "measured", "bar", ""], lines)

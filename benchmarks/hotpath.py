@@ -1,0 +1,78 @@
+"""The hot path beside its peers, in one interleaved run: the table, and every figure against its
+bar.
+
+    python benchmarks/hotpath.py [--json PATH] [--peers NAMES] [--rounds N] [--seconds S] [--quick]
+
+Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), what many
+entries and clients do to a daemon (scale.py).
+
+A missed bar is printed, and ends nothing: timings are for reading, not for passing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+
+import bars
+import harness
+import numpy as np
+import peers
+import scale
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The hot path beside its peers.")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
+    parser.add_argument("--peers", default=",".join(peers.NAMES), help="default: %(default)s")
+    parser.add_argument("--sizes", default=",".join(harness.SIZES), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="for each peer, operation, size and round"
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
+    parser.add_argument("--no-scale", action="store_true", help="leave out what is not a row")
+    return parser.parse_args()
+
+
+def _told(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    arguments = _arguments()
+    names = arguments.peers.split(",")
+    rounds, seconds = (1, 0.05) if arguments.quick else (arguments.rounds, arguments.seconds)
+    for name, reason in harness.missing_peers(names).items():
+        _told(f"without {name}: {reason}")
+        names.remove(name)
+    rows = harness.run(
+        names,
+        [harness.SIZES[size] for size in arguments.sizes.split(",")],
+        rounds,
+        seconds,
+        told=_told,
+    )
+    if arguments.json:
+        harness.write_json(arguments.json, rows)
+    found = bars.figures(rows)
+    if "tensord" in names and not arguments.no_scale:
+        found += scale.figures(quick=arguments.quick, told=_told)
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}; {rounds} rounds\n"
+    )
+    print(harness.rows_table(rows, names))
+    print(
+        "\nget: zero-copy where the peer can, release included; get_consume: every byte read."
+        "\ncopy: np.copyto, source and destination rotating over 256 MiB.\n"
+    )
+    print(bars.figures_table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

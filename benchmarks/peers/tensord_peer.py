@@ -1,0 +1,126 @@
+"""tensord: a daemon of our own, a client that writes and a client that reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tensord
+
+from . import PUT_OPS, READ_OPS, Array, BasePeer, BaseReader, BaseWriter, consume
+
+RING_BYTES = 1 << 30
+START_S = 60.0
+WAIT_S = 30.0
+
+
+class Daemon:
+    """A daemon with an instance name and sockets of its own, the latter in `folder`."""
+
+    def __init__(self, folder: Path, ring_bytes: int, *flags: str) -> None:
+        self.socket = folder / "control.sock"
+        # Its name is unique among running daemons, since each names it after the process that
+        # started it.
+        instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
+        named = ["--instance", instance, "--socket", str(self.socket)]
+        sized = ["--ring-bytes", str(ring_bytes), "--log-level", "warning"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tensord.daemon", *named, *sized, *flags]
+        )
+
+    def wait_serving(self, ring_bytes: int = 0) -> None:
+        """Returns when it answers, with `ring_bytes` of its ring ready. Raises RuntimeError."""
+        deadline = time.monotonic() + START_S
+        with tensord.Client(self.socket) as client:
+            while not (
+                client.wait_connected(0.1) and client.status()["ring_ready_bytes"] >= ring_bytes
+            ):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"tensord did not serve; exit code {self._process.returncode}"
+                    )
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it, and its memory with it."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait()
+
+
+class Peer(BasePeer):
+    ops = (*READ_OPS, *PUT_OPS)
+    evicts_by_itself = True
+    warm_bytes = RING_BYTES
+
+    def start(self) -> None:
+        self._daemon = Daemon(self.folder, RING_BYTES)
+        try:
+            self._daemon.wait_serving(RING_BYTES)
+        except BaseException:
+            self._daemon.stop()
+            raise
+
+    def stop(self) -> None:
+        self._daemon.stop()
+
+
+def _client(folder: Path, name: str) -> tensord.Client:
+    return tensord.Client(folder / "control.sock", name=name, timeout_s=WAIT_S, required=True)
+
+
+class Writer(BaseWriter):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._client = _client(folder, "bench-writer")
+        self._sent: list[tensord.Put] = []
+
+    def put(self, key: bytes, value: Array) -> None:
+        self._sent.append(self._client.put(key, value))
+
+    def put_visible(self, key: bytes, value: Array) -> None:
+        _check(self._client.put(key, value, wait=True))
+
+    def flush(self) -> None:
+        for put in self._sent:
+            _check(put.wait(WAIT_S))
+        self._sent.clear()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _check(put: tensord.Put) -> None:
+    if put.state not in ("stored", "existed"):
+        raise RuntimeError(f"a put was {put.state}: {put.error}")
+
+
+class Reader(BaseReader):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._client = _client(folder, "bench-reader")
+
+    def get(self, key: bytes) -> None:
+        _ = self._client.get(key).tree  # type: ignore[union-attr] # a miss fails the run
+
+    def get_consume(self, key: bytes) -> int:
+        return consume(self._client.get(key).tree)  # type: ignore[union-attr]
+
+    def batch(self, keys: Sequence[bytes]) -> Any:
+        return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
+
+    def get_many(self, batch: Any) -> None:
+        self._client.get_many(batch)
+
+    def get_many_views(self, batch: Any) -> None:
+        [lease.tree for lease in self._client.get_many(batch)]  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        self._client.close()
