@@ -1,0 +1,223 @@
+"""A store with everything around it played by the test: clients, the copier, the lanes, and the ring's bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from tensord.daemon.core.effects import Announce, Copy, Effect, Forget, Scan, Send
+from tensord.daemon.core.events import (
+    ClientJoined,
+    ClientLeft,
+    Copied,
+    Event,
+    Received,
+    RingGrown,
+    Scanned,
+    Tick,
+)
+from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.core.store import Store
+from tensord.daemon.policy.replacement import by_name
+from tensord.errors import TensordError
+from tensord.ipc import messages
+from tensord.shm.index import IndexWriter
+from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
+from tensord.shm.ring import Ring
+
+UNIX_AT_ZERO_S = 1_000_000.0
+
+
+def key(number: int, tag: bytes = b"namespac") -> bytes:
+    """A key that is told from others by its number."""
+    return tag + number.to_bytes(8, "little") * 3
+
+
+@dataclass
+class View:
+    """What a reader holds: a pin, and the bytes that it must go on seeing."""
+
+    span_id: int
+    offset: int
+    content: bytes
+
+
+class Stand:
+    """Carries effects out when told to; Copy writes `fill(put)` into the ring's bytes."""
+
+    def __init__(
+        self,
+        ring_bytes: int = 4096,
+        *,
+        policy: str = "lru",
+        buckets: int | None = None,
+        grown_bytes: int | None = None,
+        epoch: int = 1,
+        **limits: Any,
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "ring_bytes": ring_bytes,
+            "max_bytes": ring_bytes,
+            "max_entries": 1000,
+            "object_bytes_max": ring_bytes,
+            "pinned_bytes_max": ring_bytes,
+        }
+        self.limits = StoreLimits(**(defaults | limits))
+        geometry = IndexGeometry.for_entries(self.limits.max_entries)
+        self.index = IndexWriter.create(IndexGeometry(buckets) if buckets else geometry)
+        grown = ring_bytes if grown_bytes is None else grown_bytes
+        self.bytes = bytearray(ring_bytes)
+        self.headers: dict[int, SpanHeader] = {}
+        self.now = 0.0
+        self.policy = policy
+        self.store = self.make(Ring(grown), epoch)
+        self.views: list[View] = []
+        self.copies: deque[Copy] = deque()
+        self.scans = 0
+        self.answers: dict[int, list[Any]] = {}
+        self.told: list[dict[str, Any]] = []
+        self.forgotten: list[int] = []
+
+    def make(self, ring: Ring, epoch: int) -> Store:
+        policy = by_name(self.policy)
+        return Store(self.index, ring, policy, self.limits, epoch, UNIX_AT_ZERO_S)
+
+    # ---- one step at a time
+
+    def do(self, event: Event) -> None:
+        self.take(self.store.handle(event, self.now))
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(client, message):
+                    assert client in self.answers, "an answer to a client that left"
+                    self.answers[client].append(message)
+                case Copy():
+                    self.copies.append(effect)
+                case Scan():
+                    assert self.scans == 0, "two scans in flight"
+                    self.scans += 1
+                case Forget(client):
+                    assert client not in self.answers
+                    assert not any(copy.client == client for copy in self.copies)
+                    self.forgotten.append(client)
+                case Announce(body):
+                    self.told.append(body)
+
+    def join(self, *clients: int) -> None:
+        for client in clients:
+            self.answers[client] = []
+            self.do(ClientJoined(client, 1000 + client, f"client {client}"))
+
+    def leave(self, client: int) -> None:
+        del self.answers[client]
+        self.do(ClientLeft(client))
+
+    def send(self, client: int, message: Any) -> None:
+        self.do(Received(client, message))
+
+    def copy(self, at: int = 0, error: TensordError | None = None) -> None:
+        """Carries out the oldest copy of the put that the at-th pending copy belongs to."""
+        put_id = self.copies[at].put_id
+        copy = next(c for c in self.copies if c.put_id == put_id)
+        self.copies.remove(copy)
+        if error is None:
+            stop = copy.ring_offset + copy.part_bytes
+            self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
+            if copy.header is not None:
+                self.headers[copy.image_offset - SPAN_HEADER_BYTES] = copy.header
+        checksum = 1 if copy.last and error is None else None
+        self.do(Copied(copy.client, put_id, checksum, error))
+
+    def scan(self) -> None:
+        self.scans -= 1
+        self.do(Scanned(frozenset(view.span_id for view in self.views)))
+
+    def settle(self, *, copies: bool = True) -> None:
+        """Carries out whatever is under way, until nothing is."""
+        while (copies and self.copies) or self.scans:
+            if copies and self.copies:
+                self.copy()
+            if self.scans:
+                self.scan()
+            timer = self.store.next_timer()
+            while timer is not None and timer <= self.now and self.store.sweeps:
+                self.do(Tick())
+                timer = self.store.next_timer()
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes; Ticks come when they are due, scans are carried out at once."""
+        end = self.now + seconds
+        while True:
+            self.settle(copies=False)
+            timer = self.store.next_timer()
+            if timer is None or timer > end:
+                break
+            self.now = max(self.now, timer)
+            self.do(Tick())
+        self.now = end
+
+    def grow(self, ring_bytes: int, *, more: bool) -> None:
+        self.do(RingGrown(ring_bytes, more))
+
+    # ---- what clients do
+
+    def commit(self, client: int, request: int, key: bytes, image_bytes: int, **more: Any) -> None:
+        self.send(client, messages.Commit(request, key, image_bytes, more.pop("tree", 16), **more))
+
+    def part(self, client: int, request: int, part_bytes: int, *, last: bool) -> None:
+        self.send(client, messages.Part(request, 0, part_bytes, last))
+
+    def put(self, number: int, image_bytes: int = 64, client: int = 1, **more: Any) -> str:
+        """A whole put of key `number`; its outcome, and with it the error's code."""
+        request = 10_000 + len(self.answers[client])
+        self.commit(client, request, key(number), image_bytes, **more)
+        self.part(client, request, image_bytes, last=True)
+        self.settle()
+        done = self.outcome(client, request)
+        assert done is not None, "no answer"
+        return done.outcome if done.error is None else done.error.code
+
+    def outcome(self, client: int, request: int) -> messages.Committed | None:
+        done = [
+            answer
+            for answer in self.answers[client]
+            if isinstance(answer, messages.Committed) and answer.id == request
+        ]
+        assert len(done) <= 1, "answered twice"
+        return done[0] if done else None
+
+    def last(self, client: int = 1) -> Any:
+        return self.answers[client][-1]
+
+    def find(self, key: bytes) -> View | None:
+        """What a reader sees: the published slot, as the index has it."""
+        for number in self.index.candidates(key):
+            slot = self.index.read(number)
+            if slot.span_id and slot.published and slot.key == key:
+                start = slot.offset + SPAN_HEADER_BYTES
+                content = bytes(self.bytes[start : start + slot.image_bytes])
+                return View(slot.span_id, start, content)
+        return None
+
+    def pin(self, number: int) -> View:
+        """A lease on key `number`."""
+        view = self.find(key(number))
+        assert view is not None, f"{number} is not there"
+        self.views.append(view)
+        return view
+
+    def stored(self) -> set[int]:
+        """The numbers of all keys that a reader finds."""
+        slots = (slot for slot in self.index.slots() if slot.published)
+        return {int.from_bytes(slot.key[8:16], "little") for slot in slots}
+
+    def check(self) -> None:
+        """No view has changed, and the store is sound."""
+        for view in self.views:
+            now = bytes(self.bytes[view.offset : view.offset + len(view.content)])
+            assert now == view.content, "a pinned span was reused"
+        self.store.check_invariants()
+        assert (self.scans == 1) == self.store.memory.scan_in_flight

@@ -1,0 +1,292 @@
+"""The whole store at random: clients, readers, copies and scans in any order, with real bytes under the views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tensord.daemon.core.events import Accessed, Tick
+from tensord.errors import BadTree
+from tensord.ipc import messages
+
+from .stand import Stand, key
+
+RING_BYTES = 4096
+NUMBERS = st.integers(0, 9)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Keys 0 to 4 are of one namespace, 5 to 9 of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self.clients = 0
+        self.unsent: dict[tuple[int, int], int] = {}
+        self.parts_sent: dict[tuple[int, int], int] = {}
+        self.commits: set[tuple[int, int]] = set()
+        self.contents: dict[int, bytes] = {}
+        self.most_bytes = RING_BYTES
+
+    @initialize(policy=st.sampled_from(["lru", "lfu"]), grown=st.sampled_from([1024, RING_BYTES]))
+    def start(self, policy: str, grown: int) -> None:
+        self.stand = Stand(
+            RING_BYTES,
+            policy=policy,
+            grown_bytes=grown,
+            max_entries=7,
+            max_tokens=20,
+            object_bytes_max=3000,
+            commits_in_flight_max=4,
+            claims_per_client_max=4,
+            claim_s=5,
+            claim_s_max=12,
+            pins_per_client_max=2,
+            pin_s_max=20,
+            pinned_bytes_max=2000,
+            put_idle_s=30,
+        )
+        self.grown = grown
+
+    def key(self, number: int) -> bytes:
+        return key(number, b"first ns" if number < 5 else b"other ns")
+
+    def some_client(self, data: st.DataObject) -> int:
+        if not self.stand.answers:
+            self.join()
+        return data.draw(st.sampled_from(sorted(self.stand.answers)))
+
+    def ask(self, data: st.DataObject, make: Any, *args: Any) -> int:
+        client = self.some_client(data)
+        self.requests += 1
+        self.stand.send(client, make(self.requests, *args))
+        return client
+
+    @precondition(lambda self: len(self.stand.answers) < 3)
+    @rule()
+    def join(self) -> None:
+        self.clients += 1
+        self.stand.join(self.clients)
+
+    @precondition(lambda self: self.stand.answers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        client = self.some_client(data)
+        for table in (self.unsent, self.parts_sent):
+            for request in [r for r in table if r[0] == client]:
+                del table[request]
+        self.commits = {request for request in self.commits if request[0] != client}
+        self.stand.leave(client)
+
+    @rule(
+        data=st.data(),
+        number=NUMBERS,
+        image_bytes=st.integers(1, 24).map(lambda cells: cells * 100),
+        tokens=st.integers(0, 12),
+        ttl_s=st.sampled_from([None, None, 3.0, 50.0]),
+        under_claim=st.booleans(),
+    )
+    def commit(
+        self,
+        data: st.DataObject,
+        number: int,
+        image_bytes: int,
+        tokens: int,
+        ttl_s: float | None,
+        under_claim: bool,
+    ) -> None:
+        client = self.some_client(data)
+        tokens_held = [
+            answer.token
+            for answer in self.stand.answers[client]
+            if isinstance(answer, messages.Claimed) and answer.token
+        ]
+        claim = tokens_held[-1] if under_claim and tokens_held else None
+        self.requests += 1
+        request = (client, self.requests)
+        self.commits.add(request)
+        self.unsent[request] = image_bytes
+        self.parts_sent[request] = 0
+        self.stand.commit(
+            client,
+            self.requests,
+            self.key(number),
+            image_bytes,
+            tokens=tokens,
+            ttl_s=ttl_s,
+            claim=claim,
+        )
+
+    @precondition(lambda self: self.unsent)
+    @rule(data=st.data(), share=st.sampled_from([0.3, 1, 1, 1]), wrong=st.integers(0, 30))
+    def part(self, data: st.DataObject, share: float, wrong: int) -> None:
+        client, number = data.draw(st.sampled_from(sorted(self.unsent)))
+        left = self.unsent[client, number]
+        size = max(1, int(left * share))
+        self.unsent[client, number] -= size
+        last = size == left
+        if last:
+            del self.unsent[client, number]
+        self.parts_sent[client, number] += 1
+        self.stand.part(client, number, size, last=last != (wrong == 30))
+
+    @precondition(lambda self: self.stand.copies)
+    @rule(data=st.data(), fails=st.integers(0, 9))
+    def copy(self, data: st.DataObject, fails: int) -> None:
+        at = data.draw(st.integers(0, len(self.stand.copies) - 1))
+        self.stand.copy(at, BadTree("no tree") if fails == 9 else None)
+
+    @precondition(lambda self: self.stand.scans)
+    @rule()
+    def scan(self) -> None:
+        self.stand.scan()
+
+    @rule(number=NUMBERS)
+    def reader_pins(self, number: int) -> None:
+        view = self.stand.find(self.key(number))
+        if view is not None:
+            self.stand.views.append(view)
+            self.stand.do(Accessed([view.span_id, 77]))
+
+    @precondition(lambda self: self.stand.views)
+    @rule(data=st.data())
+    def reader_releases(self, data: st.DataObject) -> None:
+        del self.stand.views[data.draw(st.integers(0, len(self.stand.views) - 1))]
+
+    @rule(data=st.data(), number=NUMBERS)
+    def claim(self, data: st.DataObject, number: int) -> None:
+        self.ask(data, messages.Claim, self.key(number))
+
+    @rule(data=st.data(), abandon=st.booleans())
+    def renew_or_abandon(self, data: st.DataObject, abandon: bool) -> None:
+        client = self.some_client(data)
+        tokens = [
+            answer.token
+            for answer in self.stand.answers[client]
+            if isinstance(answer, messages.Claimed) and answer.token
+        ]
+        if tokens:
+            message = messages.Abandon(tokens[-1]) if abandon else messages.Renew(tokens)
+            self.stand.send(client, message)
+
+    @rule(data=st.data(), numbers=st.lists(NUMBERS, max_size=4), evict=st.booleans())
+    def evict_or_touch(self, data: st.DataObject, numbers: list[int], evict: bool) -> None:
+        there = {n for n in numbers if self.stand.find(self.key(n)) is not None}
+        keys = [self.key(number) for number in numbers]
+        client = self.ask(data, messages.Evict if evict else messages.Touch, keys)
+        answer = self.stand.last(client)
+        assert isinstance(answer, messages.Counted)
+        assert len(there) <= answer.count <= len(set(numbers))
+        if evict:
+            assert all(self.stand.find(self.key(number)) is None for number in numbers)
+
+    @rule(data=st.data(), tag=st.sampled_from([None, b"first ns"]))
+    def clear(self, data: st.DataObject, tag: bytes | None) -> None:
+        client = self.ask(data, messages.Clear, tag)
+        assert isinstance(self.stand.last(client), messages.Counted)
+        gone = range(10) if tag is None else range(5)
+        assert all(self.stand.find(self.key(number)) is None for number in gone)
+
+    @rule(data=st.data(), generation=st.integers(0, 3))
+    def invalidate(self, data: st.DataObject, generation: int) -> None:
+        self.ask(data, messages.Invalidate, b"first ns", generation)
+
+    @rule(data=st.data(), number=NUMBERS, unpin=st.booleans())
+    def pin_by_message(self, data: st.DataObject, number: int, unpin: bool) -> None:
+        if unpin:
+            self.ask(data, messages.Unpin, self.key(number))
+        else:
+            self.ask(data, messages.Pin, self.key(number), 8.0)
+
+    @rule(data=st.data(), limit_bytes=st.sampled_from([1000, 2500, RING_BYTES, 9999]))
+    def limit(self, data: st.DataObject, limit_bytes: int) -> None:
+        self.ask(data, messages.Limit, limit_bytes)
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 2.0, 7.0]))
+    def tick(self, seconds: float) -> None:
+        self.stand.now += seconds
+        self.stand.do(Tick())
+
+    @precondition(lambda self: self.grown < RING_BYTES)
+    @rule()
+    def grow(self) -> None:
+        self.grown += 1024
+        self.stand.grow(self.grown, more=self.grown < RING_BYTES)
+
+    @invariant()
+    def nothing_pinned_is_reused_and_all_is_sound(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        self.stand.check()
+
+    @invariant()
+    def budgets_hold(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        memory = self.stand.store.memory
+        assert memory.taken_entries <= 7
+        assert memory.taken_tokens <= 20
+        # A lowered budget is passed until enough has gone; it is never passed by more than before.
+        used = memory.ring.used_bytes
+        assert used <= max(memory.budget.max_bytes, self.most_bytes)
+        self.most_bytes = used
+
+    @invariant()
+    def contents_belong_to_their_span(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        for number in range(10):
+            view = self.stand.find(self.key(number))
+            if view is not None:
+                assert len(set(view.content)) == 1, "published before all of it was copied"
+                assert self.contents.setdefault(view.span_id, view.content) == view.content
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        stand = self.stand
+        while self.grown < RING_BYTES:
+            self.grow()
+        stand.settle()
+        for client, request in self.commits:
+            answers = [a for a in stand.answers[client] if getattr(a, "id", None) == request]
+            copied = sum(isinstance(a, messages.PartCopied) for a in answers)
+            done = sum(isinstance(a, messages.Committed) for a in answers)
+            assert copied == self.parts_sent[client, request], "a part was not acknowledged"
+            assert done == 1 or (done == 0 and (client, request) in self.unsent)
+        for client in list(stand.answers):
+            stand.leave(client)
+        stand.settle()
+        assert sorted(stand.forgotten) == list(range(1, self.clients + 1))
+        assert len(stand.store.claims) == len(stand.store.pins) == len(stand.store.intake.puts) == 0
+        stand.views.clear()
+        stand.join(10_000)
+        stand.send(10_000, messages.Clear(1))
+        stand.pass_time(10)
+        assert stand.store.memory.ring.used_bytes == 0, "memory leaked"
+        assert stand.store.next_timer() is None
+        assert stand.store.status()["evicted_while_pinned"] == 0
+        stand.check()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_a_thousand_puts_through_a_small_ring_all_succeed(policy: str) -> None:
+    stand = Stand(4096, policy=policy)
+    stand.join(1)
+    for number in range(1000):
+        assert stand.put(number, 64 + number * 37 % 1500) == "stored"
+    stand.check()
