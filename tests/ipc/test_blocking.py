@@ -1,0 +1,226 @@
+"""The client's side of a socket: threads share it, every wait has an end, nothing leaks."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tensord.errors import BadMessage, DaemonUnavailable, TimedOut, UsageError
+from tensord.ipc import messages as m
+from tensord.ipc.blocking import BlockingChannel
+from tensord.ipc.connection import Connection
+from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.messages import PROTOCOL_VERSION, Limits
+
+Sockets = tuple[socket.socket, socket.socket]
+
+KEY = b"k" * 32
+LIMITS = Limits(requests_in_flight_max=100_000)
+HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
+WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
+ATTACHED = m.Attached(2, 1, 4096, 4096)
+
+
+def attached() -> Connection:
+    client = Connection.control_client()
+    client.send(HELLO)
+    client.receive_data(pack(WELCOME))
+    client.send(m.Attach(2))
+    client.receive_data(pack(ATTACHED), (0, 1, 2))
+    return client
+
+
+@pytest.fixture
+def channel(sockets: Sockets) -> Iterator[BlockingChannel]:
+    channel = BlockingChannel(sockets[0], attached())
+    yield channel
+    channel.close()
+
+
+def test_a_put_goes_out_in_one_call(channel: BlockingChannel, sockets: Sockets) -> None:
+    commit, part = m.Commit(3, KEY, 100, 10), m.Part(3, 0, 100, True)
+    channel.send(commit, part, timeout_s=60)
+    assert sockets[1].recv(1 << 16) == pack(commit) + pack(part)
+
+
+def test_answers_come_in_order_with_their_descriptors(no_descriptor_leaks: None) -> None:
+    ours, theirs = socket.socketpair()
+    channel = BlockingChannel(ours, Connection.control_client())
+    channel.send(HELLO, timeout_s=60)
+    theirs.sendall(pack(WELCOME))
+    assert channel.receive(60) == (WELCOME, ())
+    channel.send(m.Attach(2), timeout_s=60)
+    socket.send_fds(theirs, [pack(ATTACHED)], [0, 1, 2])
+    message, fds = channel.receive(60)
+    assert message == ATTACHED
+    assert [os.path.sameopenfile(fd, given) for fd, given in zip(fds, (0, 1, 2), strict=True)]
+    assert all(not os.get_inheritable(fd) for fd in fds)
+    for fd in fds:
+        os.close(fd)
+    channel.close()
+    theirs.close()
+
+
+def test_messages_of_many_threads_are_never_mixed(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    """Each message is cut by a buffer that is smaller than it."""
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+
+    def send(first: int) -> None:
+        for number in range(first, first + 100):
+            channel.send(m.Renew([number + 1] * 1500), timeout_s=60)
+
+    threads = [threading.Thread(target=send, args=(1000 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    reader = FrameReader()
+    found: list[int] = []
+    while len(found) < 400:
+        for obj in reader.feed(sockets[1].recv(1 << 16)):
+            tokens = obj["tokens"]  # type: ignore[index]
+            assert len(set(tokens)) == 1
+            found.append(tokens[0])
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [1000 * n + k + 1 for n in range(4) for k in range(100)]
+
+
+def fill(sock: socket.socket) -> int:
+    """Leaves no room in the socket's buffer; how many bytes that took."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    sock.setblocking(False)
+    filled = 0
+    for size in (2048, 256, 16, 1):
+        try:
+            while True:
+                filled += sock.send(b"\xc0" * size)
+        except BlockingIOError:
+            pass
+    return filled
+
+
+def test_a_daemon_that_does_not_read_costs_no_more_than_the_time_limit(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    filled = fill(sockets[0])
+    put = (m.Commit(3, KEY, 100, 10), m.Part(3, 0, 100, True))
+    with pytest.raises(TimedOut, match="does not read"):
+        channel.send(*put, timeout_s=0.01)
+    # Nothing of it was sent: the channel goes on, and the same put may be sent.
+    assert channel.connection.open_requests == 0
+    while filled:
+        filled -= len(sockets[1].recv(filled))
+    channel.send(*put, timeout_s=60)
+    assert sockets[1].recv(1 << 16) == pack(put[0]) + pack(put[1])
+
+
+def test_a_message_that_was_cut_in_two_ends_the_channel(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    with pytest.raises(TimedOut):
+        channel.send(m.Renew([2**40] * 4000), timeout_s=0.01)
+    with pytest.raises(DaemonUnavailable, match="closed: connect anew"):
+        channel.send(m.Renew([1]), timeout_s=60)
+
+
+def test_a_handshake_that_was_not_sent_ends_the_channel(sockets: Sockets) -> None:
+    fill(sockets[0])
+    channel = BlockingChannel(sockets[0], Connection.control_client())
+    with pytest.raises(TimedOut):
+        channel.send(HELLO, timeout_s=0.01)
+    assert channel.closed
+    channel.close()
+
+
+def test_receive_waits_no_longer_than_told(channel: BlockingChannel) -> None:
+    with pytest.raises(TimedOut, match=r"within 0\.01 s"):
+        channel.receive(0.01)
+    with pytest.raises(TimedOut):
+        channel.receive(0)
+
+
+def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    channel.send(m.Clear(5), timeout_s=60)
+    sockets[1].recv(1 << 16)
+    sockets[1].sendall(pack(m.Counted(5, 3)))
+    sockets[1].close()
+    assert channel.receive(60)[0] == m.Counted(5, 3)
+    for _ in range(2):
+        with pytest.raises(DaemonUnavailable, match="is gone"):
+            channel.receive(60)
+    with pytest.raises(DaemonUnavailable, match="is gone"):
+        channel.send(m.Clear(6), timeout_s=60)
+
+
+def test_a_daemon_that_talks_nonsense_is_a_protocol_error(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    sockets[1].sendall(pack(m.PartCopied(1, 0)) + b"\xc1")
+    assert channel.receive(60)[0] == m.PartCopied(1, 0)
+    with pytest.raises(BadMessage):
+        channel.receive(60)
+
+
+def test_what_may_not_be_sent_is_the_callers_mistake(channel: BlockingChannel) -> None:
+    with pytest.raises(UsageError, match="send its Commit first"):
+        channel.send(m.Part(9, 0, 1, True), timeout_s=60)
+    assert not channel.closed
+
+
+def test_close_wakes_those_who_wait(channel: BlockingChannel, sockets: Sockets) -> None:
+    fill(sockets[0])
+    outcomes: list[str] = []
+
+    def receive() -> None:
+        with pytest.raises(DaemonUnavailable):
+            channel.receive(3600)
+        outcomes.append("receiver")
+
+    def send() -> None:
+        with pytest.raises(DaemonUnavailable):
+            channel.send(m.Clear(5), timeout_s=3600)
+        outcomes.append("sender")
+
+    threads = [threading.Thread(target=receive), threading.Thread(target=send)]
+    for thread in threads:
+        thread.start()
+    channel.close()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["receiver", "sender"]
+    channel.close()
+
+
+def test_close_closes_descriptors_that_nobody_took(no_descriptor_leaks: None) -> None:
+    ours, theirs = socket.socketpair()
+    client = Connection.control_client()
+    client.send(HELLO)
+    client.receive_data(pack(WELCOME))
+    client.send(m.Attach(2))
+    channel = BlockingChannel(ours, client)
+    socket.send_fds(theirs, [pack(m.PartCopied(1, 0)) + pack(ATTACHED)], [0, 1, 2])
+    channel.receive(60)
+    channel.close()
+    theirs.close()
+
+
+def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    if (child := os.fork()) == 0:
+        channel.close_in_child()
+        os._exit(0 if channel.closed else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    sockets[1].sendall(pack(m.PartCopied(1, 0)))
+    assert channel.receive(60)[0] == m.PartCopied(1, 0)
+    channel.send(m.Renew([1]), timeout_s=60)
+    assert select.select([sockets[1]], [], [], 60)[0]

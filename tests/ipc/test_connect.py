@@ -1,0 +1,128 @@
+"""Who cannot reach a daemon is told which socket, and what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tensord.errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
+from tensord.ipc.blocking import BlockingChannel
+from tensord.ipc.connect import connect
+
+NOBODY = 65534
+
+
+def listening(path: Path, backlog: int = 8) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(os.fspath(path))
+    sock.listen(backlog)
+    return sock
+
+
+def test_a_socket_that_listens_is_reached(tmp_path: Path, no_descriptor_leaks: None) -> None:
+    with listening(tmp_path / "s") as server:
+        channel = BlockingChannel.connect(tmp_path / "s", 60)
+        accepted, _ = server.accept()
+        accepted.close()
+        with pytest.raises(DaemonUnavailable, match=f"daemon at {tmp_path}/s is gone"):
+            channel.receive(60)
+        channel.close()
+
+
+def test_no_socket_says_how_to_start_a_daemon(tmp_path: Path, no_descriptor_leaks: None) -> None:
+    with pytest.raises(DaemonUnavailable, match="systemctl start tensord") as caught:
+        connect(tmp_path / "none", 60)
+    assert str(tmp_path / "none") in str(caught.value)
+    assert "No such file" in str(caught.value)
+
+
+def test_a_socket_that_a_dead_daemon_left_says_the_same(
+    tmp_path: Path, no_descriptor_leaks: None
+) -> None:
+    listening(tmp_path / "s").close()
+    with pytest.raises(DaemonUnavailable, match=r"refused.*systemctl start tensord"):
+        connect(tmp_path / "s", 60)
+
+
+def test_a_daemon_that_accepts_nobody_costs_the_time_limit(
+    tmp_path: Path, no_descriptor_leaks: None
+) -> None:
+    waiting: list[socket.socket] = []
+
+    def fill_backlog() -> None:
+        while len(waiting) < 100:
+            waiting.append(connect(tmp_path / "s", 0.01))
+
+    with (
+        listening(tmp_path / "s", backlog=0),
+        pytest.raises(TimedOut, match=r"did not accept within 0\.01 s"),
+    ):
+        fill_backlog()
+    for sock in waiting:
+        sock.close()
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_both_lengths(tmp_path: Path) -> None:
+    path = "/tmp/" + "x" * 200
+    with pytest.raises(BadConfiguration, match=r"205 bytes; .* at most 107"):
+        connect(path, 60)
+
+
+@contextmanager
+def without_rights() -> Iterator[int]:
+    """Nobody refuses root: as root, be nobody for a while. Gives the uid that is refused."""
+    if os.geteuid() != 0:
+        yield os.geteuid()
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield NOBODY
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@pytest.fixture
+def open_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sockets")
+    for folder in (path, path.parent, path.parent.parent):
+        folder.chmod(0o755)
+    return path
+
+
+def test_a_socket_one_may_not_use_names_uid_group_and_remedy(open_path: Path) -> None:
+    path = open_path / "s"
+    with listening(path):
+        path.chmod(0o440)
+        with without_rights() as uid, pytest.raises(SocketForbidden, match="usermod -aG") as caught:
+            connect(path, 60)
+    assert f"uid {uid} may not use the socket {path}" in str(caught.value)
+    assert f"group {path.group()} with mode 0440" in str(caught.value)
+
+
+def test_a_folder_one_may_not_look_into_is_named(open_path: Path) -> None:
+    inner = open_path / "inner"
+    inner.mkdir()
+    with listening(inner / "s"):
+        inner.chmod(0o000)
+        with without_rights(), pytest.raises(SocketForbidden, match=f"look into {inner}"):
+            connect(inner / "s", 60)
+        inner.chmod(0o755)
+
+
+def test_forbidden_is_its_own_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, path: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(SocketForbidden, match="TENSORD_SOCKET"):
+        connect(tmp_path / "s", 60)
