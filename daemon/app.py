@@ -232,7 +232,12 @@ class _Daemon:
         ready = 0
         while ready < ring_bytes:
             try:
-                ready = await asyncio.to_thread(memory.grow, ready, prefault=self._config.memory.prefault)
+                ready = await asyncio.to_thread(
+                    memory.grow,
+                    ready,
+                    prefault=self._config.memory.prefault,
+                    huge_pages=self._config.memory.huge_pages,
+                )
             except (TensordError, OSError) as error:
                 await actor.inbox.tell(Grown(ready, error))
                 return

@@ -133,7 +133,7 @@ class Memory:
         superblock = Superblock(secrets.randbits(63) | 1, 1, size_bytes, geometry)
         return cls(instance, superblock, ring_fd, index_fd, recovered=False)
 
-    def grow(self, start: int, *, prefault: bool) -> int:
+    def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the next piece of the ring behind `start`; for a thread.
 
         Returns:
@@ -144,8 +144,11 @@ class Memory:
         """
         size_bytes = min(segments.PREFAULT_PIECE_BYTES, self.superblock.ring_bytes - start)
         segments.allocate(self._ring_fd, start, size_bytes)
+        address = segments.address_of(self._ring_map) + start
+        if huge_pages:
+            segments.advise_huge(address, size_bytes)
         if prefault:
-            segments.prefault(segments.address_of(self._ring_map) + start, size_bytes, write=True)
+            segments.prefault(address, size_bytes, write=True)
         return start + size_bytes
 
     def found(self) -> Iterator[Recovered]:

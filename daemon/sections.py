@@ -155,9 +155,6 @@ class Memory:
         """ask for huge pages in the ring; takes effect where /dev/shm is mounted huge=advise""",
         False,
     )
-    copy_threads: int = setting(
-        COUNT, "threads that copy from inboxes into the ring", 2, low=1, high=64
-    )
 
 
 @dataclasses.dataclass(frozen=True)

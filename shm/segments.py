@@ -25,7 +25,7 @@ from ..errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentErr
 SHM_FOLDER: Final = Path("/dev/shm")
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -139,6 +139,11 @@ def prefault(address: int, size_bytes: int, *, write: bool) -> None:
     """Maps the pages in, without the GIL (`mmap.madvise` would hold it); a kernel before 5.14 leaves them to be
     touched one by one."""
     _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
+
+
+def advise_huge(address: int, size_bytes: int) -> None:
+    """Asks for huge pages; a /dev/shm that is not mounted `huge=advise` gives none."""
+    _libc.madvise(address, size_bytes, _MADV_HUGEPAGE)
 
 
 def address_of(memory: mmap.mmap) -> int:
