@@ -1,0 +1,262 @@
+"""A real daemon for tests: started as a program, watched from outside, its memory removed at the end.
+
+Owns: the process, a folder with its sockets and its log, the segments of its instance. Does not own clients that it did
+not make. Nothing here sleeps for a fixed time: READY comes through the daemon's own NOTIFY_SOCKET, everything else is
+polled for until a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import tensord
+from tensord.ipc import messages
+from tensord.ipc.blocking import BlockingChannel
+from tensord.ipc.connection import Connection
+
+SHM_FOLDER: Final = Path("/dev/shm")
+MIB: Final = 1 << 20
+RING_BYTES: Final = 16 * MIB
+# How long anything may take before a test gives up on it. No measurement: a loaded machine is slow.
+PATIENCE_S: Final = 30.0
+
+Found = TypeVar("Found")
+_numbers = count(1)
+
+
+def until(condition: Callable[[], Found], what: str, patience_s: float = PATIENCE_S) -> Found:
+    """Looks again and again until `condition()` is true, and gives its value.
+
+    Raises:
+        AssertionError: it is not, after `patience_s`.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {patience_s} s in vain: {what}; last seen {found!r}"
+        time.sleep(0.005)
+
+
+class Daemon:
+    """`python -m tensord.daemon` in a folder of its own, under an instance name of its own. Use it in a `with`.
+
+    Args:
+        flags: settings, as `ring_bytes="64MiB"` or `limits_claim_s=0.5`; True and False for switches.
+    """
+
+    def __init__(self, **flags: object) -> None:
+        self.instance = f"test-{os.getpid()}-{next(_numbers)}"
+        # Not pytest's own folder: a socket's path has 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="tensord-"))
+        self.socket = self.folder / "control.sock"
+        self.status_socket = self.folder / "status.sock"
+        self.flags: dict[str, object] = {
+            "ring_bytes": RING_BYTES,
+            "max_entries": 4096,
+            "memory_prefault": False,
+            "limits_inbox_bytes_max": 8 * MIB,
+            **flags,
+        }
+        self.prefix: list[str] = []
+        """What the daemon is run under, as ["unshare", "--mount"]."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[tensord.Client] = []
+
+    # ---- life
+
+    def start(self, patience_s: float = PATIENCE_S) -> Self:
+        """Starts it, and returns when it says READY.
+
+        Raises:
+            AssertionError: it ended before; the message has its log.
+        """
+        with self._notify_socket() as told:
+            process = self.spawn()
+            deadline = time.monotonic() + patience_s
+            ended = os.pidfd_open(process.pid)
+            try:
+                while True:
+                    wait_s = max(0.0, deadline - time.monotonic())
+                    ready, _, _ = select.select([told.fileno(), ended], [], [], wait_s)
+                    assert ready, f"not READY after {patience_s} s:\n{self.log}"
+                    if told.fileno() in ready:
+                        if b"READY=1" in told.recv(4096).splitlines():
+                            return self
+                        continue
+                    process.wait()
+                    raise AssertionError(f"it ended before it was READY:\n{self.log}")
+            finally:
+                os.close(ended)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Starts it without waiting for anything."""
+        assert self._process is None or self._process.poll() is not None, "it runs already"
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
+        environ["NOTIFY_SOCKET"] = str(self.folder / "notify.sock")
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+            )
+        return self._process
+
+    def refused(self, patience_s: float = PATIENCE_S) -> str:
+        """Starts a daemon that is expected not to serve, and gives what it says about it."""
+        status = self.spawn().wait(patience_s)
+        assert status not in (0, None), f"it served:\n{self.log}"
+        return self.log
+
+    def terminate(self) -> int:
+        """SIGTERM: the memory stays. Returns the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def interrupt(self) -> int:
+        """SIGINT: the memory goes."""
+        return self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for its end."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> Self:
+        """SIGTERM, then a new daemon of the same instance."""
+        self.terminate()
+        return self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        for segment in self.segments():
+            with contextlib.suppress(FileNotFoundError):
+                segment.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- what can be seen of it
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        given = {"instance": self.instance, "socket": self.socket, "status_socket": self.status_socket, **self.flags}
+        words = [*self.prefix, sys.executable, "-m", "tensord.daemon"]
+        for name, value in given.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", str(value)]
+        return words
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was never started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """All that it wrote so far."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def segments(self) -> list[Path]:
+        """Its shared memory's names."""
+        return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.*"))
+
+    def lanes(self) -> list[Path]:
+        """Its lanes' names."""
+        return sorted(SHM_FOLDER.glob(f"tensord.{self.instance}.lane.*"))
+
+    def descriptors(self) -> int:
+        """How many descriptors it has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def memory_bytes(self) -> int:
+        """What it holds in memory of its own: shared memory is not counted."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
+
+    # ---- talking to it
+
+    def client(self, **options: Any) -> tensord.Client:
+        """A client that is attached, and closed at the end."""
+        client = tensord.Client(self.socket, **options)
+        self._clients.append(client)
+        assert client.wait_connected(PATIENCE_S), f"no connection to the daemon:\n{self.log}"
+        return client
+
+    def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
+        """One question on the status socket."""
+        channel = BlockingChannel.connect(self.status_socket, PATIENCE_S, Connection.status_client())
+        try:
+            channel.send(make(1), timeout_s=PATIENCE_S)
+            answer, _ = channel.receive(PATIENCE_S)
+        finally:
+            channel.close()
+        if isinstance(answer, messages.Error):
+            raise answer.to_error()
+        body: dict[str, Any] = answer.body
+        return body
+
+    def status(self) -> dict[str, Any]:
+        """Its status as any reader of the status socket gets it."""
+        return self.ask(messages.StatusQuery)
+
+    def store(self, name: str) -> Any:
+        """One figure of the store's, by name."""
+        return self.status()["store"][name]
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One row for each client and lane."""
+        rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
+        return rows
+
+    def until(self, condition: Callable[[dict[str, Any]], Found], what: str) -> Found:
+        """Asks for its status until `condition(status)` is true."""
+        return until(lambda: condition(self.status()), what)
+
+    # ---- inside
+
+    def _notify_socket(self) -> socket.socket:
+        path = self.folder / "notify.sock"
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.bind(str(path))
+        return listening
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        assert process is not None, "it was never started"
+        if process.poll() is None:
+            process.send_signal(number)
+            if number != signal.SIGKILL:
+                process.send_signal(signal.SIGCONT)
+        return process.wait(PATIENCE_S)
