@@ -1,7 +1,7 @@
 """What a setting is: its kind, its bounds, and how its value is written down.
 
-Owns: the kinds (sizes, durations, counts, ...) and their units. Does not own: which settings there
-are (config.py), nor where their values come from (sources.py).
+Owns: the kinds (sizes, durations, counts, ...). Does not own: which settings there are (config.py),
+where their values come from (sources.py), nor the units of sizes and durations (ipc/quantities.py).
 
 A setting is a field of a frozen dataclass, made by `setting(...)`. Its key is the dotted way to it;
 flag and variable follow from the key:
@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import BadConfiguration
+from ..ipc.quantities import (
+    DURATION_WANTS,
+    SIZE_WANTS,
+    read_duration,
+    read_size,
+    show_duration,
+    show_size,
+)
 
 PREFIX: Final = "TENSORD_"
 
-_BYTES = {
-    "": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,  # as service managers read them
-    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 _WORDS = {"true": True, "yes": True, "on": True, "1": True,
           "false": False, "no": False, "off": False, "0": False}  # fmt: skip
 
@@ -43,44 +43,6 @@ class Kind:
     wants: str
     read: Callable[[Any], Any]
     show: Callable[[Any], str]
-
-
-def _size(given: Any) -> int:
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
-    match = _SIZE.fullmatch(str(given).strip())
-    if match is None or match[2].upper() not in _BYTES:
-        raise ValueError
-    return (
-        round(float(match[1]) * _BYTES[match[2].upper()])
-        if "." in match[1]
-        else (int(match[1]) * _BYTES[match[2].upper()])
-    )
-
-
-def _show_size(value: int) -> str:
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if value and value % _BYTES[unit.upper()] == 0:
-            return f"{value // _BYTES[unit.upper()]}{unit}"
-    return str(value)
-
-
-def _duration(given: Any) -> float:
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given)
-    text = str(given).strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    if not text or re.sub(r"\s", "", _DURATION.sub("", text)):
-        raise ValueError
-    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
-
-
-def _show_duration(value: float) -> str:
-    for unit in ("d", "h", "m", "s", "ms"):
-        if value and value >= _SECONDS[unit] and (value / _SECONDS[unit]).is_integer():
-            return f"{int(value / _SECONDS[unit])}{unit}"
-    return f"{value:g}s"
 
 
 def _count(given: Any) -> int:
@@ -118,8 +80,8 @@ def _text(given: Any) -> str:
     return given
 
 
-SIZE: Final = Kind("a size in bytes such as 4GiB, 512MiB or 1048576", _size, _show_size)
-DURATION: Final = Kind("a duration such as 10m, 1h30m, 250ms or 5", _duration, _show_duration)
+SIZE: Final = Kind(SIZE_WANTS, read_size, show_size)
+DURATION: Final = Kind(DURATION_WANTS, read_duration, show_duration)
 COUNT: Final = Kind("a whole number", _count, str)
 SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{value:g}")
 SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.ipc.quantities import (
+    DURATION_WANTS,
+    SIZE_WANTS,
+    read_duration,
+    read_size,
+    show_duration,
+    show_size,
+)
+
+
+@pytest.mark.parametrize("text", ["4X", "-1", "1e3", "", "GiB", "0x10", "1,5GiB"])
+def test_what_is_no_size_is_refused_with_what_was_written_and_what_is_wanted(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size") as refused:
+        read_size(text)
+    assert repr(text) in str(refused.value)
+    assert SIZE_WANTS in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["soon", "-5s", "5y", ""])
+def test_what_is_no_duration_is_refused_likewise(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration") as refused:
+        read_duration(text)
+    assert DURATION_WANTS in str(refused.value)
+
+
+@given(st.integers(0, 1 << 60))
+def test_a_size_reads_back_as_it_is_shown(value: int) -> None:
+    assert read_size(show_size(value)) == value
+
+
+@given(st.integers(1, 10**9))
+def test_a_duration_of_whole_milliseconds_reads_back_as_it_is_shown(value: int) -> None:
+    assert read_duration(show_duration(value / 1000)) == pytest.approx(value / 1000, rel=1e-5)
