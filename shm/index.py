@@ -38,7 +38,7 @@ from .layout import (
 # A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
-_SLOT_BODY: Final = struct.Struct("@32sQQQ")
+_SLOT_KEY: Final = struct.Struct("@32s")
 _SPAN, _PLACE, _LENGTH = 5, 6, 7
 
 Array = np.ndarray[Any, Any]
@@ -131,7 +131,8 @@ class IndexReader:
         slots = self._slots[number]
         mine = slots[:, 1:5] == wide
         found = mine[:, 0] & mine[:, 1] & mine[:, 2] & mine[:, 3] & ((seq & np.uint64(1)) == 0)
-        return found, (self.slots_at >> 3) + number * SLOT_WORDS, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+        at = (self.slots_at >> 3) + number * SLOT_WORDS
+        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
 
 class IndexWriter:
@@ -144,6 +145,7 @@ class IndexWriter:
         self._mask = geometry.bucket_count - 1
         self._line_words = geometry.fingerprints_at >> 3
         self._slot_words = geometry.slots_at >> 3
+        self._mend_lines()
         self._filled = self._count_filled()
 
     @classmethod
@@ -168,8 +170,11 @@ class IndexWriter:
             at = self._slot_words + slot * SLOT_WORDS
             if not self._words[at + _SPAN]:
                 assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
-                place = pack_place(offset, tree_bytes)
-                _SLOT_BODY.pack_into(self._memory, (at + 1) * 8, key, span_id, place, image_bytes)
+                _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
+                self._words[at + _PLACE] = pack_place(offset, tree_bytes)
+                self._words[at + _LENGTH] = image_bytes
+                # SYNC POINT: last, so that the next daemon finds a slot either free or whole, wherever we are killed.
+                self._words[at + _SPAN] = span_id
                 self._filled[bucket] += 1
                 return slot
         raise AssertionError(f"bucket {bucket} counts {self._filled[bucket]} slots, but all eight are taken")
@@ -223,8 +228,7 @@ class IndexWriter:
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in order of their numbers."""
-        spans = np.frombuffer(self._memory, "u8", self.geometry.slot_count * SLOT_WORDS, self.geometry.slots_at)
-        for number in np.flatnonzero(spans[_SPAN::SLOT_WORDS]):
+        for number in np.flatnonzero(self._table()[:, _SPAN]):
             yield self.read(int(number))
 
     def check_invariants(self) -> None:
@@ -249,9 +253,22 @@ class IndexWriter:
         return first & self._mask, _second_bucket(first, second, self._mask)
 
     def _count_filled(self) -> bytearray:
-        words = np.frombuffer(self._memory, "u8", self.geometry.slot_count * SLOT_WORDS, self.geometry.slots_at)
-        taken = (words[_SPAN::SLOT_WORDS] != 0).reshape(-1, BUCKET_SLOTS).sum(axis=1)
+        taken = (self._table()[:, _SPAN] != 0).reshape(-1, BUCKET_SLOTS).sum(axis=1)
         return bytearray(taken.astype(np.uint8).tobytes())
+
+    def _mend_lines(self) -> None:
+        """A daemon that was killed between a seq and its fingerprint left a line that does not agree with its slot."""
+        table = self._table()
+        published = (table[:, 0] & np.uint64(1) == 0) & (table[:, _SPAN] != 0)
+        lines = np.frombuffer(self._memory, "u8", self.geometry.slot_count, self.geometry.fingerprints_at)
+        right = np.where(published, table[:, 3], np.uint64(0))
+        wrong = np.flatnonzero(lines != right)
+        lines[wrong] = right[wrong]
+
+    def _table(self) -> Array:
+        """All slots as (slot_count, 8) words."""
+        count = self.geometry.slot_count
+        return np.frombuffer(self._memory, "u8", count * SLOT_WORDS, self.geometry.slots_at).reshape(-1, SLOT_WORDS)
 
 
 def bad_key(key: object) -> BadKey:

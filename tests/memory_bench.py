@@ -1,0 +1,183 @@
+"""Ring, index and lanes in one process, without a daemon: what a view reads through, with the writer's side at hand.
+
+Owns: anonymous segments of the real layout. `put` does what a daemon does up to publication, `reclaim` what it does to
+take a span back: unpublish, fence, look at all lanes, free what nobody pins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import replace
+from mmap import mmap
+from typing import Any, Self
+
+import numpy as np
+
+from tensord.client.view import View
+from tensord.shm.copy import checksum_of
+from tensord.shm.fence import fence, register
+from tensord.shm.index import IndexWriter, Slot
+from tensord.shm.lanes import Lane, LaneReader
+from tensord.shm.layout import (
+    LANE_BYTES,
+    LANE_WORDS,
+    SPAN_HEADER_BYTES,
+    IndexGeometry,
+    SpanHeader,
+    Superblock,
+    pack_lane_header,
+    span_bytes,
+    span_id,
+)
+from tensord.shm.ring import Ring
+from tensord.shm.tree import encode
+
+
+def key(number: int, tag: bytes = b"namespac") -> bytes:
+    """A key told from others by its number, in buckets and with a fingerprint of its own."""
+    words = np.array([number * 2 + 1], np.uint64) * np.array(
+        [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64
+    )
+    return tag + words.tobytes()
+
+
+def memory_file(size_bytes: int, name: str = "tensord-test") -> int:
+    """A descriptor on `size_bytes` of anonymous shared memory."""
+    fd = os.memfd_create(name)
+    os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def opened_anew(fd: int) -> int:
+    """A descriptor on the same file with a file description, and so locks, of its own."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+
+
+def lane_file(lane_id: int = 1, *, fenced: bool = True) -> int:
+    """A descriptor on a lane as a daemon makes it, without a lock."""
+    fd = memory_file(LANE_BYTES)
+    os.pwrite(fd, pack_lane_header(lane_id, fenced=fenced), 0)
+    return fd
+
+
+def lent(fd: int) -> int:
+    """A descriptor on the lane behind `fd` as a client gets it: it carries the lock that says the client lives."""
+    client_fd = opened_anew(fd)
+    fcntl.flock(client_fd, fcntl.LOCK_SH)
+    return client_fd
+
+
+class MemoryBench:
+    """One ring with its index. Use as a context manager: descriptors are closed, and the index is checked."""
+
+    def __init__(self, ring_bytes: int = 1 << 20, buckets: int = 64, epoch: int = 1) -> None:
+        register()
+        self.geometry = IndexGeometry(buckets)
+        self.superblock = Superblock(7, epoch, ring_bytes, self.geometry)
+        self.ring_fd = memory_file(ring_bytes)
+        self.index_fd = memory_file(self.geometry.index_bytes)
+        self._index_map = mmap(self.index_fd, self.geometry.index_bytes)
+        packed = self.superblock.pack()
+        self._index_map[: len(packed)] = packed
+        self.index = IndexWriter.create(self.geometry, self._index_map)
+        self.ring = Ring(ring_bytes)
+        self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mmap(self.ring_fd, ring_bytes), np.uint8)
+        self.readers: list[LaneReader] = []
+        self.evicted: dict[int, Slot] = {}
+        self._scratch = np.empty(LANE_WORDS, np.uint64)
+        self._spans = 0
+        self._lanes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for reader in self.readers:
+            reader.close()
+        os.close(self.ring_fd)
+        os.close(self.index_fd)
+        if error[0] is None:
+            self.index.check_invariants()
+            self.ring.check_invariants()
+
+    # ---- readers
+
+    def lane(self) -> Lane:
+        """A new lane, known to `pins`."""
+        self._lanes += 1
+        fd = lane_file(self._lanes)
+        client_fd = lent(fd)
+        self.readers.append(LaneReader(fd, self._lanes))
+        lane = Lane(client_fd)
+        os.close(client_fd)
+        return lane
+
+    def view(self, lane: Lane | None = None) -> View:
+        """A view of all that is published, through `lane` or a lane of its own."""
+        return View.open(self.ring_fd, self.index_fd, lane or self.lane())
+
+    # ---- the writer
+
+    def write(self, at: bytes, tree: Any, *, corrupt: bool = False) -> Slot | None:
+        """Puts the payload into the ring and reserves a slot for it; None where one of them is full."""
+        image = encode(tree)
+        offset = self.ring.allocate(span_bytes(image.image_bytes))
+        if offset is None:
+            return None
+        self._spans += 1
+        span = span_id(self.superblock.epoch, self._spans)
+        slot = self.index.reserve(at, span, offset, len(image.header), image.image_bytes)
+        if slot is None:
+            self.ring.free(offset)
+            return None
+        start = offset + SPAN_HEADER_BYTES
+        there = self.bytes[start : start + image.image_bytes]
+        image.write_into(there)
+        header = SpanHeader(at, span, image.image_bytes, len(image.header), checksum_of(there), 5, 100.0, 0.0, 1000)
+        if corrupt:
+            header = replace(header, checksum=header.checksum ^ 1)
+        self.bytes[offset:start] = np.frombuffer(header.pack(), np.uint8)
+        return self.index.read(slot)
+
+    def put(self, at: bytes, tree: Any, *, unverified: bool = False, corrupt: bool = False) -> Slot:
+        """Writes and publishes; `unverified` as a restarted daemon marks it, `corrupt` with a wrong checksum."""
+        slot = self.write(at, tree, corrupt=corrupt)
+        assert slot is not None, "the test's ring or index is full"
+        self.index.mark(slot.number, unverified=unverified)
+        self.index.publish(slot.number)
+        return self.index.read(slot.number)
+
+    def find(self, at: bytes) -> Slot | None:
+        """The published slot of a key."""
+        found = [slot for slot in map(self.index.read, self.index.candidates(at)) if slot.published and slot.key == at]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def pins(self) -> set[int]:
+        """Every span id pinned in any lane, after the fence."""
+        fence(expedited=True)
+        return {int(number) for reader in self.readers for number in reader.pins(self._scratch)}
+
+    def evict(self, at: bytes) -> Slot:
+        """Unpublishes the entry; its span waits for `reclaim`."""
+        slot = self.find(at)
+        assert slot is not None
+        self.index.unpublish(slot.number)
+        self.evicted[slot.span_id] = slot
+        return slot
+
+    def reclaim(self) -> set[int]:
+        """Frees evicted spans that no lane pins, and writes 0xEE over them.
+
+        Returns:
+            The span ids that were freed.
+        """
+        freed = self.evicted.keys() - self.pins()
+        for number in freed:
+            slot = self.evicted.pop(number)
+            size = span_bytes(slot.image_bytes)
+            self.index.release(slot.number)
+            self.ring.free(slot.offset)
+            self.bytes[slot.offset : slot.offset + size] = 0xEE
+        return set(freed)
