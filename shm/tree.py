@@ -131,7 +131,7 @@ class _Encoder:
         self._nodes += 1
         if self._nodes > form.NODES_MAX:
             raise ObjectTooLarge(
-                f"the tree has more than {form.NODES_MAX} nodes, counting twice what is in it twice; "
+                f"the tree has more than {form.NODES_MAX} nodes (what it has twice counts twice); "
                 "turn lists of numbers into arrays, and many small arrays into one"
             )
         kind = type(node)
@@ -171,25 +171,23 @@ class _Encoder:
                 f"{self._where()} is nested deeper than the limit of {self._depth_max}; "
                 "flatten the tree"
             )
+        # A copy: another thread may be adding to the container, and the header counts ahead.
+        children = list(node.items()) if type(node) is dict else list(enumerate(node))
         if type(node) is dict:
-            self._open.add(id(node))
-            self._tokens += (form.DICT, len(node))
-            for key, child in node.items():
-                self._key(key)
-                self._path.append(key)
-                self._node(child)
-                self._path.pop()
+            self._tokens += (form.DICT, len(children))
+        elif _is_run(items := [child for _, child in children]):
+            tag = form.LIST_RUN if type(node) is list else form.TUPLE_RUN
+            self._tokens += (tag, len(items), *items)
+            return
         else:
-            is_list = type(node) is list
-            if _is_run(node):
-                self._tokens += (form.LIST_RUN if is_list else form.TUPLE_RUN, len(node), *node)
-                return
-            self._open.add(id(node))
-            self._tokens += (form.LIST if is_list else form.TUPLE, len(node))
-            for position, child in enumerate(node):
-                self._path.append(position)
-                self._node(child)
-                self._path.pop()
+            self._tokens += (form.LIST if type(node) is list else form.TUPLE, len(children))
+        self._open.add(id(node))
+        for key, child in children:
+            if type(node) is dict:
+                self._key(key)
+            self._path.append(key)
+            self._node(child)
+            self._path.pop()
         self._open.discard(id(node))
 
     def _key(self, key: Any) -> None:
@@ -294,9 +292,7 @@ def _described(node: Any) -> str:
     if isinstance(node, np.ndarray):
         return f"a {name}, which would come back as a plain ndarray; pass its plain arrays"
     if isinstance(node, bytearray | memoryview):
-        return (
-            f"a {name}; pass bytes(x), or np.frombuffer(x, np.uint8) to have it read without a copy"
-        )
+        return f"a {name}; pass bytes(x), or np.frombuffer(x, np.uint8)"
     return (
         f"a {name}; a tree holds dict, list, tuple, str, bytes, int, float, bool, None, numpy "
         "arrays and torch tensors: convert it, for instance with np.asarray(x)"

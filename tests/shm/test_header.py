@@ -1,0 +1,178 @@
+"""Headers are small, the same for the same shape, and never believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tensord.errors import BadTree
+from tensord.shm import header as form
+from tensord.shm.recipe import recipe
+from tensord.shm.tree import encode
+
+RING_BYTES_MAX = 1 << 48
+VALID = [
+    encode(tree).header
+    for tree in (
+        np.zeros((49, 1280), np.float32),
+        {"a": [np.zeros(3), (1, "x", None)], 7: {b"k": "y" * 999}, "z": [[], (), {}]},
+        [np.zeros((2, 0), ">i4"), np.array("abc"), b"z" * 999, 1 << 63, -5, [True, 1.5]],
+    )
+]
+
+
+def packed(*tokens: Any) -> bytes:
+    return b"".join(map(msgpack.packb, tokens))
+
+
+def judged(header: bytes) -> None:
+    """A header is refused, or what it says holds: its leaves lie apart, in order, in the image."""
+    try:
+        made = recipe(header)
+    except BadTree:
+        return
+    end = len(header)
+    for leaf in made.leaves:
+        assert leaf.offset % 64 == 0
+        assert leaf.offset >= end
+        assert all(length >= 0 for length in leaf.shape)
+        assert not leaf.dtype.hasobject
+        end = leaf.offset + int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+    assert end == made.end_bytes <= RING_BYTES_MAX
+    if end < 1 << 20:
+        root = np.full(end, 0x80, np.uint8)
+        try:
+            made.view(root)
+        except BadTree as refusal:
+            if "UTF-8" not in str(refusal):
+                raise
+
+
+def test_a_plain_arrays_header_is_a_few_bytes() -> None:
+    assert VALID[0] == b"\x01\x05\xa3<f4\x02\x31\xcd\x05\x00"
+
+
+def test_a_header_says_nothing_of_values_strides_or_what_was_put_before() -> None:
+    first = {"a": np.zeros((4, 4)), "b": [np.zeros(2, "<M8[1000ps]")]}
+    second = {"a": np.ones((4, 4)).T, "b": [np.ones(4, "<i8")[::2].view("<M8[1000ps]")]}
+    assert encode(first).header == encode(second).header == encode(first).header
+    encode(np.zeros(2, "<M8[1000ps]"))
+    assert b"<M8[ns]" in encode(np.zeros(2, "<M8[ns]")).header
+    big = encode(np.zeros(3, ">f4")).header
+    assert big != encode(np.zeros(3, "<f4")).header
+    assert big == encode(np.zeros(3, ">f4")).header
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"")
+def test_any_bytes_are_refused_or_hold(header: bytes) -> None:
+    judged(header)
+    judged(b"\x01" + header)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(VALID), st.data())
+def test_damaged_headers_are_refused_or_hold(valid: bytes, data: st.DataObject) -> None:
+    header = bytearray(valid)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(header)))
+        stop = data.draw(st.integers(start, min(len(header), start + 4)))
+        header[start:stop] = data.draw(st.binary(max_size=4))
+    judged(bytes(header))
+
+
+TOKEN = (
+    st.integers(0, 9)
+    | st.sampled_from(["<f4", "bfloat16", "|O", "<M8[ns]", "|S999999999", "<U999999999", "|V8"])
+    | st.sampled_from([-1, 64, 65, 1 << 31, 1 << 48, (1 << 64) - 1, None, True, 0.5, b"k", "k"])
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(TOKEN, max_size=30))
+def test_any_scalars_are_refused_or_hold(tokens: list[Any]) -> None:
+    judged(packed(1, *tokens))
+
+
+LEAF = (form.ARRAY, "<f4", 1, 3)
+BAD = {
+    "nothing at all": (b"", "format"),
+    "only the format": (packed(1), "ends within"),
+    "another format": (packed(2, None), "format"),
+    "a bool for the format": (packed(True, None), "format"),
+    "a long str for the format": (packed("x" * 60_000, None), "format"),
+    "something after the tree": (packed(1, None, None), "goes on"),
+    "a list cut short": (packed(1, form.LIST, 2, None), "ends within"),
+    "a run cut short": (packed(1, form.LIST_RUN, 2, None), "ends within"),
+    "a run of a negative length": (packed(1, form.LIST_RUN, -1), "up to"),
+    "a number cut off": (VALID[0][:-1], "within a scalar"),
+    "a str cut off": (packed(1, form.LIST_RUN, 1, None) + b"\xdb\xff\xff\xff\xff", "a scalar"),
+    "bytes cut off": (packed(1, form.LIST_RUN, 1, True) + b"\xc4", "a scalar"),
+    "bytes cut off in their length": (packed(1, None) + b"\xc5\x01", "a scalar"),
+    "a byte that is no msgpack": (packed(1) + b"\xc1", "no sequence"),
+    "text that is no UTF-8": (packed(1) + b"\xa1\xff", "no sequence"),
+    "an empty array": (packed(1, []), "something else"),
+    "an empty map": (packed(1, {}), "something else"),
+    "an array": (packed(1, [None]), "no sequence"),
+    "a map": (packed(1, {"a": 1}), "no sequence"),
+    "a huge array": (packed(1) + b"\xdd\xff\xff\xff\xff", "no sequence"),
+    "arrays in arrays": (packed(1) + b"\xdc\xff\x00" * 1000, "no sequence"),
+    "an extension": (packed(1, msgpack.ExtType(5, b"")), "no sequence"),
+    "an extension with content": (packed(1, msgpack.ExtType(5, b"abc")), "no sequence"),
+    "a time": (packed(1, msgpack.Timestamp(1)), "no sequence"),
+    "an unknown node": (packed(1, 10), "unknown kind 10"),
+    "a negative node": (packed(1, -1), "unknown kind -1"),
+    "one key twice": (packed(1, form.DICT, 2, "a", None, "a", None), "twice"),
+    "a key of float": (packed(1, form.DICT, 1, 1.0, None), "type float"),
+    "a key of bool": (packed(1, form.DICT, 1, True, None), "type bool"),
+    "a dtype of objects": (packed(1, form.ARRAY, "|O", 1, 3), "unknown dtype"),
+    "a dtype of fields": (packed(1, form.ARRAY, "f4,f4", 1, 3), "unknown dtype"),
+    "raw bytes": (packed(1, form.ARRAY, "|V8", 1, 3), "unknown dtype"),
+    "a dtype by another name": (packed(1, form.ARRAY, "float32", 1, 3), "unknown dtype"),
+    "text of no width": (packed(1, form.ARRAY, "|S0", 1, 3), "unknown dtype"),
+    "text of too much width": (packed(1, form.ARRAY, "<U999999999", 0), "unknown dtype"),
+    "a long dtype": (packed(1, form.ARRAY, "x" * 60_000, 0), "unknown dtype"),
+    "a dtype that is a number": (packed(1, form.ARRAY, 4, 1, 3), "unknown dtype"),
+    "65 dimensions": (packed(1, form.ARRAY, "|u1", 65, *[1] * 65), "up to 64"),
+    "a negative dimension": (packed(1, form.ARRAY, "<f4", 1, -3), "length of -3"),
+    "a length of bool": (packed(1, form.ARRAY, "<f4", 1, True), "length of True"),
+    "a length of float": (packed(1, form.ARRAY, "<f4", 1, 3.0), "length of 3.0"),
+    "a huge length": (packed(1, form.ARRAY, "|u1", 1, (1 << 48) + 1), "length of"),
+    "a product over 2**48": (packed(1, form.ARRAY, "<f4", 2, 1 << 24, 1 << 24), "more than"),
+    "a product over 2**64": (packed(1, form.ARRAY, "|u1", 3, *[1 << 40] * 3), "more than"),
+    "an empty product over 2**48": (packed(1, form.ARRAY, "|u1", 3, 0, 1 << 40, 1 << 40), "more"),
+    "a sum over 2**48": (packed(1, form.LIST, 2, *(form.ARRAY, "|u1", 1, 1 << 47) * 2), "a tree"),
+    "long bytes over 2**48": (packed(1, form.BYTES, (1 << 48) + 1), "up to"),
+    "long text of negative length": (packed(1, form.TEXT, -1), "up to"),
+    "an int that is none": (packed(1, form.INT, "5"), "an int"),
+    "65 levels": (packed(1, *[form.LIST, 1] * 65, None), "deeper than 64"),
+    "65 levels of runs": (packed(1, *[form.LIST, 1] * 64, form.LIST_RUN, 0), "deeper than 64"),
+    "thousands of levels": (packed(1, *[form.LIST, 1] * 30_000, None), "deeper than 64"),
+    "too many nodes": (packed(1, form.LIST, 8192, *[None] * 8192), "8192 nodes"),
+    "too many leaves": (packed(1, form.LIST, 8192, *(form.ARRAY, "|u1", 0) * 8192), "8192 nodes"),
+    "more than 65,472 bytes": (packed(1, b"x" * 65_472), "limit is 65472"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_header_that_describes_no_tree_is_refused_and_told_why(case: str) -> None:
+    header, reason = BAD[case]
+    with pytest.raises(BadTree, match=reason) as refusal:
+        recipe(header)
+    assert len(str(refusal.value)) < 1000
+
+
+def test_limits_are_where_they_are_said_to_be() -> None:
+    recipe(packed(1, *[form.LIST, 1] * 64, None))
+    recipe(packed(1, form.LIST, 8191, *[None] * 8191))
+    recipe(packed(1, form.ARRAY, "|u1", 64, *[1] * 64))
+    assert recipe(packed(1, form.ARRAY, "|u1", 1, (1 << 48) - 64)).end_bytes == 1 << 48
+    assert len(recipe(packed(1, form.LIST, 2, *LEAF * 2)).leaves) == 2
+    with pytest.raises(BadTree, match="deeper than 2"):
+        recipe(packed(1, *[form.LIST, 1] * 3, None), depth_max=2)

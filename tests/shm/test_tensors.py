@@ -1,0 +1,242 @@
+"""Torch tensors of every kind go in, and come out as tensors or views as the reader likes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.errors import BadTree, UnsupportedLeaf
+from tensord.shm.recipe import Recipe, recipe
+from tensord.shm.tree import Spec, encode, encode_spec
+
+torch = pytest.importorskip("torch")
+
+DTYPES = [
+    getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+]
+STRIDES: dict[str, Callable[[Any], Any]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.permute(*reversed(range(t.ndim))),
+    "every other": lambda t: t[..., ::2] if t.ndim else t,
+    "repeated": lambda t: t.expand(2, *t.shape),
+    "shifted": lambda t: t[1:] if t.ndim else t,
+}
+
+
+def tensor_of(dtype: Any, shape: tuple[int, ...], seed: int) -> Any:
+    """A tensor of any bits."""
+    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    bits = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, count, np.uint8))
+    if dtype is torch.bool:
+        bits &= 1
+    return bits.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def bits_of(tensor: Any) -> bytes:
+    if not tensor.numel():
+        return b""
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+TENSORS = st.builds(
+    lambda dtype, shape, seed, strides: STRIDES[strides](tensor_of(dtype, shape, seed)),
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.integers(0, 1 << 32),
+    st.sampled_from(sorted(STRIDES)),
+)
+
+
+def stored(tree: Any, writable: bool = False) -> tuple[Recipe, Any]:
+    image = encode(tree)
+    root = np.full(image.image_bytes, 0xA5, np.uint8)
+    image.write_into(root)
+    root.flags.writeable = writable
+    return recipe(image.header), root
+
+
+def assert_same_tensor(found: Any, put: Any) -> None:
+    assert type(found) is torch.Tensor
+    assert (found.dtype, found.shape, found.device.type) == (put.dtype, put.shape, "cpu")
+    assert not found.requires_grad
+    assert bits_of(found) == bits_of(put.detach())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TENSORS, max_size=4), TENSORS)
+def test_tensors_come_back_as_they_were_put(several: list[Any], single: Any) -> None:
+    tree = {"several": several, "inner": (single, 1)}
+    made, root = stored(tree)
+    for found in (made.value(root), made.torch(root), made.torch(root, copy=False)):
+        assert list(found) == ["several", "inner"]
+        assert type(found["inner"]) is tuple
+        assert len(found["several"]) == len(several)
+        for mine, theirs in zip(found["several"], several, strict=True):
+            assert_same_tensor(mine, theirs)
+        assert_same_tensor(found["inner"][0], single)
+    made, root = stored(single)
+    assert made.single is not None
+    assert_same_tensor(made.value(root), single)
+    view = made.view(root)
+    assert view.tobytes() == bits_of(single)
+    assert view.shape == tuple(single.shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_a_leaf(dtype: Any) -> None:
+    for shape in ((), (0, 3), (3, 5)):
+        tensor = tensor_of(dtype, shape, 3)
+        made, root = stored([tensor, tensor.t() if tensor.ndim == 2 else tensor])
+        assert_same_tensor(made.torch(root, copy=False)[0], tensor)
+        assert_same_tensor(made.value(root)[1], tensor.t() if tensor.ndim == 2 else tensor)
+
+
+def test_bfloat16_means_the_same_to_numpy_and_torch() -> None:
+    made, root = stored([torch.tensor([1.5, -2.0], dtype=torch.bfloat16)])
+    view = made.view(root)[0]
+    assert view.dtype == ml_dtypes.bfloat16
+    assert view.astype(np.float32).tolist() == [1.5, -2.0]
+    made, root = stored([view])
+    assert made.torch(root)[0].tolist() == [1.5, -2.0]
+    assert type(made.value(root)[0]) is np.ndarray
+
+
+def test_numpy_leaves_stay_numpy_in_value_and_are_tensors_in_torch() -> None:
+    made, root = stored({"n": np.arange(3, dtype=">i4"), "t": torch.arange(3), "s": "x" * 999})
+    value = made.value(root)
+    assert type(value["n"]) is np.ndarray
+    assert np.shares_memory(value["n"], root)
+    assert type(value["t"]) is torch.Tensor
+    tensors = made.torch(root)
+    assert tensors["n"].dtype is torch.int32
+    assert tensors["n"].tolist() == [0, 1, 2]
+    assert tensors["s"] == "x" * 999
+
+
+def test_gradients_parameters_and_lazy_views_are_resolved() -> None:
+    grown = torch.ones(3, requires_grad=True) * 2
+    lazy = torch.tensor([1 + 2j]).conj()
+    tree = [grown, torch.nn.Parameter(torch.ones(2)), lazy, lazy.imag]
+    made, root = stored(tree)
+    found = made.value(root)
+    assert [list(tensor) for tensor in found] == [[2, 2, 2], [1, 1], [1 - 2j], [-2]]
+    assert not any(tensor.requires_grad for tensor in found)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
+@pytest.mark.parametrize("over", ["array", "slice"])
+def test_tensors_without_a_copy_lie_in_the_image_and_keep_it(nested: bool, dtype: Any, over: str) -> None:
+    tensor = tensor_of(dtype, (8, 8), 5)
+    made, content = stored([tensor] if nested else tensor)
+    root = content.copy() if over == "array" else np.tile(content, 3)[len(content) : -len(content)]
+    root.flags.writeable = False
+    alive = weakref.ref(root)
+    found = made.torch(root, copy=False)
+    found = found[0] if nested else found
+    assert found.data_ptr() == root.ctypes.data + made.leaves[0].offset
+    derived = found.view(torch.uint8)[1:]
+    del root, found
+    gc.collect()
+    assert alive() is not None
+    assert bytes(derived.contiguous().numpy()) == bits_of(tensor[1:])
+    del derived
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("read", ["torch", "value"])
+def test_copies_are_the_readers_own_and_let_the_image_go(read: str) -> None:
+    made, root = stored([torch.zeros(100)], writable=True)
+    alive = weakref.ref(root)
+    found = getattr(made, read)(root)[0]
+    found += 1
+    assert not root[made.leaves[0].offset :].any()
+    del root
+    assert alive() is None
+    assert found.sum() == 100
+
+
+def test_writable_memory_gives_tensors_to_write_into() -> None:
+    plan = encode_spec([Spec((2, 2), torch.bfloat16)])
+    memory = np.zeros(plan.image_bytes, np.uint8)
+    plan.write_into(memory)
+    made = recipe(plan.header)
+    made.torch(memory, copy=False)[0].fill_(3)
+    found = made.value(memory)[0]
+    assert found.dtype is torch.bfloat16
+    assert found.tolist() == [[3, 3], [3, 3]]
+
+
+def test_copies_are_on_the_cpu_whatever_the_default_device() -> None:
+    made, root = stored([torch.ones(3)])
+    with torch.device("meta"):
+        found = made.value(root)[0]
+    assert found.device.type == "cpu"
+    assert found.tolist() == [1, 1, 1]
+
+
+class Tagged(torch.Tensor):  # type: ignore[misc, name-defined]
+    pass
+
+
+@pytest.mark.parametrize(
+    ("leaf", "reason"),
+    [
+        (torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo.*to_dense"),
+        (torch.ones(2, device="meta"), "on meta.*a tensor with values"),
+        (torch.ones(2).as_subclass(Tagged), "Tagged.*as_subclass"),
+        (torch.empty(2, dtype=torch.bits8), "dtype torch.bits8.*uint8"),
+    ],
+)
+def test_tensors_without_plain_memory_are_refused_by_place(leaf: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[1\] is a .*{reason}"):
+        encode({"a": [0, leaf]})
+
+
+@pytest.mark.parametrize("array", [np.array(["x"]), np.ones(2, np.longdouble), np.ones(2, "M8[s]")])
+def test_a_leaf_that_torch_has_no_dtype_for_is_named(array: Any) -> None:
+    made, root = stored({"a": [torch.ones(1), array]})
+    for copy in (True, False):
+        with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\]\[1\]: torch .* numpy view"):
+            made.torch(root, copy=copy)
+    assert type(made.value(root)["a"][1]) is np.ndarray
+
+
+def test_another_byte_order_cannot_be_had_without_a_copy() -> None:
+    made, root = stored([np.arange(3, dtype=">i4")])
+    with pytest.raises(UnsupportedLeaf, match=r"^tree\[0\]: .*'>i4'.*as a copy"):
+        made.torch(root, copy=False)
+
+
+def test_tensors_of_a_short_image_are_refused() -> None:
+    made, root = stored(torch.ones(3))
+    for read in (made.torch, made.value):
+        with pytest.raises(BadTree, match="ends at 76"):
+            read(root[:-1])
+
+
+def test_a_spec_of_a_torch_dtype_that_no_leaf_can_have_is_refused() -> None:
+    with pytest.raises(UnsupportedLeaf, match=r"^tree is a Spec of dtype torch.qint8"):
+        encode_spec(Spec((1,), torch.qint8))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_on_a_gpu_are_fetched() -> None:
+    tensor = torch.arange(12, dtype=torch.bfloat16, device="cuda").view(3, 4).t()
+    made, root = stored([tensor])
+    assert_same_tensor(made.value(root)[0], tensor.cpu())

@@ -1,0 +1,185 @@
+"""What a tree may hold; and where it may not, the error says where, what, and what to do."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tensord.errors import ObjectTooLarge, UnsupportedLeaf
+from tensord.shm.recipe import recipe
+from tensord.shm.tree import Spec, encode, encode_spec
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Marked(np.ndarray[Any, Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("leaf", "what", "remedy"),
+    [
+        (object(), "builtins.object", "np.asarray"),
+        ({1, 2}, "builtins.set", "np.asarray"),
+        (1j, "builtins.complex", "np.asarray"),
+        (bytearray(b"x"), "builtins.bytearray", r"bytes\(x\)"),
+        (memoryview(b"x"), "builtins.memoryview", r"bytes\(x\)"),
+        (collections.OrderedDict(a=1), "collections.OrderedDict", r"dict\(x\)"),
+        (Point(1), "Point", r"tuple\(x\)"),
+        (Colour.RED, "Colour", r"int\(x\)"),
+        (1 << 64, "int of 65 bits", "str or bytes"),
+        (-(1 << 63) - 1, "int of 64 bits", "str or bytes"),
+        ([1, 1 << 64], r"\[1\] is an int of 65 bits", "str or bytes"),
+        (np.array([object()]), "numpy array of dtype object", "dict or list"),
+        (np.zeros(2, "f4,f4"), r"numpy array of dtype \[", "dict or list"),
+        (np.zeros(2, "V3"), r"numpy array of dtype \|V3", "pass numbers"),
+        (np.ma.masked_array([1, 2], [False, True]), "MaskedArray", "plain arrays"),
+        (np.zeros(2).view(Marked), "Marked", "plain arrays"),
+        ({1.5: 0}, "the key 1.5 of type float", "keys are"),
+        ({True: 0}, "the key True of type bool", "keys are"),
+        ({(1, 2): 0}, r"the key \(1, 2\) of type tuple", "keys are"),
+        ({1 << 64: 0}, "the key 18446744073709551616 of type int", "keys are"),
+        (Spec((1,), "f4"), "a Spec", "array"),
+    ],
+)
+def test_what_no_tree_can_hold_is_refused_by_place_type_and_remedy(leaf: Any, what: str, remedy: str) -> None:
+    with pytest.raises(UnsupportedLeaf, match=rf"^tree\['a'\]\[2\].*{what}.*; .*{remedy}"):
+        encode({"a": (0, "", leaf)})
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_tree_that_contains_itself_is_refused(kind: type) -> None:
+    inner: Any = kind()
+    tree = {"a": [0, inner]}
+    if isinstance(inner, dict):
+        inner["back"] = tree
+    else:
+        inner.append(tree)
+    with pytest.raises(UnsupportedLeaf, match=r"^tree\['a'\]\[1\]\[.*\] is a dict that contains it"):
+        encode(tree)
+
+
+def test_a_container_in_two_places_is_written_twice() -> None:
+    shared = [np.arange(3), {}]
+    image = encode([shared, shared, shared[0]])
+    root = np.zeros(image.image_bytes, np.uint8)
+    image.write_into(root)
+    first, second, third = recipe(image.header).view(root)
+    assert first[0].tolist() == second[0].tolist() == third.tolist() == [0, 1, 2]
+    assert not np.shares_memory(first[0], second[0])
+
+
+def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
+    tree: Any = [np.zeros(1)]
+    for _ in range(60):
+        tree = [tree, tree]
+    with pytest.raises(ObjectTooLarge, match="more than 8192 nodes"):
+        encode(tree)
+
+
+def test_the_depth_limit_is_64_unless_said_otherwise() -> None:
+    tree: Any = []
+    for _ in range(63):
+        tree = [tree]
+    encode(tree)
+    with pytest.raises(UnsupportedLeaf, match=r"^tree(\[0\]){64} is nested deeper .* of 64"):
+        encode([tree])
+    with pytest.raises(UnsupportedLeaf, match="of 2; flatten"):
+        encode([[[]]], depth_max=2)
+    with pytest.raises(UnsupportedLeaf, match="of 2; flatten"):
+        encode_spec([[[]]], depth_max=2)
+    encode([[[]]], depth_max=3)
+
+
+def test_a_header_of_more_than_16_bits_is_refused() -> None:
+    with pytest.raises(ObjectTooLarge, match=r"takes 90\d\d\d bytes, the limit is 65472; turn long"):
+        encode({"ids": [50_000] * 30_000})
+    encode({"ids": [50_000] * 20_000})
+
+
+def test_long_text_is_a_leaf_and_never_swells_the_header() -> None:
+    image = encode({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
+    assert len(image.header) < 64
+    assert [leaf.bytes for leaf in image.leaves] == [200_000, 100_000, 300]
+
+
+def test_arrays_of_more_than_any_ring_are_refused() -> None:
+    huge = np.broadcast_to(np.zeros(1), (1 << 30, 1 << 20))
+    with pytest.raises(ObjectTooLarge, match=r"tree\[0\] has shape \(1073741824, 1048576\) of <f8"):
+        encode([huge])
+    half = np.broadcast_to(np.uint8(0), (1 << 47,))
+    with pytest.raises(ObjectTooLarge, match=f"the tree takes {(1 << 48) + 64} bytes"):
+        encode([half, half])
+
+
+def test_a_file_mapped_by_numpy_is_an_array(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "a", np.float32, "w+", shape=(3,))
+    mapped[:] = [1, 2, 3]
+    image = encode(mapped)
+    root = np.zeros(image.image_bytes, np.uint8)
+    image.write_into(root)
+    assert recipe(image.header).view(root).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "<M8[ns]", np.dtype(">i2"), np.float64])
+def test_a_spec_makes_memory_to_write_into(dtype: Any) -> None:
+    plan = encode_spec({"out": Spec((2, 3), dtype), "layer": 7, "mask": np.ones(4, bool)})
+    memory = np.full(plan.image_bytes, 0xA5, np.uint8)
+    plan.write_into(memory)
+    made = recipe(plan.header).view(memory)
+    assert made["layer"] == 7
+    assert made["mask"].all()
+    assert (memory[plan.leaves[0].offset : plan.leaves[0].end] == 0xA5).all()
+    made["out"].view(np.uint8)[:] = 1
+    assert (memory[plan.leaves[0].offset : plan.leaves[0].end] == 1).all()
+
+
+def test_a_spec_gives_the_header_of_the_array_it_stands_for() -> None:
+    assert encode_spec(Spec((49, 1280), "float32")).header == encode(np.zeros((49, 1280), "f4")).header
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (Spec((1,), object), "dtype <class 'object'>"),
+        (Spec((1,), None), "dtype None"),
+        (Spec((1,), "no such"), "dtype 'no such'"),
+        (Spec((1,), "S"), "dtype 'S'"),
+        (Spec((-1,), "f4"), r"shape \(-1,\).* none negative"),
+        (Spec((1.5,), "f4"), r"shape \(1.5,\)"),  # type: ignore[arg-type]
+        (Spec(3, "f4"), "shape 3"),  # type: ignore[arg-type]
+        (Spec((1,) * 65, "f4"), "up to 64 ints"),
+    ],
+)
+def test_a_spec_that_no_leaf_can_meet_is_refused(spec: Spec, reason: str) -> None:
+    with pytest.raises(UnsupportedLeaf, match=rf"^tree\[0\] is a Spec of {reason}|{reason}"):
+        encode_spec([spec])
+
+
+def test_torch_is_not_imported_for_trees_without_tensors() -> None:
+    program = """
+import sys, numpy as np
+from tensord.shm.tree import encode
+from tensord.shm.recipe import recipe
+image = encode({"a": np.ones(3), "b": [1, "x" * 999]})
+root = np.zeros(image.image_bytes, np.uint8)
+image.write_into(root)
+made = recipe(image.header)
+assert made.view(root)["a"].tolist() == made.value(root)["a"].tolist() == [1, 1, 1]
+assert "torch" not in sys.modules
+assert "pickle" not in image.header.decode("latin1")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
