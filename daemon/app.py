@@ -25,7 +25,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..ipc.places import make_folder
 from ..shm.ring import Ring
-from . import logs, notify
+from . import logs, notify, usage
 from .actors.listener import Listener
 from .actors.session import Session, welcome_for
 from .actors.status import StatusSession, Watchers
@@ -44,21 +44,26 @@ _UMASK = 0o177
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the daemon until a signal ends it.
+    """Runs the daemon until a signal ends it; or says what `--help`, `--version` or `--check-config` ask for.
 
     Returns:
         The exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for anything else that kept it from
         serving.
     """
     environ = os.environ
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = Config.load(sys.argv[1:] if argv is None else argv, environ)
+        text = usage.asked(argv, environ)
+        if text is not None:
+            sys.stdout.write(text)
+            return 0
+        config = Config.load(argv, environ)
     except BadConfiguration as error:
         print(f"tensord: {error}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format, environ)
     try:
-        uvloop.run(_Daemon(config, sys.argv[1:] if argv is None else argv, environ).run())
+        uvloop.run(_Daemon(config, argv, environ).run())
     except TensordError as error:
         _log.error("cannot serve", error=error.code, why=str(error))
         return 1

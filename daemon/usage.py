@@ -1,6 +1,6 @@
-"""What `tensord` prints about its settings: help, the check of a configuration, the example file.
+"""What `tensord` prints and then ends: help, its version, the check of a configuration; and the example file.
 
-Owns: these texts. Does not own: the settings (config.py). `python -m tensord.daemon.usage` prints
+Owns: these texts, and the flags that ask for them. Does not own: the settings (config.py). `python -m tensord.daemon.usage` prints
 the example file that systemd/tensord.toml is.
 """
 
@@ -10,12 +10,16 @@ import dataclasses
 import json
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .. import __version__
 from .config import Config
 from .settings import COUNT, SHARE, SWITCH, Setting, flag_of, settings_of, variable_of
 
 WIDTH: Final = 100
+CHECK: Final = "--check-config"
+AS_JSON: Final = "--json"
 _SAMPLE = "limits.clients_max"
 _DERIVED: Final = {
     "instance": "system",
@@ -24,6 +28,22 @@ _DERIVED: Final = {
     "ring_bytes": "4GiB",
 }
 """What the example file shows of the settings that have no fixed default."""
+
+
+def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """What a command line asks to be told instead of being served; None where it asks for a daemon.
+
+    Raises:
+        BadConfiguration: with `--check-config`, what is wrong.
+    """
+    if "--help" in argv or "-h" in argv:
+        return help_text()
+    if "--version" in argv:
+        return f"tensord {__version__}\n"
+    if CHECK in argv:
+        settings = [word for word in argv if word not in (CHECK, AS_JSON)]
+        return check_text(Config.load(settings, environ), as_json=AS_JSON in argv)
+    return None
 
 
 def help_text() -> str:
