@@ -137,6 +137,7 @@ class Reclaim:
         for entry in outcome.republished:
             self._outbox.tell(self._claims.committed(entry.key))
         self._time_rescan(now, something_freed=bool(outcome.freed))
+        self.trim(now)
 
     def tick(self, now: float) -> None:
         """Looks again at retired spans, and again for something to trim."""
@@ -144,7 +145,9 @@ class Reclaim:
             return
         self._rescan_at = None
         self.trim(now)
-        if self._memory.holds_back and not self._memory.scan_in_flight:
+        # Without victims the scan tells which pins have gone since the last one.
+        stuck = self._memory.holds_back or self._memory.over_budget()
+        if stuck and not self._memory.scan_in_flight:
             self._scan()
 
     def check_invariants(self) -> None:

@@ -29,6 +29,7 @@ class _Sweep:
     client: int
     tag: bytes | None
     up_to: int
+    event: str
     reason: str
     answer: Callable[[int], Answer]
     ended: int = 0
@@ -53,7 +54,7 @@ class Sweeps:
     def clear(self, client: int, request: messages.Clear) -> None:
         """Ends the entries of one namespace, or all. Answered by Counted."""
         self._begin(
-            client, request.namespace, "cleared", lambda n: messages.Counted(request.id, n)
+            client, request.namespace, "clear", "cleared", lambda n: messages.Counted(request.id, n)
         )
 
     def invalidate(self, client: int, request: messages.Invalidate) -> bool:
@@ -79,7 +80,11 @@ class Sweeps:
             )
         raised = self._generations[tag] = request.generation + 1
         self._begin(
-            client, tag, "invalidated", lambda n: messages.Generation(request.id, raised, n)
+            client,
+            tag,
+            "invalidate",
+            "invalidated",
+            lambda n: messages.Generation(request.id, raised, n),
         )
         return True
 
@@ -96,12 +101,17 @@ class Sweeps:
             self._jobs.popleft()
             self._outbox.send(job.client, job.answer(job.ended))
             tag = None if job.tag is None else job.tag.hex()
-            self._outbox.announce(job.reason, client=job.client, namespace=tag, count=job.ended)
+            self._outbox.announce(job.event, client=job.client, namespace=tag, count=job.ended)
 
     def _begin(
-        self, client: int, tag: bytes | None, reason: str, answer: Callable[[int], Answer]
+        self,
+        client: int,
+        tag: bytes | None,
+        event: str,
+        reason: str,
+        answer: Callable[[int], Answer],
     ) -> None:
         up_to = self._memory.entries.last_sequence
-        self._jobs.append(_Sweep(client, tag, up_to, reason, answer))
+        self._jobs.append(_Sweep(client, tag, up_to, event, reason, answer))
         if len(self._jobs) == 1:
             self.go_on()

@@ -18,7 +18,7 @@ KEY = KEYS[0]
 
 
 class ClaimsAgainstAList(RuleBasedStateMachine):
-    """The model: per key [holder, token, renewed until, hard end, handed over, committing, waiters]."""
+    """The model: per key its holder, token, both ends, its waiters, and how far it has come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         self.model[key]["waiters"] = rest
 
     def held_by(self, client: int) -> int:
-        held = sum(c["client"] == client for c in self.model.values())
+        held: int = sum(c["client"] == client for c in self.model.values())
         return held + sum(w[0] == client for c in self.model.values() for w in c["waiters"])
 
     @rule(key=st.sampled_from(KEYS), client=st.sampled_from(CLIENTS))

@@ -127,6 +127,30 @@ class AnyOrder(RuleBasedStateMachine):
             claim=claim,
         )
 
+    def put(self, data: st.DataObject, number: int, image_bytes: int, tokens: int) -> None:
+        client = self.some_client(data)
+        self.requests += 1
+        self.commits.add((client, self.requests))
+        self.parts_sent[client, self.requests] = 1
+        self.stand.commit(client, self.requests, self.key(number), image_bytes, tokens=tokens)
+        self.stand.part(client, self.requests, image_bytes, last=True)
+
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 24), tokens=st.integers(0, 6))
+    def put_at_once(self, data: st.DataObject, number: int, cells: int, tokens: int) -> None:
+        self.put(data, number, cells * 100, tokens)
+        self.stand.settle()
+
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9))
+    def put_and_copy(self, data: st.DataObject, number: int, cells: int) -> None:
+        self.put(data, number, cells * 100, 0)
+        self.stand.settle(copies=False)
+        while self.stand.copies:
+            self.stand.copy()
+
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9))
+    def put_is_sent(self, data: st.DataObject, number: int, cells: int) -> None:
+        self.put(data, number, cells * 100, 2)
+
     @precondition(lambda self: self.unsent)
     @rule(data=st.data(), share=st.sampled_from([0.3, 1, 1, 1]), wrong=st.integers(0, 30))
     def part(self, data: st.DataObject, share: float, wrong: int) -> None:
@@ -280,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])

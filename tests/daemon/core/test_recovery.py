@@ -1,0 +1,160 @@
+"""What a restarted daemon finds again, and what it must not touch yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensord.daemon.core.events import Tick
+from tensord.daemon.core.recovery import Recovered
+from tensord.ipc import messages
+from tensord.shm.ring import Ring
+
+from .stand import Stand, key
+
+SPAN = 192
+
+
+def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
+    """A new store over the same index and bytes; of the old one only those are left."""
+    records = [
+        Recovered(slot.number, stand.headers.get(slot.offset), slot.published)
+        for slot in stand.index.slots()
+    ]
+    records.reverse()
+    stand.now = now
+    stand.store = stand.make(Ring(len(stand.bytes)), epoch)
+    stand.copies.clear()
+    stand.scans = 0
+    stand.answers.clear()
+    stand.store.recover(records, stand.now)
+    stand.check()
+    stand.join(1, 2)
+
+
+def finish(stand: Stand) -> None:
+    """Nothing may be left behind once everything is cleared and unpinned."""
+    stand.check()
+    stand.views.clear()
+    stand.send(1, messages.Clear(77_777))
+    stand.pass_time(10)
+    assert stand.store.memory.ring.used_bytes == 0
+    assert list(stand.index.slots()) == []
+
+
+def test_published_entries_are_there_again_with_all_that_is_known_of_them() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.now = 1.0
+    stand.put(1, 100, tokens=3)
+    stand.put(2, 200, ttl_s=10.0)
+    before = {number: stand.find(key(number)) for number in (1, 2)}
+    restart(stand, now=4.0)
+    assert {number: stand.find(key(number)) for number in (1, 2)} == before
+    entry = stand.store.entry(key(1))
+    assert entry is not None
+    assert (entry["tokens"], entry["owner_uid"], entry["image_bytes"]) == (3, 1001, 100)
+    status = stand.store.status()
+    assert (status["recovered"], status["found_corrupt"]) == (2, 0)
+    assert stand.put(1) == "existed"
+    stand.pass_time(6.9)
+    assert stand.stored() == {1, 2}
+    stand.pass_time(0.2)
+    assert stand.stored() == {1}
+    finish(stand)
+
+
+def test_span_ids_are_not_used_again() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    restart(stand)
+    stand.put(2)
+    ids = {slot.span_id >> 48 for slot in stand.index.slots()}
+    assert ids == {1, 2}
+    finish(stand)
+
+
+def test_a_put_cut_short_shows_nothing_and_its_span_is_freed() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    stand.commit(1, 1, key(2), 200)
+    stand.part(1, 1, 100, last=False)
+    stand.copy()
+    restart(stand)
+    assert stand.stored() == {1}
+    assert stand.store.memory.ring.used_bytes == SPAN + 384
+    stand.pass_time(0.1)
+    assert stand.store.memory.ring.used_bytes == SPAN
+    finish(stand)
+
+
+def test_what_a_reader_views_since_before_the_restart_is_not_reused() -> None:
+    stand = Stand(2 * SPAN)
+    stand.join(1)
+    stand.put(1)
+    stand.put(2)
+    stand.pin(1)
+    stand.pin(2)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    restart(stand)
+    assert stand.put(3) == "StoreFull"
+    stand.check()
+    del stand.views[0]
+    assert stand.put(4) == "stored"
+    finish(stand)
+
+
+def test_entries_go_in_the_order_of_their_creation() -> None:
+    stand = Stand(4 * SPAN)
+    stand.join(1)
+    for number in (4, 3, 2, 1):
+        stand.now += 1
+        stand.put(number)
+    restart(stand, now=10.0)
+    stand.put(5)
+    assert stand.stored() == {1, 2, 3, 5}
+    finish(stand)
+
+
+def test_a_store_that_came_back_over_its_budget_is_brought_under_it() -> None:
+    stand = Stand()
+    stand.join(1)
+    for number in range(8):
+        stand.put(number)
+    stand.limits = replace(stand.limits, max_entries=3)
+    restart(stand)
+    stand.pass_time(1)
+    assert len(stand.stored()) == 3
+    finish(stand)
+
+
+def test_an_entry_whose_header_is_another_is_not_shown() -> None:
+    stand = Stand()
+    stand.join(1)
+    for number in (1, 2, 3):
+        stand.put(number)
+    offsets = sorted(stand.headers)
+    stand.headers[offsets[0]] = stand.headers[offsets[1]]
+    del stand.headers[offsets[2]]
+    restart(stand)
+    assert stand.stored() == {2}
+    assert stand.store.status()["found_corrupt"] == 2
+    stand.do(Tick())
+    stand.settle()
+    assert stand.store.memory.ring.used_bytes == SPAN
+    finish(stand)
+
+
+def test_two_slots_that_claim_the_same_bytes_do_not_both_get_them() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    slot = next(stand.index.slots())
+    liar = stand.index.reserve(key(9), 99 << 48 | 1, slot.offset, 16, 64)
+    assert liar is not None
+    stand.index.publish(liar)
+    restart(stand)
+    assert len(stand.stored()) <= 1
+    assert stand.store.status()["found_corrupt"] >= 1
+    finish(stand)
