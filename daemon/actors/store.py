@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, assert_never
 
+from ... import __version__
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
 from ..config import Config
@@ -26,6 +27,7 @@ from .words import Asked, Deliver, Grown, Happened, HangUp, Joined, Left, Questi
 _TURN_MESSAGES: Final = 64
 _DRAIN_EVERY_S: Final = 0.1
 _LOG_SLICE: Final = 2048
+_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 _log = logger("store")
 
@@ -51,6 +53,8 @@ class StoreActor:
         self._clients: dict[int, Joined] = {}
         self._drain_at = 0.0
         self._grown_bytes = 0
+        self._grow_error = ""
+        self._began = clock()
         loop = asyncio.get_running_loop()
         self._copier = Copier(memory.ring, lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied))
 
@@ -152,6 +156,7 @@ class StoreActor:
         ring_bytes = self._memory.superblock.ring_bytes
         self._grown_bytes = grown.ring_bytes
         if grown.error is not None:
+            self._grow_error = str(grown.error)
             _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
         more = grown.error is None and grown.ring_bytes < ring_bytes
         await self._handle(events.RingGrown(grown.ring_bytes, more))
@@ -252,10 +257,14 @@ class StoreActor:
         superblock = self._memory.superblock
         lanes = self._memory.lanes
         return {
+            "version": __version__,
+            "protocol": messages.PROTOCOL_VERSION,
             "instance": self._memory.instance,
             "epoch": superblock.epoch,
             "recovered": self._memory.recovered,
             "pid": os.getpid(),
+            "uid": os.geteuid(),
+            "uptime_s": self._clock() - self._began,
             "ring_bytes": superblock.ring_bytes,
             "ring_ready_bytes": self._grown_bytes,
             "index_bytes": superblock.geometry.index_bytes,
@@ -269,7 +278,7 @@ class StoreActor:
         }
 
     def _client_rows(self) -> list[dict[str, Any]]:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for lane in self._memory.read_pins():
             joined = self._clients.get(lane.client) if lane.client is not None else None
             rows.append(
@@ -288,12 +297,30 @@ class StoreActor:
         laned = {lane.client for lane in self._memory.lanes}
         for client, joined in self._clients.items():
             if client not in laned:
-                rows.append({"client": client, "name": joined.name, "pid": joined.pid, "uid": joined.peer.uid})
+                rows.append(
+                    {
+                        "client": client,
+                        "name": joined.name,
+                        "pid": joined.pid,
+                        "uid": joined.peer.uid,
+                        "lane": None,
+                        "orphaned": False,
+                        "pins": 0,
+                        "hits": 0,
+                        "misses": 0,
+                    }
+                )
         return rows
 
     def _health(self) -> dict[str, Any]:
+        """`healthy` unless there are `problems`: what an operator must look at, though the daemon serves."""
+        store = self._store.status()
+        problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
+        if self._grow_error:
+            problems.append(f"the ring has {self._grown_bytes} of {self.ring_bytes} bytes: {self._grow_error}")
         return {
-            "healthy": True,
+            "healthy": not problems,
+            "problems": problems,
             "ring_ready_bytes": self._grown_bytes,
             "inbox_messages": len(self.inbox),
         }
