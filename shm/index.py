@@ -153,7 +153,7 @@ class IndexWriter:
         """An empty index over zeroed `memory` (its own where none is given): every slot's seq becomes 1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
         slots = np.frombuffer(memory, "u8", geometry.slot_count * SLOT_WORDS, geometry.slots_at)
-        slots[:: SLOT_WORDS] = 1
+        slots[::SLOT_WORDS] = 1
         return cls(memory, geometry)
 
     def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, image_bytes: int) -> int | None:

@@ -1,0 +1,369 @@
+"""Lanes against plain sets and lists, over real shared memory; and how long a lane lives, by real kernel locks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tensord.errors import LayoutMismatch
+from tensord.shm.lanes import HEAD_AT, PINS_AT, Lane, LaneReader
+from tensord.shm.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
+
+from ..memory_bench import MemoryBench, key, lane_file, lent, memory_file
+
+SPANS = st.integers(1, (1 << 64) - 1)
+
+
+def attached() -> tuple[Lane, LaneReader]:
+    """Both ends of a new lane; the client's descriptor is closed again, as a client does it."""
+    fd = lane_file(7)
+    client_fd = lent(fd)
+    lane = Lane(client_fd)
+    os.close(client_fd)
+    return lane, LaneReader(fd, 7)
+
+
+class LaneAgainstSets(RuleBasedStateMachine):
+    """`pinned` maps words to span ids; `roots` are the arrays that hold served words, `batches` those of many."""
+
+    @initialize()
+    def start(self) -> None:
+        self.lane, self.reader = attached()
+        self.scratch = np.empty(LANE_WORDS, np.uint64)
+        self.pinned: dict[int, int] = {}
+        self.roots: dict[int, np.ndarray[Any, Any]] = {}
+        self.batches: list[tuple[np.ndarray[Any, Any], list[int]]] = []
+        self.logged: list[int] = []
+        self.drained = 0
+        self.misses = 0
+        self.frozen: list[int] | None = None
+        self.logged_by_freeze = 0
+
+    def loose(self) -> list[int]:
+        batched = {word for _, words in self.batches for word in words}
+        return [word for word in self.pinned if word not in self.roots and word not in batched]
+
+    @rule(span=SPANS)
+    def pin(self, span: int) -> None:
+        if self.frozen is not None or len(self.pinned) == LANE_WORDS:
+            with pytest.raises(IndexError):
+                self.lane.pin(span)
+            return
+        word = self.lane.pin(span)
+        assert word not in self.pinned
+        assert PINS_AT <= word < PINS_AT + LANE_WORDS
+        self.pinned[word] = span
+
+    @precondition(lambda self: self.frozen is None and self.loose())
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        word = data.draw(st.sampled_from(sorted(self.loose())))
+        self.lane.unpin(word)
+        del self.pinned[word]
+
+    @precondition(lambda self: self.loose())
+    @rule(data=st.data())
+    def serve(self, data: st.DataObject) -> None:
+        word = data.draw(st.sampled_from(sorted(self.loose())))
+        root = np.zeros(3, np.uint8)
+        self.lane.serve(word, self.pinned[word], root)
+        self.roots[word] = root
+        self.logged.append(self.pinned[word])
+
+    @precondition(lambda self: self.roots)
+    @rule(data=st.data(), by_view=st.booleans())
+    def the_last_view_dies(self, data: st.DataObject, by_view: bool) -> None:
+        word = data.draw(st.sampled_from(sorted(self.roots)))
+        if by_view:
+            view = self.roots.pop(word)[1:]
+            assert view[0] == 0
+            if self.frozen is None:
+                assert self.lane.words[word] == self.pinned[word]
+            del view
+        else:
+            del self.roots[word]
+        del self.pinned[word]
+
+    @rule(wanted=st.sampled_from([0, 1, 5, 100, LANE_WORDS - 3, LANE_WORDS + 9]), span=st.integers(1, 1 << 60))
+    def pin_many(self, wanted: int, span: int) -> None:
+        free = 0 if self.frozen is not None else LANE_WORDS - len(self.pinned)
+        words = self.lane.take_many(wanted)
+        assert len(words) == len(set(words)) == min(wanted, free)
+        assert not self.pinned.keys() & set(words)
+        root = np.zeros(3, np.uint8)
+        self.lane.tie_many(words, root)
+        for i, word in enumerate(words):
+            self.lane.words[word] = self.pinned[word] = span + i
+        self.batches.append((root, words))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def a_batch_dies(self, data: st.DataObject) -> None:
+        _, words = self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
+        for word in words:
+            del self.pinned[word]
+
+    @rule(spans=st.lists(SPANS, max_size=5))
+    def log(self, spans: list[int]) -> None:
+        for span in spans:
+            self.lane.log(span)
+        self.logged += spans
+
+    @rule(size=st.sampled_from([0, 1, 700, LANE_LOG_WORDS - 1, LANE_LOG_WORDS, LANE_LOG_WORDS + 5, 20_000]))
+    def log_many(self, size: int) -> None:
+        spans = np.arange(len(self.logged) + 1, len(self.logged) + 1 + size, dtype=np.uint64)
+        self.lane.log_many(spans)
+        self.logged += spans.tolist()
+
+    @precondition(lambda self: self.frozen is None)
+    @rule()
+    def miss(self) -> None:
+        self.lane.log_miss()
+        self.misses += 1
+
+    @rule()
+    def drain(self) -> None:
+        until = len(self.logged) if self.frozen is None else self.logged_by_freeze
+        fresh = self.logged[self.drained : until]
+        drained = self.reader.drain()
+        if drained is None:
+            assert not fresh
+            assert not self.misses
+            return
+        kept = fresh[-LANE_LOG_WORDS:]
+        assert drained.span_ids.tolist() == kept
+        assert drained.lost == len(fresh) - len(kept)
+        assert drained.misses == self.misses
+        assert self.reader.hits == until
+        self.drained, self.misses = until, 0
+
+    @precondition(lambda self: self.frozen is None)
+    @rule()
+    def freeze(self) -> None:
+        self.lane.freeze()
+        self.frozen = sorted(self.pinned.values())
+        self.logged_by_freeze = len(self.logged)
+
+    @invariant()
+    def the_daemon_sees_exactly_the_pins(self) -> None:
+        if not hasattr(self, "lane"):
+            return
+        expected = sorted(self.pinned.values()) if self.frozen is None else self.frozen
+        assert sorted(self.reader.pins(self.scratch).tolist()) == expected
+        assert self.reader.pinned == len(expected)
+        assert self.lane.in_use == len(self.pinned)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "lane"):
+            return
+        if self.frozen is None:
+            for word in self.loose():
+                self.lane.unpin(word)
+        self.roots.clear()
+        self.batches.clear()
+        if self.frozen is None:
+            assert sorted(self.lane.free) == [*range(PINS_AT, PINS_AT + LANE_WORDS)], "a word was lost, or freed twice"
+            assert not len(self.reader.pins(self.scratch))
+        assert not self.reader.abandoned()
+        del self.lane
+        assert self.reader.abandoned()
+        self.reader.close()
+
+
+TestLaneAgainstSets = LaneAgainstSets.TestCase
+TestLaneAgainstSets.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+def test_a_truncated_lane_is_a_short_read() -> None:
+    lane, reader = attached()
+    lane.pin(5)
+    scratch = np.empty(LANE_WORDS, np.uint64)
+    fd = reader._fd
+    os.ftruncate(fd, PAGE_BYTES)
+    assert reader.pins(scratch).tolist() == []
+    os.ftruncate(fd, 100)
+    assert reader.pins(scratch).tolist() == []
+    assert reader.drain() is None
+    reader.close()
+
+
+def test_what_is_no_lane_is_refused() -> None:
+    for size_bytes, message in [(100, "100 bytes"), (LANE_BYTES, "magic 0x0")]:
+        fd = memory_file(size_bytes)
+        with pytest.raises(LayoutMismatch, match=message):
+            Lane(fd)
+        os.close(fd)
+
+
+def test_heads_stored_in_the_wrong_order_lose_nothing_for_long() -> None:
+    lane, reader = attached()
+    for span in (1, 2, 3):
+        lane.log(span)
+    assert reader.drain() is not None
+    # A thread that took its head before another one stores it after.
+    lane.words[HEAD_AT] = 2
+    assert reader.drain() is None
+    lane.log(4)
+    drained = reader.drain()
+    assert drained is not None
+    assert drained.span_ids.tolist() == [4]
+    reader.close()
+
+
+def test_threads_that_pin_and_release_at_once_share_no_word() -> None:
+    lane, reader = attached()
+    errors: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(2000):
+            span = number << 32 | turn + 1
+            word = lane.pin(span)
+            root = np.zeros(1, np.uint8)
+            lane.serve(word, span, root)
+            if lane.words[word] != span:
+                errors.append(f"word {word} was given to two")
+            del root
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert lane.in_use == 0
+    drained = reader.drain()
+    assert drained is not None
+    assert len(drained.span_ids) + drained.lost == 6000
+    reader.close()
+
+
+@contextmanager
+def no_cycle_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_a_lane_lives_as_long_as_the_last_view_and_no_longer() -> None:
+    with no_cycle_collector(), MemoryBench() as bench:
+        bench.put(key(1), {"a": np.arange(100), "b": [np.ones(3), "x"]})
+        view = bench.view()
+        lease = view.get(key(1))
+        assert lease is not None
+        leaf = lease.tree["a"][10:]
+        del view, lease
+        assert not bench.readers[0].abandoned()
+        assert bench.pins()
+        assert leaf[0] == 10
+        del leaf
+        assert not bench.pins()
+        assert bench.readers[0].abandoned(), "the lane waits for the cycle collector"
+
+
+def test_a_lane_lives_as_long_as_a_batch_or_a_tensor_over_it() -> None:
+    torch = pytest.importorskip("torch")
+    keys = np.frombuffer(key(1) + key(2), np.uint8).reshape(2, 32)
+    with no_cycle_collector(), MemoryBench() as bench:
+        for number in (1, 2):
+            bench.put(key(number), np.arange(100) * number)
+        view = bench.view()
+        batch = view.get_many(keys)
+        assert batch[1] is not None
+        tensor = batch[1].torch(copy=False)
+        del view, batch
+        assert not bench.readers[0].abandoned()
+        assert len(bench.pins()) == 2, "a batch is pinned as one"
+        assert torch.equal(tensor, torch.arange(100) * 2)
+        del tensor
+        assert not bench.pins()
+        assert bench.readers[0].abandoned()
+
+
+class Child:
+    """A forked process that runs `work` and then waits until it is told to go, or killed."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        ready, self._go = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            code = 1
+            try:
+                os.close(self._go[1])
+                work()
+                os.write(ready[1], b"r")
+                os.read(self._go[0], 1)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(ready[1])
+        os.close(self._go[0])
+        assert os.read(ready[0], 1) == b"r", "the child failed"
+        os.close(ready[0])
+
+    def leave(self) -> None:
+        os.close(self._go[1])
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
+        os.close(self._go[1])
+
+
+@pytest.mark.parametrize("end", ["leave", "kill"])
+def test_a_forked_childs_view_keeps_the_lane_after_its_parent_let_go(end: str) -> None:
+    with no_cycle_collector(), MemoryBench() as bench:
+        bench.put(key(1), np.arange(1000))
+        view = bench.view()
+        held = [view.get(key(1))]
+        view.lane.freeze()
+        child = Child(lambda: None)
+        held.clear()
+        del view
+        assert not bench.readers[0].abandoned()
+        bench.evict(key(1))
+        assert not bench.reclaim(), "a span that the child still views was reused"
+        getattr(child, end)()
+        assert bench.readers[0].abandoned()
+
+
+def test_a_forked_child_that_lets_go_first_takes_no_pin_of_its_parent_along() -> None:
+    with no_cycle_collector(), MemoryBench() as bench:
+        bench.put(key(1), np.arange(1000))
+        view = bench.view()
+        held = [view.get(key(1))]
+        view.lane.freeze()
+        child = Child(held.clear)
+        assert bench.pins(), "the child's release cleared the parent's pin"
+        child.leave()
+        bench.evict(key(1))
+        assert not bench.reclaim()
+        lease = held.pop()
+        assert lease is not None
+        assert np.array_equal(lease.tree, np.arange(1000))
+        del lease, view
+        assert bench.readers[0].abandoned()
+
+
+def test_an_open_descriptor_alone_keeps_the_lane() -> None:
+    fd = lane_file()
+    client_fd = lent(fd)
+    reader = LaneReader(fd, 1)
+    assert not reader.abandoned()
+    os.close(client_fd)
+    assert reader.abandoned()
+    reader.close()
