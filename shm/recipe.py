@@ -42,10 +42,10 @@ class Recipe:
     """How to make one header's trees. Immutable, and shared by all images with that header.
 
     `single` is (shape, dtype, offset) where the tree is one array or tensor and nothing else, None
-    otherwise. `end_bytes` is where the last leaf ends: an image has at least as many bytes.
+    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: an image has at least as many bytes.
     """
 
-    __slots__ = ("_node", "end_bytes", "single")
+    __slots__ = ("_node", "end_bytes", "single", "single_is_tensor")
 
     def __init__(self, node: Any, end_bytes: int) -> None:
         self._node = node
@@ -53,6 +53,7 @@ class Recipe:
         self.single: tuple[tuple[int, ...], DType, int] | None = None
         if type(node) is LeafAt and node.tag in (ARRAY, TENSOR):
             self.single = node.shape, node.dtype, node.offset
+        self.single_is_tensor = self.single is not None and node.tag == TENSOR
 
     @property
     def leaves(self) -> list[LeafAt]:
@@ -166,9 +167,7 @@ def _viewed(leaf: LeafAt, root: Array) -> Any:
     try:
         return text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        raise BadTree(
-            f"a str of {len(text)} bytes at {leaf.offset} is not UTF-8: {error}"
-        ) from None
+        raise BadTree(f"a str of {len(text)} bytes at {leaf.offset} is not UTF-8: {error}") from None
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, LeafAt]]:
