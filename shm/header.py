@@ -23,7 +23,6 @@ with a node or a BadTree, and no leaf of the node lies outside [len(header), end
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,7 +37,8 @@ FORMAT: Final = 1
 LIST, TUPLE, LIST_RUN, TUPLE_RUN, DICT, ARRAY, TENSOR, BYTES, TEXT, INT = range(10)
 
 DEPTH_MAX: Final = 64
-NODES_MAX: Final = 8192
+NODES_MAX: Final = 4096  # with the next, a bound on the time to judge any header
+LEAVES_MAX: Final = 2048
 NDIM_MAX: Final = 64
 INLINE_BYTES_MAX: Final = 256
 INT_MIN: Final = -(1 << 63)
@@ -108,9 +108,7 @@ def _tokens(header: bytes) -> list[Any]:
         unpacker.feed(b"\xc3")
         whole = [token is True for token in unpacker] == [True]
     except (ValueError, UnpackException) as error:
-        raise BadTree(
-            f"a tree header is no sequence of msgpack scalars: {type(error).__name__} {error}"
-        ) from None
+        raise BadTree(f"a tree header is no sequence of msgpack scalars: {type(error).__name__} {error}") from None
     if not whole or not set(map(type, tokens)) <= _TOKENS:
         raise BadTree("a tree header ends within a scalar, or holds something else")
     if not tokens or type(tokens[0]) is not int or tokens[0] != FORMAT:
@@ -129,14 +127,13 @@ class _Reader:
         self._tokens = tokens
         self._at = 1
         self._nodes = 0
+        self._leaves = 0
         self._depth_max = depth_max
         self.end = header_bytes
 
     def finish(self) -> None:
         if self._at != len(self._tokens):
-            raise BadTree(
-                f"a tree header goes on after its tree, by {len(self._tokens) - self._at} scalars"
-            )
+            raise BadTree(f"a tree header goes on after its tree, by {len(self._tokens) - self._at} scalars")
 
     def node(self, depth: int) -> Any:
         self._nodes += 1
@@ -150,7 +147,8 @@ class _Reader:
         if tag == INT:
             return self._count(None)
         if tag in (BYTES, TEXT):
-            return self._leaf(tag, (self._count(RING_BYTES_MAX),), _BYTE)
+            length = self._count(RING_BYTES_MAX)
+            return self._leaf(tag, (length,), _BYTE, length)
         if not LIST <= tag <= DICT:
             raise BadTree(f"a tree header has a node of unknown kind {tag}")
         if depth >= self._depth_max:
@@ -183,20 +181,22 @@ class _Reader:
         if dtype is None:
             raise BadTree(f"a leaf has the unknown dtype {name!r:.40}")
         shape = tuple(self._take(self._count(NDIM_MAX)))
+        # A length of 0 counts as 1, as numpy has it: it makes no array of (0, 1 << 60) either.
+        extent = dtype.itemsize
         for length in shape:
             if type(length) is not int or not 0 <= length <= RING_BYTES_MAX:
-                raise BadTree(
-                    f"a leaf has a length of {length!r:.40}, not one of 0 to {RING_BYTES_MAX}"
-                )
-        return self._leaf(tag, shape, dtype)
+                raise BadTree(f"a leaf has a length of {length!r:.40}, not one of 0 to {RING_BYTES_MAX}")
+            extent *= length or 1
+            if extent > RING_BYTES_MAX:
+                raise BadTree(f"a leaf of shape {shape} has more than {RING_BYTES_MAX} bytes")
+        return self._leaf(tag, shape, dtype, 0 if 0 in shape else extent)
 
-    def _leaf(self, tag: int, shape: tuple[int, ...], dtype: DType) -> LeafAt:
-        if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
-            raise BadTree(
-                f"a leaf of shape {shape} and dtype {dtype} has more than {RING_BYTES_MAX} bytes"
-            )
+    def _leaf(self, tag: int, shape: tuple[int, ...], dtype: DType, leaf_bytes: int) -> LeafAt:
+        self._leaves += 1
+        if self._leaves > LEAVES_MAX:
+            raise BadTree(f"a tree has more than {LEAVES_MAX} leaves")
         offset = aligned(self.end)
-        self.end = offset + math.prod(shape) * dtype.itemsize
+        self.end = offset + leaf_bytes
         if self.end > RING_BYTES_MAX:
             raise BadTree(f"a tree has more than {RING_BYTES_MAX} bytes")
         return LeafAt(tag, shape, dtype, offset)
@@ -218,7 +218,5 @@ class _Reader:
     def _count(self, limit: int | None) -> int:
         value = self._next()
         if type(value) is not int or (limit is not None and not 0 <= value <= limit):
-            raise BadTree(
-                f"a tree header has {value!r:.40} where an int of up to {limit or 64} should be"
-            )
+            raise BadTree(f"a tree header has {value!r:.40} where an int of up to {limit or 64} should be")
         return value

@@ -66,9 +66,7 @@ class Image:
             UsageError: a range outside the image, or `to` is shorter than it, or read-only.
         """
         if not 0 <= start <= stop <= self.image_bytes:
-            raise UsageError(
-                f"[{start}, {stop}) is not within the image's {self.image_bytes} bytes"
-            )
+            raise UsageError(f"[{start}, {stop}) is not within the image's {self.image_bytes} bytes")
         if start == stop:
             return
         piece: Array = np.frombuffer(to, np.uint8)

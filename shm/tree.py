@@ -110,10 +110,15 @@ class _Encoder:
         for token in self._tokens:
             packer.pack(token)
         header = packer.bytes()
+        if len(self._sources) > form.LEAVES_MAX:
+            raise ObjectTooLarge(
+                f"the tree has {len(self._sources)} arrays and long texts, the limit is "
+                f"{form.LEAVES_MAX}; put it in parts, or make one array of many"
+            )
         if len(header) > TREE_BYTES_MAX:
             raise ObjectTooLarge(
                 f"the tree's header takes {len(header)} bytes, the limit is {TREE_BYTES_MAX}; "
-                "turn long lists of numbers into arrays, and many small arrays into one"
+                "turn long lists of numbers into arrays, or put the tree in parts"
             )
         leaves = []
         end = len(header)
@@ -122,9 +127,7 @@ class _Encoder:
             leaves.append(Leaf(offset, leaf_bytes, array))
             end = offset + leaf_bytes
         if end > RING_BYTES_MAX:
-            raise ObjectTooLarge(
-                f"the tree takes {end} bytes, no ring has more than {RING_BYTES_MAX}"
-            )
+            raise ObjectTooLarge(f"the tree takes {end} bytes, no ring has more than {RING_BYTES_MAX}")
         return Image(header, leaves, end)
 
     def _node(self, node: Any) -> None:
@@ -132,7 +135,7 @@ class _Encoder:
         if self._nodes > form.NODES_MAX:
             raise ObjectTooLarge(
                 f"the tree has more than {form.NODES_MAX} nodes (what it has twice counts twice); "
-                "turn lists of numbers into arrays, and many small arrays into one"
+                "turn lists of numbers into arrays"
             )
         kind = type(node)
         if kind is np.ndarray:
@@ -142,8 +145,7 @@ class _Encoder:
         elif kind is int:
             if not form.INT_MIN <= node <= form.INT_MAX:
                 raise UnsupportedLeaf(
-                    f"{self._where()} is an int of {node.bit_length()} bits, the limit is 64; "
-                    "pass it as str or bytes"
+                    f"{self._where()} is an int of {node.bit_length()} bits, the limit is 64; pass it as str or bytes"
                 )
             self._tokens += (form.INT, node)
         elif kind is str or kind is bytes:
@@ -163,13 +165,11 @@ class _Encoder:
     def _container(self, node: Any) -> None:
         if id(node) in self._open:
             raise UnsupportedLeaf(
-                f"{self._where()} is a {type(node).__name__} that contains itself; "
-                "pass a tree without cycles"
+                f"{self._where()} is a {type(node).__name__} that contains itself; pass a tree without cycles"
             )
         if len(self._path) >= self._depth_max:
             raise UnsupportedLeaf(
-                f"{self._where()} is nested deeper than the limit of {self._depth_max}; "
-                "flatten the tree"
+                f"{self._where()} is nested deeper than the limit of {self._depth_max}; flatten the tree"
             )
         # A copy: another thread may be adding to the container, and the header counts ahead.
         children = list(node.items()) if type(node) is dict else list(enumerate(node))
@@ -191,9 +191,7 @@ class _Encoder:
         self._open.discard(id(node))
 
     def _key(self, key: Any) -> None:
-        if type(key) not in (str, int, bytes) or (
-            type(key) is int and not form.INT_MIN <= key <= form.INT_MAX
-        ):
+        if type(key) not in (str, int, bytes) or (type(key) is int and not form.INT_MIN <= key <= form.INT_MAX):
             raise UnsupportedLeaf(
                 f"{self._where()} has the key {reprlib.repr(key)} of type {type(key).__name__}; "
                 "keys are str, bytes, or int of 64 bits"
@@ -217,9 +215,7 @@ class _Encoder:
                 "objects as a dict or list of those"
             )
         moved_as = COPIED_AS.get(array.dtype)
-        self._leaf(
-            form.ARRAY, name, array.shape, array if moved_as is None else array.view(moved_as)
-        )
+        self._leaf(form.ARRAY, name, array.shape, array if moved_as is None else array.view(moved_as))
 
     def _spec(self, spec: Spec) -> None:
         torch = self._torch
@@ -235,9 +231,7 @@ class _Encoder:
             except (TypeError, ValueError):
                 pass
         if name is None:
-            raise UnsupportedLeaf(
-                f"{self._where()} is a Spec of dtype {spec.dtype!r}, which no leaf can have"
-            )
+            raise UnsupportedLeaf(f"{self._where()} is a Spec of dtype {spec.dtype!r}, which no leaf can have")
         try:
             shape = tuple(operator.index(length) for length in spec.shape)
         except TypeError:
@@ -255,8 +249,7 @@ class _Encoder:
         # A length of 0 counts as 1, as numpy has it: (0, 1 << 60) is refused too.
         if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
             raise ObjectTooLarge(
-                f"{self._where()} has shape {tuple(shape)} of {name}, "
-                f"more than the {RING_BYTES_MAX} bytes of any ring"
+                f"{self._where()} has shape {tuple(shape)} of {name}, more than the {RING_BYTES_MAX} bytes of any ring"
             )
         self._tokens += (tag, name, len(shape), *shape)
         self._sources.append((math.prod(shape) * dtype.itemsize, array))
@@ -270,9 +263,7 @@ def _is_run(items: Sequence[Any]) -> bool:
     kinds = set(map(type, items))
     if not kinds <= _SCALARS:
         return False
-    if int in kinds and not all(
-        form.INT_MIN <= item <= form.INT_MAX for item in items if type(item) is int
-    ):
+    if int in kinds and not all(form.INT_MIN <= item <= form.INT_MAX for item in items if type(item) is int):
         return False
     # A character takes up to 4 bytes; what might be too long is left to the way that measures it.
     return not kinds & {str, bytes} or all(

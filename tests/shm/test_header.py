@@ -154,8 +154,8 @@ BAD = {
     "65 levels": (packed(1, *[form.LIST, 1] * 65, None), "deeper than 64"),
     "65 levels of runs": (packed(1, *[form.LIST, 1] * 64, form.LIST_RUN, 0), "deeper than 64"),
     "thousands of levels": (packed(1, *[form.LIST, 1] * 30_000, None), "deeper than 64"),
-    "too many nodes": (packed(1, form.LIST, 8192, *[None] * 8192), "8192 nodes"),
-    "too many leaves": (packed(1, form.LIST, 8192, *(form.ARRAY, "|u1", 0) * 8192), "8192 nodes"),
+    "too many nodes": (packed(1, form.LIST, 4096, *[None] * 4096), "4096 nodes"),
+    "too many leaves": (packed(1, form.LIST, 2049, *(form.ARRAY, "|u1", 0) * 2049), "2048 leaves"),
     "more than 65,472 bytes": (packed(1, b"x" * 65_472), "limit is 65472"),
 }
 
@@ -170,7 +170,8 @@ def test_a_header_that_describes_no_tree_is_refused_and_told_why(case: str) -> N
 
 def test_limits_are_where_they_are_said_to_be() -> None:
     recipe(packed(1, *[form.LIST, 1] * 64, None))
-    recipe(packed(1, form.LIST, 8191, *[None] * 8191))
+    recipe(packed(1, form.LIST, 4095, *[None] * 4095))
+    recipe(packed(1, form.LIST, 2048, *(form.ARRAY, "|u1", 0) * 2048))
     recipe(packed(1, form.ARRAY, "|u1", 64, *[1] * 64))
     assert recipe(packed(1, form.ARRAY, "|u1", 1, (1 << 48) - 64)).end_bytes == 1 << 48
     assert len(recipe(packed(1, form.LIST, 2, *LEAF * 2)).leaves) == 2

@@ -30,7 +30,7 @@ DTYPES = [
 ]
 STRIDES: dict[str, Callable[[Any], Any]] = {
     "contiguous": lambda t: t,
-    "transposed": lambda t: t.permute(*reversed(range(t.ndim))),
+    "transposed": lambda t: t.permute(tuple(reversed(range(t.ndim)))),
     "every other": lambda t: t[..., ::2] if t.ndim else t,
     "repeated": lambda t: t.expand(2, *t.shape),
     "shifted": lambda t: t[1:] if t.ndim else t,
@@ -49,7 +49,8 @@ def tensor_of(dtype: Any, shape: tuple[int, ...], seed: int) -> Any:
 def bits_of(tensor: Any) -> bytes:
     if not tensor.numel():
         return b""
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    whole = tensor.clone(memory_format=torch.contiguous_format)
+    return bytes(whole.view(-1).view(torch.uint8).numpy())
 
 
 TENSORS = st.builds(

@@ -86,8 +86,15 @@ def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
     tree: Any = [np.zeros(1)]
     for _ in range(60):
         tree = [tree, tree]
-    with pytest.raises(ObjectTooLarge, match="more than 8192 nodes"):
+    with pytest.raises(ObjectTooLarge, match="more than 4096 nodes"):
         encode(tree)
+
+
+def test_a_tree_of_more_than_2048_leaves_is_refused() -> None:
+    leaf = np.zeros(1, np.int8)
+    assert len(recipe(encode([leaf] * 2048).header).leaves) == 2048
+    with pytest.raises(ObjectTooLarge, match="has 2049 arrays and long texts, the limit is 2048"):
+        encode([leaf] * 2049)
 
 
 def test_the_depth_limit_is_64_unless_said_otherwise() -> None:
