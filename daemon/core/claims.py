@@ -53,6 +53,7 @@ class _Claim:
     ends_at: float
     handed_over: bool = False
     committing: bool = False
+    orphaned: bool = False
     waiters: dict[tuple[int, int], None] = field(default_factory=dict)
 
 
@@ -185,7 +186,9 @@ class Claims:
         verdicts: list[Verdict] = []
         for token in sorted(stake.held):
             claim = self._by_token[token]
-            if not claim.committing:
+            if claim.committing:
+                claim.orphaned = True
+            else:
                 verdicts += self._failed(claim, now)
         return verdicts
 
@@ -213,7 +216,8 @@ class Claims:
             due = self._timers.when(claim.token)
             assert (due is None) == claim.committing, "a claim that would never end"
             assert due is None or due <= claim.ends_at
-            if claim.client in self._stakes or not claim.committing:
+            assert claim.committing or not claim.orphaned
+            if not claim.orphaned:
                 held.setdefault(claim.client, set()).add(claim.token)
             for client, request in claim.waiters:
                 waits.setdefault(client, set()).add((key, request))
@@ -267,7 +271,7 @@ class Claims:
             del self._by_tag[tag]
         self._timers.drop(claim.token)
         holder = self._stakes.get(claim.client)
-        if holder is not None:
+        if holder is not None and not claim.orphaned:
             holder.held.discard(claim.token)
             self._forget_if_idle(claim.client)
         verdicts = []
