@@ -23,7 +23,7 @@ from ..shm.ring import Ring
 from ..shm.segments import PREFAULT_PIECE_BYTES, address_of, create_inbox, prefault
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# How often a waiter for room looks for arrays that were collected: a finalizer may not wake it, since that takes a lock.
+# How often a waiter for room looks for collected arrays: a finalizer may not wake it, since that takes a lock.
 _LOOK_EVERY_S: Final = 0.02
 
 
@@ -44,6 +44,8 @@ class Region:
         memory = self.memory
         assert memory is not None
         self._held += 1
+        # Else only its own watch would hold this region, and the cycle collector might take both before the array.
+        self._inbox.handed_out.add(self)
         collected = self._inbox.collected
         self._watch = ref(memory, lambda _: collected.append(self))
         self.memory = None
@@ -65,6 +67,7 @@ class Inbox:
         self.size_bytes = aligned(size_bytes)
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
+        self.handed_out: set[Region] = set()
         self._map = mmap(self.fd, self.size_bytes)
         self._regions = Ring(self.size_bytes)
         self._changed = threading.Condition()
@@ -118,4 +121,5 @@ class Inbox:
         assert region._held >= 0, f"the region at {region.offset} was let go once too often"
         if not region._held:
             region.memory = None
+            self.handed_out.discard(region)
             self._regions.free(region.offset)
