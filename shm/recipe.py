@@ -42,7 +42,8 @@ class Recipe:
     """How to make one header's trees. Immutable, and shared by all images with that header.
 
     `single` is (shape, dtype, offset) where the tree is one array or tensor and nothing else, None
-    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: an image has at least as many bytes.
+    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: an image has
+    at least as many bytes.
     """
 
     __slots__ = ("_node", "end_bytes", "single", "single_is_tensor")

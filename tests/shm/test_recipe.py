@@ -166,6 +166,7 @@ def test_leaves_are_views_of_the_image_at_multiples_of_64() -> None:
 def test_single_tells_of_a_lone_array_where_it_is() -> None:
     header, _ = image_of(np.ones((2, 3), np.float32))
     assert recipe(header).single == ((2, 3), np.dtype("f4"), 64)
+    assert not recipe(header).single_is_tensor
     for tree in ([np.ones(3)], {"a": np.ones(3)}, "x" * 999, b"x" * 999, 5, None):
         assert recipe(encode(tree).header).single is None
 

@@ -91,6 +91,7 @@ def test_tensors_come_back_as_they_were_put(several: list[Any], single: Any) -> 
         assert_same_tensor(found["inner"][0], single)
     made, root = stored(single)
     assert made.single is not None
+    assert made.single_is_tensor
     assert_same_tensor(made.value(root), single)
     view = made.view(root)
     assert view.tobytes() == bits_of(single)
