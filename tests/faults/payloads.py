@@ -1,0 +1,50 @@
+"""Payloads that say what they are, keys for them, and a ring that is overwritten from end to end many times."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+
+import tensord
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+LAP_BYTES: Final = 256 << 10
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+
+
+def key(number: int) -> bytes:
+    """The 32-byte key number `number`, all of one namespace."""
+    return b"faults--" + struct.pack("<QQQ", number * _GOLDEN % 2**64, number * 0xC2B2AE3D27D4EB4F % 2**64, number)
+
+
+def payload(number: int, size_bytes: int = 64 << 10) -> Words:
+    """(size_bytes / 8,) uint64 that no other number's payload shares a word with."""
+    return np.arange(size_bytes // 8, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(number)
+
+
+def is_payload(found: Words, number: int) -> bool:
+    """Whether every word of `found` is number `number`'s."""
+    return bool(np.array_equal(found, payload(number, found.nbytes)))
+
+
+def lap(client: tensord.Client, ring_bytes: int, laps: int = 100, first: int = 1_000_000) -> None:
+    """Stores so many other entries that their bytes fill the ring `laps` times over.
+
+    Raises:
+        AssertionError: one of them was not stored.
+    """
+    data = payload(first, LAP_BYTES)
+    puts = []
+    for number in range(first, first + laps * ring_bytes // LAP_BYTES + 1):
+        puts.append(client.put(key(number), data, timeout_s=30.0))
+        if len(puts) > 256:
+            _stored(puts)
+    _stored(puts)
+
+
+def _stored(puts: list[tensord.Put]) -> None:
+    for put in puts:
+        assert put.wait(30.0).state == "stored", put
+    puts.clear()

@@ -1,0 +1,151 @@
+"""Child processes for tests: a function of the test's own module, run in a process of its own, talked to through a pipe.
+
+    def reader(stage: Stage, socket: Path) -> None:        # at the top of the test's module
+        lease = tensord.Client(socket).get(KEY)
+        stage.tell("holding")
+        stage.hear()
+
+    with Child(reader, daemon.socket) as child:
+        assert child.hear() == "holding"
+        child.kill()
+
+Owns: the children, all of which have ended when their `with` blocks have. The children are forked from a server that has
+no threads, so starting one is quick, and inherits nothing from the tests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Self
+
+from .daemon_process import PATIENCE_S, until
+
+_ROOT = str(Path(__file__).parent.parent)
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["numpy", "pytest", "tensord.client.cache", "tensord.client.aio"])
+
+
+class Stage:
+    """The child's end of the pipe. Once the test has hung up, `hear` ends the child."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def tell(self, what: object) -> None:
+        """Says something to the test."""
+        self._pipe.send(("told", what))
+
+    def hear(self) -> Any:
+        """Waits for what the test says."""
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            os._exit(0)
+
+
+class Child:
+    """Runs `act(stage, *args)` in a process of its own; what it returns is the last thing it tells."""
+
+    def __init__(self, act: Callable[..., Any], *args: Any) -> None:
+        self._pipe, theirs = _processes.Pipe()
+        self._process = _processes.Process(target=_perform, args=(act, theirs, args), daemon=True)
+        # Children import the test's module by its name, which begins at the root.
+        with _on_path(_ROOT):
+            self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def tell(self, what: object = None) -> None:
+        """Says something to the child."""
+        self._pipe.send(what)
+
+    def hear(self, patience_s: float = PATIENCE_S) -> Any:
+        """The next thing the child says.
+
+        Raises:
+            AssertionError: it said nothing in time, or ended, or failed; the message has its trace.
+        """
+        assert self._pipe.poll(patience_s), f"the child {self.pid} said nothing for {patience_s} s"
+        try:
+            kind, what = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(f"the child ended without a word, with status {self.wait()}") from None
+        assert kind == "told", f"the child failed:\n{what}"
+        return what
+
+    def silent(self) -> bool:
+        """Whether it has said nothing that was not heard."""
+        return not self._pipe.poll(0)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for its end."""
+        self._process.kill()
+        self.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP, and waits until it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: _state(self.pid) in "Tt", f"process {self.pid} to stop")
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int | None:
+        """Its exit status; negative for a signal."""
+        wait([self._process.sentinel], patience_s)
+        self._process.join(0)
+        return self._process.exitcode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        if self.running:
+            self._process.kill()
+            self.wait()
+
+
+def _perform(act: Callable[..., Any], pipe: Connection, args: tuple[Any, ...]) -> None:
+    # Away from pytest's process group: its ^C is not for us.
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    try:
+        pipe.send(("told", act(Stage(pipe), *args)))
+    except BaseException:
+        with suppress(OSError):
+            pipe.send(("failed", traceback.format_exc()))
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+class _on_path:
+    """Has the children begin with `folder` first in sys.path, and this process without it."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        sys.path.insert(0, self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        sys.path.remove(self._folder)
