@@ -81,9 +81,7 @@ BARS: Final = (
         1.3,
         _COPY_16M,
     ),
-    Bar(
-        "put, sustained, 1 MB, against copyto", What("tensord", "put_sustained", M1), 3.5, _COPY_1M
-    ),
+    Bar("put, sustained, 1 MB, against copyto", What("tensord", "put_sustained", M1), 3.5, _COPY_1M),
     Bar(
         "put, sustained, 16 MB, against copyto",
         What("tensord", "put_sustained", M16),

@@ -126,9 +126,7 @@ class RunningPeer:
         for value_bytes in sorted(sizes, reverse=True):
             if self._workers.keys() > {"writer"}:
                 self._workers["writer"].do("put_keys", value_bytes=value_bytes)
-            self._workers["writer"].do(
-                "warm", value_bytes=value_bytes, total_bytes=self._warm_bytes
-            )
+            self._workers["writer"].do("warm", value_bytes=value_bytes, total_bytes=self._warm_bytes)
 
     def prepare_reads(self, value_bytes: int) -> None:
         """See to it that everything that will be read is there, and right."""
@@ -154,9 +152,7 @@ def steps(sizes: Sequence[int]) -> list[tuple[str, tuple[Op, ...], int]]:
     """What a round consists of: all of `reads` or all of `puts`, of one size."""
     found: list[tuple[str, tuple[Op, ...], int]] = []
     for value_bytes in sizes:
-        reads = tuple(
-            op for op in READ_OPS if value_bytes == BATCH_BYTES or not op.startswith("get_many")
-        )
+        reads = tuple(op for op in READ_OPS if value_bytes == BATCH_BYTES or not op.startswith("get_many"))
         found.append(("reads", reads, value_bytes))
         found.append(("puts", (*PUT_OPS, "copy"), value_bytes))
     return found
@@ -190,9 +186,7 @@ def run(
                         if op == ops[0] and kind == "reads":
                             peer.prepare_reads(value_bytes)
                         calls = BATCH_CALLS if op.startswith("get_many") else CALLS[value_bytes]
-                        samples[peer.name, op, value_bytes] += peer.measure(
-                            op, value_bytes, calls, seconds
-                        )
+                        samples[peer.name, op, value_bytes] += peer.measure(op, value_bytes, calls, seconds)
     return [_row(*what, found) for what, found in sorted(samples.items())]
 
 
@@ -225,9 +219,7 @@ def rows_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     by = {(row.op, row.bytes, row.peer): row for row in rows}
     order = {op: n for n, op in enumerate((*READ_OPS, "copy", *PUT_OPS))}
     lines = []
-    for op, value_bytes in sorted(
-        {(r.op, r.bytes) for r in rows}, key=lambda k: (order[k[0]], k[1])
-    ):
+    for op, value_bytes in sorted({(r.op, r.bytes) for r in rows}, key=lambda k: (order[k[0]], k[1])):
         found = [by.get((op, value_bytes, name)) for name in names]
         cells = [f"{_us(r.median_us)} /{_us(r.p99_us):>7}" if r else "" for r in found]
         size = next(name for name, known in SIZES.items() if known == value_bytes)

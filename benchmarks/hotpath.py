@@ -30,9 +30,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(peers.NAMES), help="default: %(default)s")
     parser.add_argument("--sizes", default=",".join(harness.SIZES), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument(
-        "--seconds", type=float, default=0.3, help="for each peer, operation, size and round"
-    )
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each peer, operation, size and round")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
     parser.add_argument("--no-scale", action="store_true", help="leave out what is not a row")
     return parser.parse_args()

@@ -60,9 +60,7 @@ def _fill(socket: Path, entries: int) -> None:
                     raise RuntimeError(f"a put was {put.state}: {put.error}")
 
 
-def _hits_us(
-    socket: Path, entries: int, calls: int, seed: int, together: Any, answers: Any
-) -> None:
+def _hits_us(socket: Path, entries: int, calls: int, seed: int, together: Any, answers: Any) -> None:
     """One client: the median of `calls` hits on random keys, in microseconds."""
     chance = random.Random(seed)
     keys = [key_of("crowd", ENTRY_BYTES, chance.randrange(entries)) for _ in range(calls)]
@@ -77,9 +75,7 @@ def _hits_us(
     answers.put(median(samples) / 1e3)
 
 
-def _clients_us(
-    socket: Path, entries: int, clients: int, calls: int, meanwhile: Callable[[], None]
-) -> float:
+def _clients_us(socket: Path, entries: int, clients: int, calls: int, meanwhile: Callable[[], None]) -> float:
     """The median over `clients` processes, at it together, of each one's median hit."""
     spawn = multiprocessing.get_context("spawn")
     together, answers = spawn.Barrier(clients + 1), spawn.Queue()
@@ -165,9 +161,7 @@ def _event_loop(quick: bool, told: Callable[[str], None]) -> Figure:
             pings_s.append(ping_s() - idle_s)
         thread.join()
     slow_s = float(np.percentile(pings_s, 99))
-    return Figure(
-        "event loop under 16 MB puts, a round trip's p99 over idle", slow_s * 1e3, 5, "ms"
-    )
+    return Figure("event loop under 16 MB puts, a round trip's p99 over idle", slow_s * 1e3, 5, "ms")
 
 
 def _start(told: Callable[[str], None]) -> Figure:

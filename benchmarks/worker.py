@@ -48,9 +48,7 @@ def stamp(value_bytes: int, number: int) -> int:
     return value_bytes + number
 
 
-def timed(
-    call: Callable[[Any], object], arguments: list[Any], calls: int, seconds: float
-) -> list[int]:
+def timed(call: Callable[[Any], object], arguments: list[Any], calls: int, seconds: float) -> list[int]:
     """Nanoseconds of each `call`, over `arguments` round and round: `calls` times, or for
     `seconds`.
     """
@@ -129,18 +127,13 @@ class WriterRole:
                 break
         return samples
 
-    def _sustained(
-        self, values: list[Array], value_bytes: int, calls: int, seconds: float
-    ) -> list[float]:
+    def _sustained(self, values: list[Array], value_bytes: int, calls: int, seconds: float) -> list[float]:
         """Back to back until all are visible: nanoseconds a put, one sample a burst."""
         burst = max(4, min(SUSTAINED_PUTS, SUSTAINED_BYTES_MAX // value_bytes))
         samples = []
         end = _clock() + int(seconds * 1e9)
         for _ in range(max(1, calls // burst)):
-            pairs = [
-                (key, values[n % len(values)])
-                for n, key in enumerate(self._next_keys(value_bytes, burst))
-            ]
+            pairs = [(key, values[n % len(values)]) for n, key in enumerate(self._next_keys(value_bytes, burst))]
             put = self._writer.put
             before = _clock()
             for key, value in pairs:
@@ -168,20 +161,14 @@ class ReaderRole:
         for number, key in enumerate(keys):
             wanted = stamp(value_bytes, number) * words & (1 << 64) - 1
             if (found := self._reader.get_consume(key)) != wanted:
-                raise AssertionError(
-                    f"value {number} of {value_bytes} bytes sums to {found}, not {wanted}"
-                )
+                raise AssertionError(f"value {number} of {value_bytes} bytes sums to {found}, not {wanted}")
 
     def measure(self, op: str, value_bytes: int, calls: int, seconds: float) -> list[float]:
         keys = [key_of("get", value_bytes, number) for number in range(key_count(value_bytes))]
         if op in ("get_many_key", "get_many_views_key"):
             many = self._reader.get_many if op == "get_many_key" else self._reader.get_many_views
-            return [
-                ns / len(keys) for ns in timed(many, [self._reader.batch(keys)], calls, seconds)
-            ]
-        call: Callable[[bytes], object] = (
-            self._reader.get if op == "get" else self._reader.get_consume
-        )
+            return [ns / len(keys) for ns in timed(many, [self._reader.batch(keys)], calls, seconds)]
+        call: Callable[[bytes], object] = self._reader.get if op == "get" else self._reader.get_consume
         timed(call, keys, len(keys), seconds)  # every value has been touched before one is timed
         overhead = median(timed(_nothing, keys, 1000, seconds))
         return [max(0, ns - overhead) for ns in timed(call, keys, calls, seconds)]

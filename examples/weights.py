@@ -39,9 +39,7 @@ class _Storage:
 
     def __init__(self, dtype: np.dtype[Any], elements: int) -> None:
         if not 0 <= elements <= _STORAGE_ELEMENTS_MAX:
-            raise UnsafeCheckpoint(
-                f"storage of {elements} elements; the limit is {_STORAGE_ELEMENTS_MAX}"
-            )
+            raise UnsafeCheckpoint(f"storage of {elements} elements; the limit is {_STORAGE_ELEMENTS_MAX}")
         self.values = np.zeros(elements, dtype)
 
 
@@ -61,14 +59,10 @@ def _rebuild_tensor(
     if not (isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)):
         raise UnsafeCheckpoint(f"a tensor with shape {shape!r} and strides {strides!r}")
     if not all(isinstance(n, int) and n >= 0 for n in (offset, *shape, *strides)):
-        raise UnsafeCheckpoint(
-            f"a tensor at {offset!r} with shape {shape!r} and strides {strides!r}"
-        )
+        raise UnsafeCheckpoint(f"a tensor at {offset!r} with shape {shape!r} and strides {strides!r}")
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     if math.prod(shape) and last >= len(storage.values):
-        raise UnsafeCheckpoint(
-            f"a tensor that ends at element {last} of a storage of {len(storage.values)}"
-        )
+        raise UnsafeCheckpoint(f"a tensor that ends at element {last} of a storage of {len(storage.values)}")
     size = storage.values.itemsize
     return np.lib.stride_tricks.as_strided(
         storage.values[offset:], shape, tuple(step * size for step in strides), writeable=False
@@ -97,9 +91,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         match pid:
-            case ("storage", np.dtype() as dtype, str(key), str(), int(elements), None) if (
-                self._storages is not None
-            ):
+            case ("storage", np.dtype() as dtype, str(key), str(), int(elements), None) if self._storages is not None:
                 if key not in self._storages:
                     self._storages[key] = _Storage(dtype, elements)
                 return self._storages[key]

@@ -48,9 +48,7 @@ class Peer(BasePeer):
             "daemonize": "no",
         }
         flags = [word for name, value in options.items() for word in ("--" + name, value)]
-        self._server = subprocess.Popen(
-            ["redis-server", *flags], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
-        )
+        self._server = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         import redis
 
         deadline = time.monotonic() + START_S
@@ -61,8 +59,7 @@ class Peer(BasePeer):
                 if self._server.poll() is not None or time.monotonic() > deadline:
                     self.stop()
                     raise RuntimeError(
-                        f"redis-server did not serve within {START_S} s; "
-                        f"exit code {self._server.returncode}"
+                        f"redis-server did not serve within {START_S} s; exit code {self._server.returncode}"
                     ) from None
                 time.sleep(0.01)
             else:

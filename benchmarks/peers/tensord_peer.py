@@ -32,21 +32,15 @@ class Daemon:
         instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         named = ["--instance", instance, "--socket", str(self.socket)]
         sized = ["--ring-bytes", str(ring_bytes), "--log-level", "warning"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tensord.daemon", *named, *sized, *flags]
-        )
+        self._process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized, *flags])
 
     def wait_serving(self, ring_bytes: int = 0) -> None:
         """Returns when it answers, with `ring_bytes` of its ring ready. Raises RuntimeError."""
         deadline = time.monotonic() + START_S
         with tensord.Client(self.socket) as client:
-            while not (
-                client.wait_connected(0.1) and client.status()["ring_ready_bytes"] >= ring_bytes
-            ):
+            while not (client.wait_connected(0.1) and client.status()["ring_ready_bytes"] >= ring_bytes):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"tensord did not serve; exit code {self._process.returncode}"
-                    )
+                    raise RuntimeError(f"tensord did not serve; exit code {self._process.returncode}")
                 time.sleep(0.02)
 
     def stop(self) -> None:

@@ -58,9 +58,7 @@ def _storage(folder: Path, create: bool) -> Any:
         SingleWriterShmRingBuffer,
     )
 
-    torch.set_num_threads(
-        1
-    )  # its copies are hundreds of times slower when two wait for a busy core
+    torch.set_num_threads(1)  # its copies are hundreds of times slower when two wait for a busy core
     ring = SingleWriterShmRingBuffer(RING_BYTES, f"bench-{folder.parent.name}", create)
     lock = None if create else multiprocessing.get_context("spawn").Lock()
     return SingleWriterShmObjectStorage(OBJECT_BYTES_MAX, READERS_AWAITED, ring, MsgpackSerde, lock)

@@ -45,9 +45,7 @@ def lite0(graphs: Path) -> Encoder:
         ("camera.png", {TRIPOD}),
     ],
 )
-def test_it_recognises_real_photographs(
-    lite0: Encoder, file: str, classes: set[int], side: int
-) -> None:
+def test_it_recognises_real_photographs(lite0: Encoder, file: str, classes: set[int], side: int) -> None:
     assert int(lite0.classify(photographs.load(file, side).pixels).argmax()) in classes
 
 

@@ -53,12 +53,8 @@ class _Pickler(_PythonPickler):  # type: ignore[misc]
             super().save(obj, save_persistent_id)
 
 
-def _tensor(
-    storage: _Storage, shape: tuple[int, ...], strides: tuple[int, ...], at: int = 0
-) -> _Call:
-    return _Call(
-        "torch._utils", "_rebuild_tensor_v2", storage, at, shape, strides, False, OrderedDict()
-    )
+def _tensor(storage: _Storage, shape: tuple[int, ...], strides: tuple[int, ...], at: int = 0) -> _Call:
+    return _Call("torch._utils", "_rebuild_tensor_v2", storage, at, shape, strides, False, OrderedDict())
 
 
 def _write(
