@@ -165,7 +165,7 @@ class Ring:
                 low, high = self._widened(low, right + self._spans[right])
             else:
                 return None
-        return self._trimmed(spans, low, high, size_bytes)
+        return self._trimmed(spans, low, high, size_bytes, around)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
@@ -224,12 +224,16 @@ class Ring:
         """The stretch with the holes at its edges."""
         return self._hole_at_end.get(low, low), high + self._holes.get(high, 0)
 
-    def _trimmed(self, spans: list[int], low: int, high: int, size_bytes: int) -> Window:
-        """Without spans at the edges that turned out to be unneeded, once a large one was taken on the other side."""
+    def _trimmed(self, spans: list[int], low: int, high: int, size_bytes: int, around: int) -> Window:
+        """Without spans at the edges that turned out to be unneeded, once a large one was taken on the other side.
+
+        The one it began with goes all the same: it is the coldest. Were it spared, the next window would begin there
+        again, and find beside it what was stored last.
+        """
         spans = sorted(spans)
-        while spans and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:
+        while spans and spans[0] != around and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:
             low = spans[0] + self._spans[spans[0]]
             del spans[0]
-        while spans and spans[-1] - low >= size_bytes:
+        while spans and spans[-1] != around and spans[-1] - low >= size_bytes:
             high = spans.pop()
         return Window(spans, low, high, enough=True)

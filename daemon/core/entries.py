@@ -3,7 +3,8 @@
 Owns the table of published entries and of those hidden while a scan decides about them; owns none of their bytes.
 
 Invariants: a key has at most one entry, published or hidden, and only a published one is found; an entry keeps its
-place in the order of publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns and little more.
+place in the order of publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns
+and little more.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Entries:
         self._hidden: dict[bytes, Entry] = {}
         self._by_span: dict[int, Entry] = {}
         self._by_tag: dict[bytes, dict[int, Entry]] = {}
-        self._shelves: list[dict[bytes, Entry]] = [{} for _ in range(1 << _SHELF_BITS)]
+        self._shelves: dict[int, dict[bytes, Entry]] = {}
         self._last_sequence = 0
 
     def __len__(self) -> int:
@@ -108,7 +109,10 @@ class Entries:
         assert entry.key not in self._hidden, "two victims of one key"
         self._hidden[entry.key] = entry
         del self._by_key[entry.key]
-        del self._shelf(entry.key)[entry.key]
+        number = _shelf_number(entry.key)
+        del self._shelves[number][entry.key]
+        if not self._shelves[number]:
+            del self._shelves[number]
 
     def show(self, entry: Entry) -> None:
         """A victim (or a new entry) is published."""
@@ -116,7 +120,7 @@ class Entries:
         entry.state = State.LIVE
         self._hidden.pop(entry.key, None)
         self._by_key[entry.key] = entry
-        self._shelf(entry.key)[entry.key] = entry
+        self._shelves.setdefault(_shelf_number(entry.key), {})[entry.key] = entry
 
     def remove(self, entry: Entry) -> None:
         """The entry is stored no more; its span may be for a while."""
@@ -131,7 +135,7 @@ class Entries:
             del self._by_tag[entry.tag]
 
     def first(self, tag: bytes | None, up_to: int, most: int) -> list[Entry]:
-        """Up to `most` of a namespace's (or of all) entries published or hidden, oldest first, none newer than `up_to`."""
+        """Up to `most` entries of a namespace (or of all), victims included, oldest first, none newer than `up_to`."""
         table = self._by_span if tag is None else self._by_tag.get(tag, {})
         return [entry for entry in islice(table.values(), most) if entry.sequence <= up_to]
 
@@ -144,8 +148,9 @@ class Entries:
             return list(islice(_behind(live, start), most))
         found: list[Entry] = []
         first = 0 if after is None else _shelf_number(after)
-        for shelf in islice(self._shelves, first, None):
-            if shelf:
+        for number in range(first, 1 << _SHELF_BITS):
+            shelf = self._shelves.get(number)
+            if shelf is not None:
                 live = [e for e in shelf.values() if tag is None or e.tag == tag]
                 found += islice(_behind(live, start), most - len(found))
                 if len(found) >= most:
@@ -164,7 +169,7 @@ class Entries:
         assert self._hidden == hidden
         assert len(hidden) + len(live) == len(self._by_span)
         assert not hidden.keys() & live.keys(), "a key is published, and may be republished"
-        assert {k: e for shelf in self._shelves for k, e in shelf.items()} == live
+        assert {k: e for shelf in self._shelves.values() for k, e in shelf.items()} == live
         sequences = [e.sequence for e in self._by_span.values()]
         assert sequences == sorted(sequences), "the order of publication was lost"
         assert len(set(sequences)) == len(sequences)
@@ -174,9 +179,6 @@ class Entries:
             assert self._by_tag[entry.tag][span_id] is entry
         assert sum(map(len, self._by_tag.values())) == len(self._by_span)
         assert all(self._by_tag.values())
-
-    def _shelf(self, key: bytes) -> dict[bytes, Entry]:
-        return self._shelves[_shelf_number(key)]
 
 
 def _order(key: bytes) -> bytes:

@@ -12,18 +12,10 @@ their room in the order in which they came (but those that wait for the ring to 
 
 from __future__ import annotations
 
-from ...errors import (
-    BadMessage,
-    ClaimLost,
-    Invalidated,
-    LimitReached,
-    ObjectTooLarge,
-    StoreFull,
-    TensordError,
-    TimedOut,
-)
+from ...errors import BadMessage, ClaimLost, Invalidated, TensordError
 from ...ipc import messages
-from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader, span_bytes
+from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
+from .admission import crowded, no_room, overdue, too_many_parts, unfit, wrong_part
 from .claims import Claims
 from .effects import Copy
 from .events import Copied
@@ -70,9 +62,16 @@ class Intake:
             error = BadMessage(f"Commit id {commit.id} is in flight already; ids are not used twice")
             self._outbox.refuse(client, commit.id, error)
             return
-        error_or_none = self._unwelcome(client, commit)
-        if error_or_none is not None:
-            self._refused(client, commit, error_or_none)
+        ring_bytes = self._memory.ring.capacity_bytes
+        if self.ring_is_growing:
+            ring_bytes = self._limits.ring_bytes
+        refusal = (
+            unfit(commit, self._limits, self._memory.budget, ring_bytes)
+            or crowded(self.puts.count_of(client), self._limits)
+            or self._claim_lost(commit)
+        )
+        if refusal is not None:
+            self._refused(client, commit, refusal)
             return
         stored = self._memory.entries.find(commit.key)
         if stored is not None:
@@ -94,15 +93,9 @@ class Intake:
         outstanding = len(put.parts) + len(put.copying)
         error: TensordError | None = None
         if received > commit.image_bytes or part.last != (received == commit.image_bytes):
-            error = BadMessage(
-                f"parts of {received} bytes, last={part.last}, for an image_bytes of "
-                f"{commit.image_bytes}: the last part ends the image, and no other does"
-            )
+            error = wrong_part(commit, received, part)
         elif outstanding >= self._limits.parts_in_flight_max:
-            error = LimitReached(
-                f"{outstanding} parts of one put are not copied yet, and parts_in_flight_max is "
-                f"{self._limits.parts_in_flight_max}: send larger parts, or wait for PartCopied"
-            )
+            error = too_many_parts(outstanding, self._limits)
         if error is not None:
             self._outbox.send(client, messages.PartCopied(part.id, part.inbox_offset))
             self.refuse(put, error)
@@ -190,14 +183,7 @@ class Intake:
                 # It is not the sender that keeps the others waiting.
                 self.puts.renew(put, now)
                 continue
-            idle_s = self._limits.put_idle_s
-            self.refuse(
-                put,
-                TimedOut(
-                    f"{put.received_bytes} of {put.commit.image_bytes} bytes came, and none for "
-                    f"put_idle_s = {idle_s:g}: put again"
-                ),
-            )
+            self.refuse(put, overdue(put.received_bytes, put.commit, self._limits))
 
     def refuse(self, put: Put, error: TensordError) -> None:
         """Answers a put with an error, and lets go of what it has."""
@@ -206,46 +192,13 @@ class Intake:
         self._refused(put.client, put.commit, error)
         self._end(put)
 
-    def _unwelcome(self, client: int, commit: messages.Commit) -> TensordError | None:
-        """Why a Commit is refused at once."""
-        limits, budget = self._limits, self._memory.budget
-        in_flight = self.puts.count_of(client)
-        if commit.tree_bytes > commit.image_bytes:
-            return BadMessage(
-                f"tree_bytes = {commit.tree_bytes} is more than image_bytes = {commit.image_bytes}, "
-                "of which it is the beginning"
-            )
-        if in_flight >= limits.commits_in_flight_max:
-            return LimitReached(
-                f"{in_flight} puts of this client are on their way, and commits_in_flight_max is "
-                f"{limits.commits_in_flight_max}: wait for their answers, or raise it"
-            )
-        if commit.claim is not None and self._claims.is_voided(commit.claim, commit.key[:8]):
-            return ClaimLost(
-                f"claim {commit.claim} ended when its namespace was invalidated: take a key of the "
-                "new generation and compute again"
-            )
-        if commit.image_bytes > limits.object_bytes_max:
-            return ObjectTooLarge(
-                f"{commit.image_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
-                "store it in smaller pieces, or raise object_bytes_max"
-            )
-        size = span_bytes(commit.image_bytes)
-        ring_bytes = limits.ring_bytes
-        if not self.ring_is_growing:
-            ring_bytes = self._memory.ring.capacity_bytes
-        for name, most in (("ring_bytes", ring_bytes), ("max_bytes", budget.max_bytes)):
-            if size > most:
-                return ObjectTooLarge(
-                    f"{commit.image_bytes} bytes take {size} in the ring, and {name} is {most}: "
-                    f"store it in smaller pieces, or raise {name}"
-                )
-        if budget.max_tokens is not None and commit.tokens > budget.max_tokens:
-            return LimitReached(
-                f"{commit.tokens} tokens, and max_tokens is {budget.max_tokens} for the whole store: "
-                "store it in smaller pieces, or raise max_tokens"
-            )
-        return None
+    def _claim_lost(self, commit: messages.Commit) -> TensordError | None:
+        if commit.claim is None or not self._claims.is_voided(commit.claim, commit.key[:NAMESPACE_TAG_BYTES]):
+            return None
+        return ClaimLost(
+            f"claim {commit.claim} ended when its namespace was invalidated: take a key of the "
+            "new generation and compute again"
+        )
 
     def _ended_meanwhile(self, put: Put, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
@@ -344,17 +297,7 @@ class Intake:
         if obstacle == "ring" and self.ring_is_growing:
             self.puts.parked.append(self.puts.queue.popleft())
             return
-        memory = self._memory
-        self.refuse(
-            put,
-            StoreFull(
-                f"no room for {put.need.span_bytes} bytes and {put.commit.tokens} tokens "
-                f"({obstacle or 'pins came and went'}): largest_free_bytes is "
-                f"{memory.ring.largest_free_bytes} of {memory.ring.capacity_bytes}, and "
-                f"{self._room.staying_bytes()} bytes are pinned or in flight. Release leases "
-                "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
-            ),
-        )
+        self.refuse(put, no_room(put.need, obstacle, self._memory.ring, self._room.staying_bytes()))
 
     def _invalidated(self) -> Invalidated:
         return Invalidated(

@@ -153,14 +153,10 @@ class Room:
             window = self._window_around(window_at, need)
             if window is not None:
                 return window
-        anchors = 0
-        for entry in self._coldest(LOOKS_MAX):
+        for entry in islice(self._coldest(LOOKS_MAX), ANCHORS_MAX):
             window = self._window_around(entry.offset, need)
             if window is not None and window.enough:
                 return window
-            anchors += 1
-            if anchors == ANCHORS_MAX:
-                break
         return self._window_between_pins(need)
 
     def _window_between_pins(self, need: Need) -> Window | None:

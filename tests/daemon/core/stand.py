@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
 from tensord.shm.ring import Ring
 
 UNIX_AT_ZERO_S = 1_000_000.0
+SPAN = 192  # ring bytes of an image of 64, its header included
 
 
 def key(number: int, tag: bytes = b"namespac") -> bytes:
@@ -226,3 +228,6 @@ class Stand:
             assert now == view.content, "a pinned span was reused"
         self.store.check_invariants()
         assert (self.scans == 1) == self.store.memory.scan_in_flight
+
+
+Make = Callable[..., Stand]

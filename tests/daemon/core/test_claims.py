@@ -67,8 +67,9 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         self.model[key]["waiters"] = rest
 
     def held_by(self, client: int) -> int:
-        held: int = sum(c["client"] == client for c in self.model.values())
-        return held + sum(w[0] == client for c in self.model.values() for w in c["waiters"])
+        stakes = [c["client"] for c in self.model.values()]
+        stakes += [waiter for c in self.model.values() for waiter, _ in c["waiters"]]
+        return stakes.count(client)
 
     @rule(key=st.sampled_from(KEYS), client=st.sampled_from(CLIENTS))
     def claim(self, key: bytes, client: int) -> None:

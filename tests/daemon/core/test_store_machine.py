@@ -304,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])

@@ -1,0 +1,85 @@
+"""Why a put is refused, in words: each refusal names the value, the limit and what to do.
+
+Pure judgements on one put; owns nothing.
+"""
+
+from __future__ import annotations
+
+from ...errors import BadMessage, LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut
+from ...ipc import messages
+from ...shm.layout import span_bytes
+from ...shm.ring import Ring
+from .limits import StoreLimits
+from .memory import Budget
+from .room import Need
+
+
+def unfit(commit: messages.Commit, limits: StoreLimits, budget: Budget, ring_bytes: int) -> TensordError | None:
+    """Why a put can never be stored, however empty the store; `ring_bytes` is the ring's size once grown."""
+    if commit.tree_bytes > commit.image_bytes:
+        return BadMessage(
+            f"tree_bytes = {commit.tree_bytes} is more than image_bytes = {commit.image_bytes}, "
+            "of which it is the beginning"
+        )
+    if commit.image_bytes > limits.object_bytes_max:
+        return ObjectTooLarge(
+            f"{commit.image_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
+            "store it in smaller pieces, or raise object_bytes_max"
+        )
+    size = span_bytes(commit.image_bytes)
+    for name, most in (("ring_bytes", ring_bytes), ("max_bytes", budget.max_bytes)):
+        if size > most:
+            return ObjectTooLarge(
+                f"{commit.image_bytes} bytes take {size} in the ring, and {name} is {most}: "
+                f"store it in smaller pieces, or raise {name}"
+            )
+    if budget.max_tokens is not None and commit.tokens > budget.max_tokens:
+        return LimitReached(
+            f"{commit.tokens} tokens, and max_tokens is {budget.max_tokens} for the whole store: "
+            "store it in smaller pieces, or raise max_tokens"
+        )
+    return None
+
+
+def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
+    """Whether a client has as many puts on their way as it may."""
+    if in_flight < limits.commits_in_flight_max:
+        return None
+    return LimitReached(
+        f"{in_flight} puts of this client are on their way, and commits_in_flight_max is "
+        f"{limits.commits_in_flight_max}: wait for their answers, or raise it"
+    )
+
+
+def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part) -> BadMessage:
+    """Parts that do not add up to the image."""
+    return BadMessage(
+        f"parts of {received_bytes} bytes, last={part.last}, for an image_bytes of "
+        f"{commit.image_bytes}: the last part ends the image, and no other does"
+    )
+
+
+def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
+    """More parts than the daemon keeps in mind for one put."""
+    return LimitReached(
+        f"{outstanding} parts of one put are not copied yet, and parts_in_flight_max is "
+        f"{limits.parts_in_flight_max}: send larger parts, or wait for PartCopied"
+    )
+
+
+def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -> TimedOut:
+    """A sender that stopped halfway."""
+    return TimedOut(
+        f"{received_bytes} of {commit.image_bytes} bytes came, and none for put_idle_s = "
+        f"{limits.put_idle_s:g}: put again"
+    )
+
+
+def no_room(need: Need, obstacle: str | None, ring: Ring, staying_bytes: int) -> StoreFull:
+    """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
+    return StoreFull(
+        f"no room for {need.span_bytes} bytes and {need.tokens} tokens "
+        f"({obstacle or 'pins came and went'}): largest_free_bytes is {ring.largest_free_bytes} of "
+        f"{ring.capacity_bytes}, and {staying_bytes} bytes are pinned or in flight. Release leases "
+        "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
+    )

@@ -1,0 +1,163 @@
+"""The way of a put: what its client may rely on at every point, and whoever comes after it."""
+
+from __future__ import annotations
+
+from tensord.errors import BadTree
+from tensord.ipc import messages
+
+from .stand import SPAN, UNIX_AT_ZERO_S, Make, key
+
+
+def test_a_put_is_seen_only_once_all_of_it_is_copied(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 200)
+    stand.part(1, 1, 128, last=False)
+    stand.part(1, 1, 72, last=True)
+    stand.copy()
+    assert stand.stored() == set()
+    stand.copy()
+    assert stand.stored() == {1}
+    assert [type(answer) for answer in stand.answers[1]] == [
+        messages.PartCopied,
+        messages.PartCopied,
+        messages.Committed,
+    ]
+
+
+def test_the_span_header_says_what_the_entry_is(make: Make) -> None:
+    stand = make()
+    stand.now = 5.0
+    assert stand.put(1, 200, client=2, tokens=9, ttl_s=60.0, tree=32) == "stored"
+    (header,) = stand.headers.values()
+    assert (header.key, header.image_bytes, header.tree_bytes) == (key(1), 200, 32)
+    assert (header.tokens, header.owner_uid) == (9, 1002)
+    assert header.created_unix_s == UNIX_AT_ZERO_S + 5
+    assert header.expires_unix_s == UNIX_AT_ZERO_S + 65
+
+
+def test_a_key_that_exists_is_not_stored_again(make: Make) -> None:
+    stand = make()
+    assert stand.put(1) == "stored"
+    before = stand.find(key(1))
+    assert stand.put(1, client=2) == "existed"
+    assert stand.find(key(1)) == before
+    assert isinstance(stand.answers[2][0], messages.Committed), "told before its part came"
+
+
+def test_of_two_puts_in_flight_the_first_whole_one_wins(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 64)
+    stand.commit(2, 1, key(1), 64)
+    stand.part(2, 1, 64, last=True)
+    stand.part(1, 1, 64, last=True)
+    stand.copy()
+    winner = stand.find(key(1))
+    stand.settle()
+    outcomes = [stand.outcome(client, 1) for client in (1, 2)]
+    assert [o.outcome for o in outcomes if o is not None] == ["existed", "stored"]
+    assert stand.find(key(1)) == winner
+    assert stand.store.memory.ring.used_bytes == SPAN
+
+
+def test_a_put_waiting_for_room_finds_that_its_key_was_stored_meanwhile(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3):
+        stand.put(number)
+    stand.commit(1, 1, key(9), 64)
+    stand.commit(2, 1, key(9), 64)
+    stand.part(2, 1, 64, last=True)
+    stand.part(1, 1, 64, last=True)
+    assert stand.scans == 1
+    stand.copy()
+    stand.settle()
+    assert stand.ended(1, 1) == "stored"
+    assert stand.ended(2, 1) == "existed"
+    # The room that was being made is not wanted any more, and costs nobody an entry.
+    assert stand.stored() == {1, 2, 3, 9}
+
+
+def test_a_wholly_sent_put_is_carried_out_though_its_sender_leaves(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 64)
+    stand.part(1, 1, 64, last=True)
+    stand.leave(1)
+    assert stand.forgotten == [], "its inbox is still needed"
+    stand.settle()
+    assert stand.stored() == {1}
+    assert stand.forgotten == [1]
+
+
+def test_also_while_it_waits_for_room(make: Make) -> None:
+    stand = make(2 * SPAN)
+    stand.put(1)
+    stand.put(2)
+    stand.commit(1, 1, key(3), 64)
+    stand.part(1, 1, 64, last=True)
+    stand.leave(1)
+    stand.settle()
+    assert 3 in stand.stored()
+    assert stand.forgotten == [1]
+
+
+def test_a_half_sent_put_ends_with_its_sender_and_leaves_nothing(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 200)
+    for _ in range(2):
+        stand.part(1, 1, 50, last=False)
+    stand.leave(1)
+    for _ in range(2):
+        assert stand.store.memory.ring.used_bytes > 0, "a copy into it is under way"
+        assert stand.forgotten == []
+        stand.copy()
+    assert stand.store.memory.ring.used_bytes == 0
+    assert stand.forgotten == [1]
+    assert stand.store.status()["puts"] == {"aborted": 1}
+
+
+def test_a_put_whose_bytes_are_no_tree_is_refused(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 64)
+    stand.part(1, 1, 64, last=True)
+    stand.copy(error=BadTree("depth 99"))
+    done = stand.outcome(1, 1)
+    assert done is not None
+    assert done.error == messages.ErrorBody("BadTree", "depth 99")
+    assert stand.store.memory.ring.used_bytes == 0
+
+
+def test_parts_of_a_refused_put_are_acknowledged(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 64, tree=65)
+    stand.part(1, 1, 64, last=True)
+    assert stand.ended(1, 1) == "BadMessage"
+    assert stand.last() == messages.PartCopied(1, 0)
+
+
+def test_parts_that_do_not_add_up_end_the_put(make: Make) -> None:
+    stand = make()
+    for request, (size, last) in enumerate([(65, True), (64, False), (63, True)]):
+        stand.commit(1, request, key(request), 64)
+        stand.part(1, request, size, last=last)
+        assert stand.ended(1, request) == "BadMessage"
+        assert stand.last() != messages.PartCopied(request, 0)
+    assert stand.store.memory.ring.used_bytes == 0
+
+
+def test_a_sender_that_stops_halfway_does_not_hold_its_span_for_ever(make: Make) -> None:
+    stand = make(put_idle_s=30)
+    stand.commit(1, 1, key(1), 200)
+    stand.part(1, 1, 100, last=False)
+    stand.copy()
+    stand.pass_time(29)
+    assert stand.outcome(1, 1) is None
+    stand.pass_time(2)
+    assert stand.ended(1, 1) == "TimedOut"
+    assert stand.store.memory.ring.used_bytes == 0
+
+
+def test_a_put_is_not_overdue_while_its_copies_are(make: Make) -> None:
+    stand = make(put_idle_s=30)
+    stand.commit(1, 1, key(1), 200)
+    stand.part(1, 1, 100, last=False)
+    stand.pass_time(1000)
+    assert stand.outcome(1, 1) is None

@@ -1,0 +1,66 @@
+"""Status, pages of entries, and what watchers are told."""
+
+from __future__ import annotations
+
+from tensord.daemon.core.events import Accessed
+from tensord.ipc import messages
+
+from .stand import SPAN, UNIX_AT_ZERO_S, Make, key
+
+
+def test_entries_are_paged_completely_and_once(make: Make) -> None:
+    stand = make(1 << 20, max_entries=3000)
+    for number in range(300):
+        stand.commit(1, number, key(number * 7919, b"abcdefgh" if number % 3 else b"hgfedcba"), 64)
+        stand.part(1, number, 64, last=True)
+        stand.settle()
+    for tag, expected in ((None, 300), (b"hgfedcba", 100), (b"nobody's", 0)):
+        seen: list[str] = []
+        after = None
+        while page := stand.store.entries(after, 7, tag):
+            seen += [entry["key"] for entry in page]
+            after = bytes.fromhex(seen[-1])
+        assert len(seen) == len(set(seen)) == expected
+
+
+def test_a_page_may_begin_behind_a_key_that_is_gone(make: Make) -> None:
+    stand = make()
+    for number in range(8):
+        stand.put(number)
+    order = [entry["key"] for entry in stand.store.entries(None, 100)]
+    stand.send(1, messages.Evict(1, [bytes.fromhex(order[3])]))
+    rest = stand.store.entries(bytes.fromhex(order[3]), 100)
+    assert [entry["key"] for entry in rest] == order[4:]
+
+
+def test_status_and_entry_say_what_is_there(make: Make) -> None:
+    stand = make()
+    stand.now = 3.0
+    stand.put(1, 100, tokens=5, ttl_s=10.0)
+    view = stand.pin(1)
+    stand.now = 4.0
+    stand.do(Accessed([view.span_id, view.span_id, 12345], misses=2, lost=1))
+    entry = stand.store.entry(key(1))
+    assert entry is not None
+    assert entry["key"] == key(1).hex()
+    assert (entry["image_bytes"], entry["span_bytes"], entry["tokens"]) == (100, 256, 5)
+    assert entry["uses"] == 2
+    assert entry["used_unix_s"] == UNIX_AT_ZERO_S + 4
+    assert entry["expires_unix_s"] == UNIX_AT_ZERO_S + 13
+    status = stand.store.status()
+    assert (status["entries"], status["tokens"], status["used_bytes"]) == (1, 5, 256)
+    assert status["largest_free_bytes"] == 4096 - 256
+    assert (status["hits"], status["hits_unknown"], status["misses"]) == (3, 1, 2)
+    assert status["puts"] == {"stored": 1}
+    assert stand.store.entry(key(2)) is None
+
+
+def test_watchers_are_told_what_happens(make: Make) -> None:
+    stand = make(SPAN)
+    stand.put(1)
+    stand.put(2)
+    stand.send(1, messages.Claim(1, key(3)))
+    stand.send(1, messages.Limit(1, 9999))
+    stand.send(1, messages.Clear(2))
+    events = [event["event"] for event in stand.told]
+    assert events == ["put", "evict", "put", "claim", "limit", "clear"]

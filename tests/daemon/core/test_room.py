@@ -1,0 +1,209 @@
+"""Making room: who goes, who stays, and that a put that cannot fit costs nobody an entry."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.daemon.core.events import Accessed, Scanned, Tick
+from tensord.ipc import messages
+
+from .stand import SPAN, Make, key
+
+
+def test_a_full_store_evicts_the_least_recently_used(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3, 4):
+        stand.put(number)
+    used = stand.find(key(1))
+    assert used is not None
+    stand.do(Accessed([used.span_id]))
+    assert stand.put(5) == "stored"
+    assert stand.stored() == {1, 3, 4, 5}
+    assert stand.store.status()["evictions"] == {"capacity": 1}
+
+
+def test_a_pinned_victim_comes_back_and_the_next_goes(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3, 4):
+        stand.put(number)
+    stand.pin(1)
+    assert stand.put(5) == "stored"
+    assert stand.stored() == {1, 3, 4, 5}
+    assert stand.store.status()["republished"] == 1
+
+
+def test_what_was_pinned_lately_is_not_even_hidden(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3, 4):
+        stand.put(number)
+    stand.pin(1)
+    stand.put(5)
+    for number in range(6, 20):
+        assert stand.put(number) == "stored"
+    assert stand.store.status()["republished"] == 1
+
+
+def test_a_store_full_of_pins_refuses_after_one_attempt_and_recovers(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3, 4):
+        stand.put(number)
+        stand.pin(number)
+    assert stand.put(5) == "StoreFull"
+    assert stand.stored() == {1, 2, 3, 4}
+    assert stand.store.status()["scans"] == 1
+    text = next(event["text"] for event in stand.told if event["event"] == "refuse")
+    assert f"no room for {SPAN} bytes" in text
+    assert f"{4 * SPAN} bytes are pinned or in flight" in text
+    assert "largest_free_bytes is 0" in text
+    assert stand.put(6) == "StoreFull"
+    stand.views.clear()
+    assert stand.put(7) == "stored"
+
+
+def test_a_refused_put_costs_nobody_an_entry(make: Make) -> None:
+    stand = make(9 * SPAN, max_tokens=20)
+    for number in range(9):
+        stand.put(number, tokens=2)
+    for number in (0, 3, 6):
+        stand.pin(number)
+    before = stand.stored()
+    assert stand.put(20, 3 * SPAN - 128) == "StoreFull", "three in a row, and each third pinned"
+    assert stand.stored() == before
+    assert stand.put(21, tokens=15) == "StoreFull", "6 of 20 tokens stay"
+    assert stand.stored() == before
+    assert stand.put(22, 2 * SPAN - 128, tokens=3) == "stored"
+
+
+def test_a_large_put_opens_its_room_around_the_coldest(make: Make) -> None:
+    stand = make(9 * SPAN)
+    for number in range(9):
+        stand.put(number)
+    for number in (0, 1, 2, 3, 7, 8, 6):
+        used = stand.find(key(number))
+        assert used is not None
+        stand.do(Accessed([used.span_id]))
+    # 4 is the coldest, 5 the colder of its neighbours, and then 3, used before 6.
+    assert stand.put(20, 3 * SPAN - 128) == "stored"
+    assert stand.stored() == {0, 1, 2, 6, 7, 8, 20}
+
+
+def test_a_window_wider_than_a_round_is_opened_in_rounds(make: Make) -> None:
+    stand = make(600 * SPAN, object_bytes_max=600 * SPAN)
+    for number in range(600):
+        stand.put(number)
+    assert stand.put(1000, 590 * SPAN - 128) == "stored"
+    assert len(stand.stored()) == 11
+
+
+def test_a_window_is_found_between_scattered_pins(make: Make) -> None:
+    stand = make(60 * SPAN)
+    for number in range(60):
+        stand.put(number)
+    for number in [*range(0, 50, 2), 58]:
+        stand.pin(number)
+    assert stand.put(100, 7 * SPAN - 128) == "stored"
+    assert set(range(0, 50, 2)) <= stand.stored()
+
+
+def test_cold_pinned_entries_do_not_hide_warm_ones_that_may_go(make: Make) -> None:
+    stand = make(2000 * SPAN, max_entries=1500, pinned_bytes_max=SPAN)
+    for number in range(1500):
+        stand.put(number)
+        if number < 1400:
+            stand.pin(number)
+    stand.commit(1, 1, key(5000), 64)
+    stand.part(1, 1, 64, last=True)
+    for _ in range(20):
+        stand.settle()
+        stand.do(Tick())
+    assert stand.ended(1, 1) == "stored"
+
+
+def test_a_put_waits_for_one_that_is_landing_rather_than_being_refused(make: Make) -> None:
+    stand = make(SPAN)
+    for client in (1, 2):
+        stand.commit(client, 1, key(client), 64)
+        stand.part(client, 1, 64, last=True)
+    stand.settle()
+    assert stand.ended(1, 1) == "stored"
+    assert stand.ended(2, 1) == "stored"
+    assert stand.stored() == {2}
+
+
+def test_a_put_does_not_wait_for_one_whose_sender_dawdles(make: Make) -> None:
+    stand = make(SPAN)
+    stand.commit(1, 1, key(1), 64)
+    assert stand.put(2, client=2) == "StoreFull"
+
+
+def test_what_is_unpublished_during_a_scan_waits_for_the_next(make: Make) -> None:
+    stand = make()
+    stand.put(1)
+    stand.put(2)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    view = stand.pin(2)
+    stand.send(1, messages.Evict(2, [key(2)]))
+    # The lanes were read before 2 was unpublished, and before its reader pinned it.
+    stand.scans -= 1
+    stand.do(Scanned(frozenset()))
+    assert stand.store.memory.span(view.span_id) is not None
+    stand.settle()
+    assert stand.store.memory.ring.used_bytes == SPAN
+    stand.views.clear()
+    stand.pass_time(10)
+    assert stand.store.memory.ring.used_bytes == 0
+
+
+def test_a_victim_whose_key_is_stored_anew_does_not_come_back(make: Make) -> None:
+    stand = make(3 * SPAN)
+    stand.commit(2, 1, key(1), 64)
+    stand.put(1)
+    stand.put(2)
+    old = stand.pin(1)
+    stand.commit(1, 1, key(9), 64)
+    assert stand.find(key(1)) is None, "it is the victim"
+    stand.part(2, 1, 64, last=True)
+    stand.copy()
+    new = stand.find(key(1))
+    stand.settle()
+    assert new is not None
+    assert stand.find(key(1)) in (new, None)
+    assert stand.store.memory.span(old.span_id) is not None, "somebody still views it"
+
+
+def test_a_full_bucket_evicts_the_coldest_that_stands_there(make: Make) -> None:
+    stand = make(65_536, buckets=1)
+    for number in range(8):
+        stand.put(number)
+    stand.pin(0)
+    assert stand.put(100) == "stored"
+    assert stand.stored() == {0, 2, 3, 4, 5, 6, 7, 100}
+    assert stand.store.status()["evictions"] == {"index_bucket": 1}
+
+
+def test_a_full_bucket_of_pins_refuses(make: Make) -> None:
+    stand = make(65_536, buckets=1)
+    for number in range(8):
+        stand.put(number)
+        stand.pin(number)
+    assert stand.put(100) == "StoreFull"
+    assert len(stand.stored()) == 8
+
+
+@pytest.mark.parametrize(
+    ("limits", "more", "reason"),
+    [
+        ({"max_entries": 3}, {}, "entries"),
+        ({"max_tokens": 30}, {"tokens": 10}, "tokens"),
+        ({"max_bytes": 3 * SPAN}, {}, "capacity"),
+    ],
+)
+def test_every_budget_is_enforced(
+    make: Make, limits: dict[str, int], more: dict[str, int], reason: str
+) -> None:
+    stand = make(**limits)
+    for number in range(6):
+        assert stand.put(number, **more) == "stored"
+        assert len(stand.stored()) <= 3
+    assert stand.stored() == {3, 4, 5}
+    assert stand.store.status()["evictions"] == {reason: 3}
