@@ -138,36 +138,38 @@ class View:
         try:
             word = lane.free.pop()
         except IndexError:
-            return self._copied_out(key)
+            return self._get_slowly(key)
         try:
             words[word] = span_id
             # Look again. SYNC POINT: pin stored before seq is loaded; the daemon's fence settles what x86-64 may swap.
-            if index.words[slot_at >> 3] != seq:
-                lane.unpin(word)
-                return self._get_slowly(key)
+            if index.words[slot_at >> 3] == seq:
+                # View.
+                ring = self._ring
+                start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+                header = ring[start : start + (place >> 48)]
+                known = self._recipes.get(header) or self._learned(header)
+                if known.single is None:
+                    root: Array = ndarray((image_bytes,), uint8, ring, start)
+                else:
+                    shape, dtype, offset = known.single
+                    root = ndarray(shape, dtype, ring, start + offset)
+                lease = Lease(root, known, image_bytes)
 
-            # View.
-            ring = self._ring
-            start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
-            header = ring[start : start + (place >> 48)]
-            known = self._recipes.get(header) or self._learned(header)
-            if known.single is None:
-                root: Array = ndarray((image_bytes,), uint8, ring, start)
-            else:
-                shape, dtype, offset = known.single
-                root = ndarray(shape, dtype, ring, start + offset)
-            lease = Lease(root, known, image_bytes)
+                # Log the hit.
+                head = next(lane.heads)
+                words[LOG_AT + (head & LOG_MASK)] = span_id
+                words[HEAD_AT] = head + 1
 
-            # Tie the pin to the root's life, and log the hit.
-            number = word - PINS_AT
-            lane.refs[number] = ref(root, lane.releases[number])
-            head = next(lane.heads)
-            words[LOG_AT + (head & LOG_MASK)] = span_id
-            words[HEAD_AT] = head + 1
-            return lease
+                # Tie the pin to the root's life. Last: a signal's exception is raised before it or not in here at all,
+                # so that a word is never given back twice.
+                number = word - PINS_AT
+                lane.refs[number] = ref(root, lane.releases[number])
+                return lease
         except BaseException:
             lane.unpin(word)
             raise
+        lane.unpin(word)
+        return self._get_slowly(key)
 
     def get_many(self, keys: Array) -> Batch:
         """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
@@ -186,7 +188,10 @@ class View:
         # SYNC POINT: as in get, pins are stored before any seq is looked at again.
         unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
         found[hits] = unchanged
-        lane.log_many(pinned[unchanged])
+        for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
+            found[i] = self._is_sound(int(places[i]), int(lengths[i]))
+        lane.log_many(spans[hits][found[hits]])
+        lane.log_misses(len(keys) - int(found.sum()))
         return Batch(self, root, found, places, lengths)
 
     def contains(self, key: bytes) -> bool:
@@ -230,26 +235,28 @@ class View:
             try:
                 word = lane.pin(span_id)
             except IndexError:
-                return self._copied_out(key, verify=True)
-            if self._index.words[at] != seq:
-                lane.unpin(word)
-                continue
+                return self._copied_out(key)
             offset = place & PLACE_OFFSET_MASK
-            image: Array = ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
             try:
-                _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
-                header = image[: place >> 48].tobytes()
-                lease = _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+                unchanged = self._index.words[at] == seq
+                if unchanged:
+                    image: Array = ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
+                    _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
+                    header = image[: place >> 48].tobytes()
+                    lease = _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
             except BaseException:
                 lane.unpin(word)
                 raise
+            if not unchanged:
+                lane.unpin(word)
+                continue
             lane.serve(word, span_id, image)
             return lease
         lane.log_miss()
         return None
 
     def _get_slowly(self, key: bytes) -> Lease | None:
-        """What `get` leaves over: a miss, a slot that changed under it, an entry that no one has checked yet."""
+        """What `get` leaves over: a miss, a changed slot, a full lane, an entry that no one has checked yet."""
         hit = self._index.find(key)
         if hit is None:
             self.lane.log_miss()
@@ -260,25 +267,36 @@ class View:
             self.lane.log_miss()
             return None
 
-    def _copied_out(self, key: bytes, *, verify: bool = False) -> Lease | None:
-        """A get without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
+    def _copied_out(self, key: bytes) -> Lease | None:
+        """`verified` without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
                 break
             at, seq, span_id, place, image_bytes = hit
+            if self._index.words[at] != seq:
+                # Its place and its length may be those of two spans.
+                continue
             offset = place & PLACE_OFFSET_MASK
             span = self._ring[offset : offset + SPAN_HEADER_BYTES]
             image = np.array(ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES))
             if self._index.words[at] == seq:
-                if verify or place & PLACE_UNVERIFIED:
-                    _check(span, image)
+                _check(span, image)
                 image.flags.writeable = False
                 self.lane.log(span_id)
                 header = image[: place >> 48].tobytes()
                 return _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
         self.lane.log_miss()
         return None
+
+    def _is_sound(self, place: int, image_bytes: int) -> bool:
+        """Whether a pinned span's payload is what was stored."""
+        start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+        try:
+            _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((image_bytes,), uint8, self._ring, start))
+        except Corrupt:
+            return False
+        return True
 
     def _learned(self, header: bytes) -> Recipe:
         if len(self._recipes) >= _RECIPES_MAX:

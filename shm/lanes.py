@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,6 +152,11 @@ class Lane:
     def log_miss(self) -> None:
         """Counts a lookup that found nothing."""
         self.words[MISSES_AT] = next(self._misses)
+
+    def log_misses(self, misses: int) -> None:
+        """`log_miss` for a batch."""
+        for number in deque(islice(self._misses, misses), maxlen=1):
+            self.words[MISSES_AT] = number
 
     def freeze(self) -> None:
         """Never write this lane again: finalizers go on, on words that nobody reads.
