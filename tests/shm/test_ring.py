@@ -99,7 +99,8 @@ class RingAgainstCells(RuleBasedStateMachine):
         left = self.cells[window.low // CELL : window.high // CELL]
         assert left == [None] * ((window.high - window.low) // CELL), "something else stands in it"
         if window.enough and window.spans:
-            for offset in (min(window.spans), max(window.spans)):
+            assert around in window.spans or around not in spans, "the coldest is spared"
+            for offset in {min(window.spans), max(window.spans)} - {around}:
                 below = offset - window.low
                 above = window.high - offset - spans[offset]
                 assert max(below, above) < cells * CELL, "a span at the edge went for nothing"
@@ -141,6 +142,15 @@ def test_window_grows_towards_the_colder_neighbour() -> None:
     window = ring.window(4 * CELL, 6 * CELL, lambda _: True, lambda o: warmth[o], 16)
     assert window is not None
     assert window.spans == [2 * CELL, 4 * CELL, 6 * CELL]
+
+
+def test_the_coldest_goes_though_its_neighbour_alone_would_be_room_enough() -> None:
+    ring = Ring(10 * CELL)
+    small, large = ring.allocate(2 * CELL), ring.allocate(8 * CELL)
+    assert (small, large) == (0, 2 * CELL)
+    window = ring.window(0, 8 * CELL, lambda _: True, lambda o: o, 16)
+    assert window is not None
+    assert window.spans == [0, 2 * CELL]
 
 
 def test_window_passes_over_spans_that_may_not_go() -> None:
