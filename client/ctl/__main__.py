@@ -1,0 +1,5 @@
+"""`python -m tensord.client.ctl`."""
+
+from .app import main
+
+raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""The daemon as the commands see it: questions on the status socket, orders on the control socket.
+
+Owns: which sockets are meant, one connection to each, opened when first used. Does not own what is shown of an answer.
+
+An order says Hello and never Attach: a command needs no lane, and takes no memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
+from ...ipc import messages, places
+from ...ipc.channel import BlockingChannel
+from ...ipc.connection import Connection
+from ...ipc.words import ENTRIES_MAX, PROTOCOL_VERSION
+
+NAME: Final = "tensorctl"
+Answer = TypeVar("Answer", bound=messages.Message)
+
+
+class Daemon:
+    """The daemon behind a pair of sockets. Connects when it is first asked something.
+
+    Args:
+        control, status: the sockets; without `control` the usual one, without `status` the one beside it.
+        timeout_s: for one answer.
+    """
+
+    def __init__(self, control: Path | None = None, status: Path | None = None, timeout_s: float = 5.0) -> None:
+        self._given = (control, status)
+        self.timeout_s = timeout_s
+        self._ids = count(1)
+        self._asking: BlockingChannel | None = None
+        self._ordering: BlockingChannel | None = None
+        self.welcome: messages.Welcome | None = None
+
+    @property
+    def control_path(self) -> Path:
+        """Raises SocketForbidden when the user's folder in /tmp is somebody else's."""
+        return self._given[0] or places.control_socket(os.environ)
+
+    @property
+    def status_path(self) -> Path:
+        """`--status-socket`, else what stands beside `--socket`, else as a client finds it."""
+        control, status = self._given
+        if status is None and control is not None:
+            status = control.with_name(places.STATUS_NAME)
+        return status or places.status_socket(os.environ)
+
+    # ---- questions
+
+    def status(self) -> dict[str, Any]:
+        return self.ask(messages.StatusQuery)
+
+    def clients(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
+        return rows
+
+    def entry(self, key: bytes) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self.ask(lambda number: messages.EntryQuery(number, key))["entry"]
+        return found
+
+    def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
+        """All entries, page by page; one that is stored or evicted meanwhile may be missing or shown."""
+        after: bytes | None = None
+        left = most
+        while left is None or left > 0:
+            wanted = ENTRIES_MAX if left is None else min(left, ENTRIES_MAX)
+            page = self._page(after, wanted, namespace)
+            yield from page
+            if len(page) < wanted:
+                return
+            after = bytes.fromhex(page[-1]["key"])
+            left = None if left is None else left - len(page)
+
+    def _page(self, after: bytes | None, wanted: int, namespace: bytes | None) -> list[dict[str, Any]]:
+        page: list[dict[str, Any]] = self.ask(lambda number: messages.EntriesQuery(number, after, wanted, namespace))[
+            "entries"
+        ]
+        return page
+
+    def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
+        """One question on the status socket.
+
+        Raises:
+            DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer; or the error that is the answer.
+        """
+        if self._asking is None:
+            self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
+        body: dict[str, Any] = self._exchange(self._asking, make, messages.Document, self.timeout_s).body
+        return body
+
+    def events(self) -> Iterator[messages.Event]:
+        """What happens from now on, for as long as the daemon lives.
+
+        Raises:
+            DaemonUnavailable: it has gone.
+        """
+        self.ask(messages.Watch)
+        channel = self._asking
+        while channel is not None:
+            try:
+                message, _ = channel.receive(1.0)
+            except TimedOut:
+                continue
+            if isinstance(message, messages.Event):
+                yield message
+            elif isinstance(message, messages.Error):
+                raise message.to_error()
+
+    # ---- orders
+
+    def order(
+        self, make: Callable[[int], messages.Message], kind: type[Answer], timeout_s: float | None = None
+    ) -> Answer:
+        """One request on the control socket. Raises what `ask` raises, and VersionMismatch."""
+        channel = self.greeted()
+        return self._exchange(channel, make, kind, self.timeout_s if timeout_s is None else timeout_s)
+
+    def greeted(self) -> BlockingChannel:
+        """The control socket after Hello and Welcome."""
+        if self._ordering is None:
+            channel = BlockingChannel.connect(self.control_path, self.timeout_s)
+            self._ordering = channel
+            self.welcome = self._exchange(
+                channel,
+                lambda number: messages.Hello(number, PROTOCOL_VERSION, NAME, os.getpid(), False),
+                messages.Welcome,
+                self.timeout_s,
+            )
+        return self._ordering
+
+    @property
+    def keys_per_request_max(self) -> int:
+        self.greeted()
+        assert self.welcome is not None
+        return self.welcome.limits.keys_per_request_max
+
+    def close(self) -> None:
+        """Ends both connections; the next question opens them anew."""
+        for channel in (self._asking, self._ordering):
+            if channel is not None:
+                channel.close()
+        self._asking = self._ordering = None
+
+    def _exchange(
+        self, channel: BlockingChannel, make: Callable[[int], messages.Message], kind: type[Answer], timeout_s: float
+    ) -> Answer:
+        number = next(self._ids)
+        deadline = time.monotonic() + timeout_s
+        try:
+            channel.send(make(number), timeout_s=timeout_s)
+            while True:
+                message, _ = channel.receive(max(0.0, deadline - time.monotonic()))
+                if isinstance(message, messages.Error):
+                    raise message.to_error()
+                if isinstance(message, kind):
+                    return message
+                if not isinstance(message, messages.Event):
+                    raise DaemonUnavailable(
+                        f"the daemon answered {type(message).__name__}, expected {kind.__name__}: "
+                        "its version is another; see `tensorctl doctor`"
+                    )
+        except TimedOut:
+            self.close()
+            raise TimedOut(
+                f"no answer within {timeout_s:g} s: the daemon is stopped or busy; try again with a larger --timeout"
+            ) from None
+        except TensordError:
+            self.close()
+            raise
+
+
+pass_daemon = click.make_pass_decorator(Daemon)
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Around the reading of a document: a daemon of another version may leave out what this one shows."""
+    try:
+        yield
+    except KeyError as missing:
+        raise VersionMismatch(
+            f"the daemon's {what} has no {missing}: its version is not this tensorctl's; --json shows what it has, "
+            "`tensorctl doctor` both versions"
+        ) from None

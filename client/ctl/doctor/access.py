@@ -1,0 +1,156 @@
+"""Checks of who may reach what: both sockets, the daemon, what a logout deletes, what is left over. Pure."""
+
+from __future__ import annotations
+
+import configparser
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....errors import SocketForbidden, TensordError
+from ..leftovers import Leftover
+from ..tables import size
+from .finding import Finding, fail, ok, warn
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A file as stat sees it."""
+
+    path: Path
+    mode: int
+    uid: int
+    gid: int
+    group: str
+
+    def lets(self, caller: Caller, wanted: int) -> bool:
+        """Whether `caller` has `wanted` (of 4 read, 2 write, 1 enter) by its permission bits."""
+        if caller.uid == 0:
+            return True
+        shift = 6 if caller.uid == self.uid else 3 if self.gid in caller.gids else 0
+        return self.mode >> shift & wanted == wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `gids` the process has; `groups` the user database names, which a new login would have."""
+
+    uid: int
+    name: str
+    gids: frozenset[int]
+    groups: frozenset[str] = frozenset()
+
+
+def socket(what: str, path: Path, node: Node | None, folder: Node | None, caller: Caller) -> Finding:
+    """Whether `caller` may use a socket. `folder` is where it stands; None: not there, or not to be looked at."""
+    check = f"{what} socket"
+    if folder is None:
+        return fail(check, f"{path.parent} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
+    if not folder.lets(caller, 1):
+        return fail(
+            check,
+            f"{caller.name} may not enter {folder.path} ({_owner(folder)})",
+            f"chmod 0755 {folder.path}: the sockets' own mode says who may connect",
+        )
+    if node is None:
+        return fail(check, f"{path} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
+    if not stat.S_ISSOCK(node.mode):
+        return fail(check, f"{path} is no socket", "remove it, or name the daemon's socket with TENSORD_SOCKET")
+    if folder.mode & 0o002 and not folder.mode & stat.S_ISVTX:
+        return fail(
+            check,
+            f"everybody may write to {folder.path} ({_owner(folder)}), and so replace the socket by their own",
+            f"chmod 0755 {folder.path}",
+        )
+    text = f"{path} ({_owner(node)})"
+    if not node.lets(caller, 2):
+        return _kept_out(check, text, node, caller)
+    if what == "control" and node.mode & 0o002:
+        return warn(
+            check,
+            f"{text}: every user of this host may read and write every entry",
+            "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit",
+        )
+    return ok(check, f"{text}: {caller.name} may use it")
+
+
+def _kept_out(check: str, text: str, node: Node, caller: Caller) -> Finding:
+    said = f"{text}: {caller.name} may not use it"
+    if node.mode & 0o020 and node.group in caller.groups:
+        why = f"{said}, though a member of {node.group}"
+        return fail(check, why, "log in anew: a session keeps the groups it began with")
+    if node.mode & 0o020:
+        return fail(check, said, f"usermod -aG {node.group} {caller.name}, then log in anew")
+    return fail(check, said, "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit")
+
+
+def _owner(node: Node) -> str:
+    return f"mode {stat.S_IMODE(node.mode):04o}, uid {node.uid}, group {node.group}"
+
+
+def reachable(what: str, error: TensordError | None) -> Finding:
+    """Whether the daemon answered on a socket."""
+    check = f"daemon ({what})"
+    if error is None:
+        return ok(check, "answers")
+    if isinstance(error, SocketForbidden):
+        return fail(check, str(error), "see the check of the socket above")
+    return fail(check, str(error), "`systemctl status tensord` and `journalctl -u tensord` say why")
+
+
+def removes_ipc(texts: Iterable[str]) -> bool:
+    """Whether logind deletes a user's shared memory at logout, by its configuration files in order of precedence,
+    least first. What they do not say is yes."""
+    value = True
+    for text in texts:
+        parser = configparser.RawConfigParser(strict=False, allow_no_value=True, interpolation=None)
+        try:
+            parser.read_string(text)
+        except configparser.Error:
+            continue
+        said = (parser.get("Login", "RemoveIPC", fallback="") or "").strip().lower()
+        if said:
+            value = said not in ("no", "false", "off", "0", "n", "f")
+    return value
+
+
+def logout(*, uid: int, system_uid_max: int, has_logind: bool, lingers: bool, removes: bool) -> Finding:
+    """Whether the daemon's user loses ring and index when they log out."""
+    check = "RemoveIPC"
+    if not has_logind:
+        return ok(check, "no logind here that could delete shared memory at logout")
+    if uid <= system_uid_max:
+        return ok(check, f"uid {uid} is a system user, whose shared memory logind leaves alone")
+    if not removes:
+        return ok(check, "RemoveIPC=no: logind leaves shared memory alone at logout")
+    if lingers:
+        return ok(check, f"uid {uid} lingers, so that logind never sees the last logout")
+    return warn(
+        check,
+        f"logind deletes all shared memory of uid {uid} at the last logout, the ring included",
+        "`loginctl enable-linger`, or RemoveIPC=no in /etc/systemd/logind.conf.d/tensord.conf, "
+        "or run the daemon as a system user (systemd/tensord.service)",
+    )
+
+
+def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
+    """One finding for each instance that no daemon serves. `served`: the instance that the daemon said it is."""
+    check = "leftovers"
+    findings = []
+    for left in found:
+        if left.served or left.instance == served:
+            continue
+        pieces = f"{len(left.pieces)} segments of uid {left.uid}"
+        text = f"instance {left.instance} holds {size(left.taken_bytes)} in {pieces}"
+        if left.served is None:
+            findings.append(ok(check, f"{text}; whether a daemon serves it only that user and root can tell"))
+            continue
+        findings.append(
+            warn(
+                check,
+                f"{text}, and no daemon serves it",
+                f"start its daemon again, which takes it up, or `tensorctl purge --instance {left.instance}`",
+            )
+        )
+    return findings or [ok(check, "no shared memory without a daemon")]

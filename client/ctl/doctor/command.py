@@ -1,0 +1,114 @@
+"""`doctor`: gathers the facts, runs every check, says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from typing import Any, Final
+
+import click
+
+from .... import __version__
+from ....errors import BadConfiguration, TensordError
+from ....ipc.quantities import read_size
+from ....ipc.words import PROTOCOL_VERSION
+from ....shm import fence
+from .. import leftovers
+from ..configuration import settings
+from ..daemon import Daemon, pass_daemon
+from . import access, facts, memory, software
+from .finding import Finding, Level, findings_text
+from .probe import probed, version_of
+
+_RING_BYTES_UNKNOWN: Final = 0
+
+
+def diagnose(daemon: Daemon) -> list[Finding]:
+    """Every check on this machine, and on the daemon behind `daemon`. Raises nothing that a check could tell."""
+    status, status_error = _status(daemon)
+    configured, configuration_error = _configured_ring()
+    pid = status.get("pid")
+    ring_bytes = status.get("ring_bytes", configured)
+    room = facts.room(ring_bytes, status.get("ring_ready_bytes", 0), pid)
+    plain, expedited = fence.supported()
+    whose, limit_bytes, privileged = facts.memlock(pid)
+    uid = status.get("uid", os.geteuid())
+    caller = facts.caller()
+    found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
+    return [
+        *_sockets(daemon, caller),
+        access.reachable("status", status_error),
+        access.reachable("control", _greeting(daemon)),
+        software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
+        software.python(sys.version_info[:3], {name: version_of(name) for name in software.PACKAGES}),
+        software.configuration(configuration_error, served=bool(status)),
+        memory.shm(room),
+        memory.available(room),
+        memory.cgroup(room),
+        memory.memlock(whose, limit_bytes, ring_bytes, privileged=privileged),
+        memory.membarrier(plain=plain, expedited=expedited, in_use=status.get("fence")),
+        access.logout(
+            uid=uid,
+            system_uid_max=facts.system_uid_max(),
+            has_logind=facts.has_logind(),
+            lingers=facts.lingers(uid),
+            removes=access.removes_ipc(facts.logind_texts()),
+        ),
+        *access.leftover(found, status.get("instance")),
+        *software.gpus(probed(), facts.hardware()),
+    ]
+
+
+def _status(daemon: Daemon) -> tuple[dict[str, Any], TensordError | None]:
+    try:
+        return daemon.status(), None
+    except TensordError as error:
+        return {}, error
+
+
+def _greeting(daemon: Daemon) -> TensordError | None:
+    try:
+        daemon.greeted()
+    except TensordError as error:
+        return error
+    return None
+
+
+def _configured_ring() -> tuple[int, str | None]:
+    """(ring_bytes that a daemon would take, None), or (0, what is wrong with the configuration)."""
+    try:
+        rows = settings()
+    except BadConfiguration as error:
+        return _RING_BYTES_UNKNOWN, str(error)
+    return next((read_size(row["value"]) for row in rows if row["key"] == "ring_bytes"), _RING_BYTES_UNKNOWN), None
+
+
+def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
+    try:
+        paths = {"control": daemon.control_path, "status": daemon.status_path}
+    except TensordError as error:
+        return [access.reachable("socket", error)]
+    return [
+        access.socket(what, path, facts.node(path), facts.node(path.absolute().parent), caller)
+        for what, path in paths.items()
+    ]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="A list of findings, for programs.")
+@pass_daemon
+@click.pass_context
+def doctor(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
+    """Checks what a daemon needs around it, and says what to do.
+
+    Sockets and permissions, the daemon behind them, versions, configuration, memory, the fence, what a logout deletes,
+    what a dead daemon left, GPU bindings. Exit code 1 if anything FAILs.
+    """
+    findings = diagnose(daemon)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        click.echo(findings_text(findings))
+    ctx.exit(1 if any(finding.level is Level.FAIL for finding in findings) else 0)

@@ -1,0 +1,138 @@
+"""Facts that the checks are functions of, read from this machine. Reads, and changes nothing; what cannot be read is
+left out, never raised."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from .access import Caller, Node
+from .memory import Cgroup, Room
+
+_CAP_IPC_LOCK: Final = 14
+_LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
+_SYSTEM_UID_MAX: Final = 999
+
+
+def node(path: Path) -> Node | None:
+    """A file's owner and mode; None if it is not there, or not to be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Node(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
+
+
+def caller() -> Caller:
+    """This process's user."""
+    uid = os.geteuid()
+    gids = frozenset({os.getegid(), *os.getgroups()})
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return Caller(uid, f"uid {uid}", gids)
+    named = {group.gr_name for group in grp.getgrall() if user.pw_name in group.gr_mem}
+    return Caller(uid, user.pw_name, gids, frozenset(named | {_group_name(user.pw_gid)}))
+
+
+def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> Room:
+    """Memory as it stands, for a ring of `ring_bytes`; `pid`: the daemon whose cgroup counts, else our own."""
+    shm = os.statvfs("/dev/shm")
+    meminfo = _text(Path("/proc/meminfo"))
+    return Room(
+        ring_bytes,
+        ready_bytes,
+        shm.f_blocks * shm.f_frsize,
+        shm.f_bavail * shm.f_frsize,
+        _kib(meminfo, "MemAvailable"),
+        _kib(meminfo, "MemTotal"),
+        tuple(cgroups(pid)),
+    )
+
+
+def cgroups(pid: int | None, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Cgroup]:
+    """Every memory limit that holds for a process, from its own cgroup up."""
+    own = re.search(r"^0::/(.*)$", _text(proc / (str(pid) if pid else "self") / "cgroup"), re.MULTILINE)
+    folder = root / (own[1] if own else "")
+    for place in (folder, *folder.parents):
+        limit, used = (_text(place / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdigit() and used.isdigit():
+            yield Cgroup("/" + str(place.relative_to(root)).removeprefix("."), int(limit), int(used))
+        if place == root:
+            return
+
+
+def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:
+    """(whose, limit or None for none, whether it has CAP_IPC_LOCK), of the daemon if it can be seen, else our own."""
+    own = proc / "self"
+    limits = _text(proc / str(pid) / "limits") if pid else ""
+    folder, whose = (proc / str(pid), f"the daemon (pid {pid})") if limits else (own, "this user")
+    capable = re.search(r"^CapEff:\s+([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
+    privileged = capable is not None and bool(int(capable[1], 16) >> _CAP_IPC_LOCK & 1)
+    if limits:
+        found = re.search(r"^Max locked memory\s+(\d+|unlimited)", limits, re.MULTILINE)
+        return whose, int(found[1]) if found and found[1].isdigit() else None, privileged
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return whose, None if soft == resource.RLIM_INFINITY else soft, privileged
+
+
+def logind_texts(root: Path = Path("/")) -> list[str]:
+    """logind's configuration files, least first: the main file, then the drop-ins in the order of their names; one in
+    a folder that counts more hides its namesakes."""
+    folders = [root / folder.lstrip("/") for folder in _LOGIND_FOLDERS]
+    main = [_text(folder / "logind.conf") for folder in folders if (folder / "logind.conf").is_file()]
+    named: dict[str, Path] = {}
+    for folder in folders:
+        named |= {path.name: path for path in sorted((folder / "logind.conf.d").glob("*.conf"))}
+    return [*main[-1:], *(_text(named[name]) for name in sorted(named))]
+
+
+def has_logind(root: Path = Path("/")) -> bool:
+    """Whether logind runs here."""
+    return (root / "run/systemd/seats").is_dir()
+
+
+def lingers(uid: int, root: Path = Path("/")) -> bool:
+    """Whether a user's services outlive their logout."""
+    try:
+        return (root / "var/lib/systemd/linger" / pwd.getpwuid(uid).pw_name).exists()
+    except (KeyError, OSError):
+        return False
+
+
+def system_uid_max(root: Path = Path("/")) -> int:
+    """The largest uid of a system user."""
+    found = re.search(r"^\s*SYS_UID_MAX\s+(\d+)", _text(root / "etc/login.defs"), re.MULTILINE)
+    return int(found[1]) if found else _SYSTEM_UID_MAX
+
+
+def hardware(root: Path = Path("/")) -> dict[str, bool]:
+    """By extra: whether such a GPU's driver is loaded."""
+    nvidia = (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia").exists()
+    amd = (root / "dev/kfd").exists()
+    return {"nvidia": nvidia, "amd": amd, "torch": False}
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _kib(meminfo: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,144 @@
+"""Checks of memory: /dev/shm, what the machine and the cgroup can give, page locking, the fence. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..tables import share, size
+from .finding import Finding, fail, ok, warn
+
+# Below this share of it left, the next large program that starts will be short of memory.
+_SCARCE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A limit that holds for the daemon: whose, and how much of it is used, the ring's pages included."""
+
+    path: str
+    limit_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """`ring_bytes` wanted, of which `ready_bytes` are set aside already: 0 without a daemon."""
+
+    ring_bytes: int
+    ready_bytes: int
+    shm_total_bytes: int
+    shm_free_bytes: int
+    available_bytes: int
+    memory_bytes: int
+    cgroups: tuple[Cgroup, ...] = ()
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(0, self.ring_bytes - self.ready_bytes)
+
+
+def shm(room: Room) -> Finding:
+    """Whether /dev/shm holds the ring."""
+    there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
+    if room.missing_bytes > room.shm_free_bytes:
+        return fail(
+            "/dev/shm",
+            f"{there}; the ring of {size(room.ring_bytes)} needs {size(room.missing_bytes)} more",
+            f"mount -o remount,size={_gib(room.shm_total_bytes + room.missing_bytes - room.shm_free_bytes)}G /dev/shm "
+            "(in a container: --shm-size), set a smaller ring_bytes, or free what others left there",
+        )
+    return ok("/dev/shm", f"{there}; the ring {_has(room)}")
+
+
+def available(room: Room) -> Finding:
+    """Whether the machine has memory for the ring, and for something beside it."""
+    there = f"{size(room.available_bytes)} of {size(room.memory_bytes)} are available"
+    left = room.available_bytes - room.missing_bytes
+    if left < 0:
+        return fail(
+            "memory",
+            f"{there}; the ring of {size(room.ring_bytes)} needs {size(room.missing_bytes)} more",
+            "set a smaller ring_bytes, or free memory: the daemon refuses to start so",
+        )
+    if left < _SCARCE * room.memory_bytes:
+        return warn(
+            "memory",
+            f"{there}; with the ring of {size(room.ring_bytes)} {size(left)} are left",
+            "`tensorctl limit SIZE` or a smaller ring_bytes before the kernel has to kill something",
+        )
+    return ok("memory", f"{there}; the ring {_has(room)}")
+
+
+def cgroup(room: Room) -> Finding:
+    """Whether a limit on the daemon's cgroup, or one above it, leaves room for the ring."""
+    if not room.cgroups:
+        return ok("cgroup", "no memory limit that can be seen from here")
+    tight = min(room.cgroups, key=lambda limited: limited.limit_bytes - limited.used_bytes)
+    left = tight.limit_bytes - tight.used_bytes
+    text = (
+        f"{tight.path} may have {size(tight.limit_bytes)} and uses {size(tight.used_bytes)} "
+        f"({share(tight.used_bytes, tight.limit_bytes)})"
+    )
+    if room.missing_bytes > left:
+        return fail(
+            "cgroup",
+            f"{text}; the ring needs {size(room.missing_bytes)} more",
+            "raise MemoryMax= of the service (in a container: --memory) above ring_bytes, or set a smaller ring_bytes",
+        )
+    if left - room.missing_bytes < _SCARCE * tight.limit_bytes:
+        return warn(
+            "cgroup",
+            f"{text}; with the ring {size(left - room.missing_bytes)} are left",
+            "raise MemoryMax= of the service (in a container: --memory), or set a smaller ring_bytes",
+        )
+    return ok("cgroup", text)
+
+
+def memlock(whose: str, limit_bytes: int | None, ring_bytes: int, *, privileged: bool) -> Finding:
+    """Whether the ring could be locked, as a GPU's driver does to copy from it. `limit_bytes` None: no limit."""
+    if privileged:
+        return ok("memlock", f"{whose} may lock any amount (CAP_IPC_LOCK)")
+    if limit_bytes is None:
+        return ok("memlock", f"{whose} has no limit")
+    text = f"{whose} may lock {size(limit_bytes)}, the ring has {size(ring_bytes)}"
+    if limit_bytes >= ring_bytes:
+        return ok("memlock", text)
+    return warn(
+        "memlock",
+        f"{text}: it works, but a GPU cannot copy from the ring without staging",
+        "LimitMEMLOCK=infinity in the service, or `* - memlock unlimited` in /etc/security/limits.conf",
+    )
+
+
+def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
+    """Whether the kernel offers the fence. `in_use`: what the daemon says it uses, None without one."""
+    if not plain and not expedited:
+        return fail(
+            "membarrier",
+            "the kernel, or a sandbox's filter, refuses membarrier(2), without which nothing can be reclaimed",
+            "Linux 4.16 or newer; allow the system call membarrier in the container's seccomp profile",
+        )
+    if not expedited:
+        return warn(
+            "membarrier",
+            "GLOBAL_EXPEDITED is not offered here: each reclaim takes 8 to 16 ms",
+            "Linux 4.16 or newer; allow the system call membarrier in the container's seccomp profile",
+        )
+    if in_use == "global":
+        return warn(
+            "membarrier",
+            "GLOBAL_EXPEDITED is offered, but some client could not register for it: each reclaim takes 8 to 16 ms",
+            "`tensorctl clients` lists them; allow membarrier in the seccomp profile of those in containers",
+        )
+    return ok("membarrier", "GLOBAL_EXPEDITED is offered" + (" and in use" if in_use else ""))
+
+
+def _has(room: Room) -> str:
+    if not room.missing_bytes:
+        return f"has its {size(room.ring_bytes)}"
+    return f"of {size(room.ring_bytes)} fits"
+
+
+def _gib(value_bytes: int) -> int:
+    return -(-value_bytes // (1 << 30))

@@ -1,0 +1,89 @@
+"""Checks of software: versions on both sides, the packages in use, the configuration, the GPUs' bindings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .finding import Finding, fail, ok, warn
+
+PYTHON_MIN: Final = (3, 11)
+# What is needed is refused by the installer in older versions; these are told, since reports need them.
+PACKAGES: Final = ("numpy", "msgpack", "msgspec", "uvloop", "xxhash", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A way to read a GPU's memory: its package, and what came of trying it. `devices` None: it could not be used."""
+
+    name: str
+    package: str
+    extra: str
+    version: str | None
+    devices: int | None = None
+    error: str = ""
+
+
+def versions(client: str, daemon: str | None, protocol: int, daemon_protocol: int | None) -> Finding:
+    """Whether both sides are of the same version, and speak the same protocol."""
+    check = "versions"
+    if daemon is None or daemon_protocol is None:
+        return ok(check, f"tensorctl {client}, protocol {protocol}; no daemon to compare with")
+    text = f"tensorctl {client}, daemon {daemon}"
+    if protocol != daemon_protocol:
+        return fail(
+            check,
+            f"{text}: they speak protocols {protocol} and {daemon_protocol}",
+            "install the same version on both sides, and restart the daemon: it keeps its entries",
+        )
+    if client != daemon:
+        return warn(
+            check,
+            f"{text}, both of protocol {protocol}",
+            "install the same version on both sides, and restart the daemon: it keeps its entries",
+        )
+    return ok(check, f"{text}, protocol {protocol}")
+
+
+def python(version: tuple[int, ...], packages: Mapping[str, str | None]) -> Finding:
+    """The interpreter and the packages that matter."""
+    here = ".".join(map(str, version))
+    listed = ", ".join(f"{name} {there or 'absent'}" for name, there in packages.items())
+    if version[:2] < PYTHON_MIN:
+        wanted = ".".join(map(str, PYTHON_MIN))
+        return fail("python", f"Python {here}, {listed}", f"Python {wanted} or newer")
+    return ok("python", f"Python {here}, {listed}")
+
+
+def configuration(error: str | None, *, served: bool) -> Finding:
+    """Whether a daemon started here would take its configuration. One that runs may have another."""
+    if error is None:
+        return ok("configuration", "a daemon would start with it; `tensorctl config check` lists it")
+    report = warn if served else fail
+    return report("configuration", error, "mend it; the running daemon, if there is one, keeps the one it has")
+
+
+def gpus(bindings: Sequence[Binding], hardware: Mapping[str, bool]) -> list[Finding]:
+    """One finding for each binding. `hardware`: by extra ("nvidia", "amd"), whether such a GPU is seen here."""
+    findings = []
+    for binding in bindings:
+        check = f"gpu ({binding.name})"
+        needed = hardware.get(binding.extra, False)
+        if binding.devices:
+            findings.append(ok(check, f"{binding.package} {binding.version} sees {binding.devices}"))
+        elif binding.version is None:
+            findings.append(_absent(check, binding, needed=needed))
+        else:
+            why = binding.error or "it sees none"
+            text = f"{binding.package} {binding.version} is there, but no GPU by it: {why}"
+            remedy = "install the driver and its library, or give this user access to the device"
+            findings.append(warn(check, text, remedy) if needed else ok(check, text))
+    return findings
+
+
+def _absent(check: str, binding: Binding, *, needed: bool) -> Finding:
+    text = f"{binding.package} is not installed"
+    if not needed:
+        return ok(check, f"{text}, nor is there a GPU that needs it")
+    return warn(check, f"{text}, but there is a GPU", f"pip install 'tensord[{binding.extra}]'")

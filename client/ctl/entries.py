@@ -1,0 +1,100 @@
+"""`ls` and `show`: what is stored."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+
+from ...errors import BadKey
+from .daemon import Daemon, pass_daemon, understood
+from .parameters import KEY, TAG, TAG_BYTES, keys_meant
+from .tables import age, number, pairs, size, table
+
+# The namespace's tag, and enough of the digest that two keys of one namespace hardly ever share it.
+_SHOWN_DIGITS: Final = 2 * TAG_BYTES + 12
+_HEAD: Final = ("KEY", "SIZE", "TOKENS", "USES", "AGE", "IDLE", "ENDS", "UID", "PINNED")
+
+
+def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_keys: bool = False) -> str:
+    """Entries for people: within 100 columns, but for whole keys."""
+    digits = None if full_keys else _SHOWN_DIGITS
+    with understood("list of entries"):
+        rows = [
+            (
+                entry["key"][:digits],
+                size(entry["image_bytes"]),
+                number(entry["tokens"]),
+                number(entry["uses"]),
+                age(now_unix_s - entry["created_unix_s"]),
+                age(now_unix_s - entry["used_unix_s"]),
+                _ends(entry, now_unix_s),
+                str(entry["owner_uid"]),
+                "yes" if entry["pinned_by_message"] else "",
+            )
+            for entry in entries
+        ]
+    return table(_HEAD, rows, right=range(1, 8))
+
+
+def entry_text(entry: dict[str, Any], now_unix_s: float) -> str:
+    """One entry for people."""
+    with understood("entry"):
+        return pairs(
+            [
+                ("key", entry["key"]),
+                ("namespace tag", entry["namespace"]),
+                ("size", f"{size(entry['image_bytes'])} ({number(entry['image_bytes'])} bytes)"),
+                ("in the ring", f"{number(entry['span_bytes'])} bytes, tree header {number(entry['tree_bytes'])}"),
+                ("span id", f"{entry['span_id']:#x}"),
+                ("tokens", number(entry["tokens"])),
+                ("uses", number(entry["uses"])),
+                ("stored", f"{age(now_unix_s - entry['created_unix_s'])} ago, by uid {entry['owner_uid']}"),
+                ("last used", f"{age(now_unix_s - entry['used_unix_s'])} ago"),
+                ("ends", _ends(entry, now_unix_s)),
+                ("pinned for a time", "yes" if entry["pinned_by_message"] else "no"),
+            ]
+        )
+
+
+def _ends(entry: dict[str, Any], now_unix_s: float) -> str:
+    at = entry["expires_unix_s"]
+    return "never" if at is None else f"in {age(at - now_unix_s)}"
+
+
+@click.command()
+@click.option("--namespace-tag", type=TAG, metavar="HEX", help="Only this namespace: the first 16 digits of its keys.")
+@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="N entries at most; all without it.")
+@click.option("--full-keys", is_flag=True, help="All 64 digits of each key, however wide the table gets.")
+@click.option("--json", "as_json", is_flag=True, help="The entries as the daemon gives them.")
+@pass_daemon
+def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, full_keys: bool, as_json: bool) -> None:
+    """The entries that are stored, in an order of their own.
+
+    A key's first 16 digits are its namespace's tag. AGE since it was stored, IDLE since it was last used, ENDS when its
+    time is up, PINNED by a client for a time (leases, which come and go with every lookup, are not listed).
+    """
+    listed = list(daemon.entries(bytes.fromhex(namespace_tag) if namespace_tag else None, count))
+    if as_json:
+        click.echo(json.dumps({"entries": listed}, indent=2))
+    else:
+        click.echo(entries_text(listed, time.time(), full_keys=full_keys))
+
+
+@click.command()
+@click.argument("key", type=KEY)
+@click.option("--json", "as_json", is_flag=True, help="The entry as the daemon gives it.")
+@pass_daemon
+def show(daemon: Daemon, key: str, as_json: bool) -> None:
+    """What is known of one entry.
+
+    KEY is hexadecimal; as many of its first digits as no other stored key begins with will do.
+    """
+    (meant,) = keys_meant(daemon, [key])
+    entry = daemon.entry(meant)
+    if entry is None:
+        raise BadKey(f"{meant.hex()} is not stored; `tensorctl ls` lists what is")
+    click.echo(json.dumps({"entry": entry}, indent=2) if as_json else entry_text(entry, time.time()))

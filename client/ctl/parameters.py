@@ -1,0 +1,123 @@
+"""What may be typed: sizes, durations, keys and namespace tags, each refused with what it should have been.
+
+Owns: reading them, and finding the one key that a prefix means. Does not own what is done with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from ...errors import BadKey, TensordError
+from ...ipc.quantities import read_duration, read_size
+from ...ipc.words import SIZE_BYTES_MAX
+from .daemon import Daemon
+
+KEY_BYTES: Final = 32
+TAG_BYTES: Final = 8
+_SHOWN_MAX: Final = 3
+_COMPLETED_MAX: Final = 50
+_HEX: Final = re.compile(r"[0-9a-f]+")
+
+
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # generic in newer versions only
+
+
+class _Quantity(_Type):
+    def __init__(self, name: str, read: Callable[[object], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value)
+        except (ValueError, OverflowError) as error:
+            self.fail(str(error), param, ctx)
+
+
+def _bytes_on_the_wire(given: object) -> int:
+    value = read_size(given)
+    if value > SIZE_BYTES_MAX:
+        raise ValueError(f"{given!r} is over {SIZE_BYTES_MAX} bytes, the most that can be said")
+    return value
+
+
+class _Hexadecimal(_Type):
+    """A text of hexadecimal digits, lowered. `exact`: all of them, else any beginning."""
+
+    def __init__(self, name: str, size_bytes: int, *, exact: bool) -> None:
+        self.name = name
+        self._digits_max = 2 * size_bytes
+        self._exact = exact
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value).strip().lower()
+        wanted = f"{self._digits_max} hexadecimal digits" if self._exact else f"1 to {self._digits_max}"
+        if not _HEX.fullmatch(text):
+            self.fail(f"{value!r} is no {self.name}: it has {wanted} of 0-9 and a-f", param, ctx)
+        if len(text) > self._digits_max or (self._exact and len(text) < self._digits_max):
+            self.fail(f"{value!r} has {len(text)} digits: a {self.name} has {wanted}", param, ctx)
+        return text
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The stored keys that begin so; none where no daemon answers."""
+        if self._exact:
+            return []
+        try:
+            found = matching(_daemon_of(ctx), [incomplete.lower()])[incomplete.lower()]
+        except (TensordError, OSError):
+            return []
+        return [CompletionItem(key) for key in found[:_COMPLETED_MAX]]
+
+
+SIZE: Final = _Quantity("size", _bytes_on_the_wire)
+DURATION: Final = _Quantity("duration", read_duration)
+KEY: Final = _Hexadecimal("key", KEY_BYTES, exact=False)
+TAG: Final = _Hexadecimal("namespace tag", TAG_BYTES, exact=True)
+
+
+def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
+    """The key that each prefix means; a whole key means itself, stored or not.
+
+    Raises:
+        BadKey: no stored key begins so, or more than one does.
+    """
+    cut = [prefix for prefix in prefixes if len(prefix) < 2 * KEY_BYTES]
+    found = matching(daemon, cut) if cut else {}
+    return [bytes.fromhex(_only(prefix, found[prefix]) if prefix in found else prefix) for prefix in prefixes]
+
+
+def matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
+    """The stored keys that begin with each prefix, in one walk through the entries; of one namespace, where all the
+    prefixes name the same."""
+    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
+    tags = {prefix[: 2 * TAG_BYTES] for prefix in prefixes}
+    tag = tags.pop() if len(tags) == 1 else ""
+    namespace = bytes.fromhex(tag) if len(tag) == 2 * TAG_BYTES else None
+    for entry in daemon.entries(namespace):
+        for prefix, keys in found.items():
+            if entry["key"].startswith(prefix):
+                keys.append(entry["key"])
+    return found
+
+
+def _only(prefix: str, keys: Sequence[str]) -> str:
+    if not keys:
+        raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
+    if len(keys) > 1:
+        shown = ", ".join(keys[:_SHOWN_MAX]) + (", ..." if len(keys) > _SHOWN_MAX else "")
+        raise BadKey(f"{len(keys)} stored keys begin with {prefix}: {shown}; give more digits")
+    return keys[0]
+
+
+def _daemon_of(ctx: click.Context) -> Daemon:
+    # While a shell asks for completions the group's own function has not run: its options are only parsed.
+    given = ctx.find_root().params
+    return Daemon(given.get("socket"), given.get("status_socket"), timeout_s=1.0)

@@ -1,0 +1,163 @@
+"""`status` and `health`: how the daemon is.
+
+Pure but for the two commands at the end: `text` turns a status document into what people read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+import click
+
+from ...errors import TensordError
+from ...ipc.messages import HealthQuery
+from .daemon import Daemon, pass_daemon, understood
+from .tables import age, counts, number, pairs, share, size
+
+_REDRAWN_EVERY_S: Final = 1.0
+_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+
+
+def text(body: dict[str, Any]) -> str:
+    """The status document for people, at most 100 columns wide."""
+    with understood("status"):
+        store = body["store"]
+        head = (
+            f"tensord {body['version']}, instance {body['instance']}: pid {body['pid']}, uid {body['uid']}, "
+            f"epoch {body['epoch']}{' (recovered)' if body['recovered'] else ''}, up {age(body['uptime_s'])}"
+        )
+        return "\n".join([head, "", pairs([*_memory(body, store), *_traffic(body, store), *_trouble(store)])])
+
+
+def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
+    used, limit = store["used_bytes"], store["max_bytes"]
+    rows = [
+        (
+            "ring",
+            (
+                f"{size(used)} of {size(limit)} used ({share(used, limit)}); "
+                f"largest free {size(store['largest_free_bytes'])}, holes {number(store['holes'])}"
+            ),
+        ),
+        ("entries", f"{number(store['entries'])} of {number(store['max_entries'])}, policy {store['policy']}"),
+        ("tokens", number(store["tokens"]) + (f" of {number(store['max_tokens'])}" if store["max_tokens"] else "")),
+        ("namespaces", number(store["namespaces"])),
+        (
+            "pinned",
+            (
+                f"{number(body['pins'])} leases, {number(store['pins'])} pins for a time "
+                f"({size(store['pinned_bytes'])}); waiting for readers to let go {size(store['retired_bytes'])}"
+            ),
+        ),
+    ]
+    if limit < body["ring_bytes"]:
+        rows.insert(1, ("limit", f"{size(limit)} of a ring of {size(body['ring_bytes'])}"))
+    if body["ring_ready_bytes"] < body["ring_bytes"]:
+        growing = "growing" if store["ring_growing"] else "stays smaller than configured; see `tensorctl health`"
+        rows.insert(1, ("ready", f"{size(body['ring_ready_bytes'])} of {size(body['ring_bytes'])}: {growing}"))
+    return rows
+
+
+def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
+    looked = store["hits"] + store["misses"]
+    return [
+        (
+            "clients",
+            (
+                f"{number(body['clients'])}, lanes {number(body['lanes'])} "
+                f"({number(body['lanes_orphaned'])} of closed connections), inboxes {size(body['inboxes_bytes'])}"
+            ),
+        ),
+        (
+            "lookups",
+            (
+                f"{number(looked)}: hits {number(store['hits'])} ({share(store['hits'], looked)}), "
+                f"misses {number(store['misses'])}"
+            ),
+        ),
+        (
+            "puts",
+            (
+                f"{counts(store['puts'])}; {size(store['put_bytes'])} stored; "
+                f"in flight {number(store['puts_in_flight'])}, waiting for room {number(store['puts_waiting'])}"
+            ),
+        ),
+        ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
+        ("refusals", counts(store["refusals"])),
+        (
+            "claims",
+            (
+                f"held {number(store['claims_held'])}, waited for {number(store['claims_waiting'])}; "
+                f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
+            ),
+        ),
+        ("reclaim", f"scans {number(store['scans'])}, spared {number(store['republished'])}; fence {body['fence']}"),
+    ]
+
+
+def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
+    found = [name for name in _MUST_STAY_0 if store[name]]
+    rows = [("TROUBLE", f"{name} is {number(store[name])} and must stay 0: report it") for name in found]
+    if store["log_lost"]:
+        rows.append(("log lost", f"{number(store['log_lost'])} hits that recency and frequency do not know of"))
+    return rows
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The document as the daemon gives it.")
+@click.option("--watch", "watching", is_flag=True, help="Draw it anew every second, until Ctrl-C.")
+@pass_daemon
+def status(daemon: Daemon, as_json: bool, watching: bool) -> None:
+    """What the daemon holds, and what it has done so far.
+
+    With --json and --watch, one document a line.
+    """
+    if not watching:
+        body = daemon.status()
+        click.echo(json.dumps(body, indent=2) if as_json else text(body))
+        return
+    try:
+        while True:
+            shown = _drawn(daemon, as_json)
+            if not as_json:
+                click.clear()
+            click.echo(shown)
+            time.sleep(_REDRAWN_EVERY_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _drawn(daemon: Daemon, as_json: bool) -> str:
+    """The status now; why there is none, while the daemon is away: a watch outlives a restart."""
+    try:
+        body = daemon.status()
+    except TensordError as error:
+        return json.dumps({"error": error.code, "text": str(error)}) if as_json else f"{error}\n\ntrying again ..."
+    return json.dumps(body) if as_json else text(body)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The document as the daemon gives it.")
+@pass_daemon
+@click.pass_context
+def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
+    """Whether the daemon serves and nothing is wrong with it.
+
+    \b
+    Exit code 0: it answered within --timeout, and has nothing to complain about.
+    Exit code 1: no daemon, no answer in time, no permission, or it names problems: the ring could
+    not be had in full, an entry was found corrupt, or one was evicted while it was pinned.
+    """
+    body = daemon.ask(HealthQuery)
+    with understood("health"):
+        problems: list[str] = body["problems"]
+        healthy = body["healthy"] and not problems
+    if as_json:
+        click.echo(json.dumps(body, indent=2))
+    elif healthy:
+        click.echo("healthy")
+    for problem in problems:
+        click.echo(f"tensorctl: unhealthy: {problem}", err=True)
+    ctx.exit(0 if healthy else 1)

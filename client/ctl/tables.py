@@ -1,0 +1,92 @@
+"""How things are written for people: sizes, ages, counts, and tables that fit 100 columns.
+
+Pure: text in, text out. What programs read is JSON, and never comes from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+WIDTH: Final = 100
+_UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def size(value_bytes: int) -> str:
+    """Bytes in the unit that gives 1 to 1023 of it, as "1.50 GiB"."""
+    for unit, unit_bytes in _UNITS:
+        if value_bytes >= unit_bytes:
+            amount = value_bytes / unit_bytes
+            return f"{amount:.{2 if amount < 10 else 1 if amount < 100 else 0}f} {unit}"
+    return f"{value_bytes} B"
+
+
+def age(seconds: float) -> str:
+    """A duration in its two largest units, as "3m12s"; "0s" for what has not begun."""
+    left = max(0, int(seconds))
+    days, left = divmod(left, 86400)
+    hours, left = divmod(left, 3600)
+    minutes, left = divmod(left, 60)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    if minutes:
+        return f"{minutes}m{left:02}s"
+    return f"{left}s"
+
+
+def number(value: int) -> str:
+    """A count, with thousands set apart."""
+    return f"{value:,}"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage; "-" of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def counts(by_name: dict[str, Any]) -> str:
+    """A dict of counts in one line, as "ttl 3, explicit 1"; "none" without any."""
+    return ", ".join(f"{name} {number(value)}" for name, value in by_name.items() if value) or "none"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Aligned columns under `head`; columns whose number is in `right` are right-aligned."""
+    lines = [tuple(head), *(tuple(_printable(cell) for cell in row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what belongs to them, in two columns; what is too long goes on in the next line, under itself."""
+    listed = [(name, _printable(text)) for name, text in rows]
+    width = max((len(name) for name, _ in listed), default=0)
+    lines = []
+    for name, text in listed:
+        first, *rest = wrapped(text, WIDTH - width - 2)
+        lines.append(f"{name:<{width}}  {first}".rstrip())
+        lines += [f"{'':<{width}}  {line}" for line in rest]
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width`, broken at blanks; a longer word stays whole. At least one line."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
+
+
+def _printable(text: str) -> str:
+    """What a client calls itself must not move the cursor of whoever looks."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
