@@ -32,7 +32,7 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
         raise click.BadParameter(
             f"{show_size(limit_bytes)} is under {show_size(LIMIT_BYTES_MIN)}, the least; "
             "`tensorctl clear` empties the store",
-            param_hint="SIZE",
+            param_hint="'SIZE'",
         )
     done = daemon.order(lambda number: messages.Limit(number, limit_bytes), messages.Limited)
     click.echo(f"limit {size(done.before_bytes)} -> {size(done.after_bytes)}")

@@ -59,9 +59,9 @@ class _Hexadecimal(_Type):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = str(value).strip().lower()
-        wanted = f"{self._digits_max} hexadecimal digits" if self._exact else f"1 to {self._digits_max}"
+        wanted = f"{'' if self._exact else '1 to '}{self._digits_max} hexadecimal digits"
         if not _HEX.fullmatch(text):
-            self.fail(f"{value!r} is no {self.name}: it has {wanted} of 0-9 and a-f", param, ctx)
+            self.fail(f"{value!r} is no {self.name}: it has {wanted}", param, ctx)
         if len(text) > self._digits_max or (self._exact and len(text) < self._digits_max):
             self.fail(f"{value!r} has {len(text)} digits: a {self.name} has {wanted}", param, ctx)
         return text

@@ -8,6 +8,7 @@ import click
 
 from ...errors import BadConfiguration
 from . import leftovers
+from .configuration import settings
 from .leftovers import Leftover
 from .tables import size, table
 
@@ -23,44 +24,37 @@ def freed_text(found: Leftover) -> str:
     return "\n".join(lines)
 
 
-def one_of(left: list[Leftover]) -> Leftover | None:
-    """The instance meant by a purge that names none: the only one there is.
-
-    Raises:
-        BadConfiguration: there are several.
-    """
-    if len(left) > 1:
-        names = ", ".join(found.instance for found in left)
-        raise BadConfiguration(f"{len(left)} instances are left ({names}): say which with --instance")
-    return left[0] if left else None
-
-
 @click.command()
-@click.option("--instance", metavar="NAME", help="Whose memory; without it the only one that this user has left.")
+@click.option("--instance", metavar="NAME", help="Whose memory; without it that of a daemon started here.")
 def purge(instance: str | None) -> None:
     """Frees the shared memory that a daemon left when it was stopped or killed, with every entry in it.
 
     Refused while a daemon serves the instance. A daemon that is only to be started again needs no purge: it takes up
-    what is there. Readers that still view something keep it until they let go.
+    what is there. Readers that still view something keep it until they let go. `tensorctl doctor` lists what is left.
     """
-    if instance is None:
-        mine = [found for name in leftovers.instances() if (found := leftovers.look(name)) and _purgeable(found)]
-        found = one_of(mine)
-        if found is None:
-            click.echo("nothing is left to free")
-            return
-        instance = found.instance
+    named = instance is not None
+    instance = instance or usual_instance()
     there = leftovers.look(instance)
-    if there is None:
-        raise BadConfiguration(f"nothing of instance {instance!r} is in /dev/shm; {_known()}")
-    leftovers.owned_by(os.geteuid(), there)
-    click.echo(freed_text(leftovers.remove(instance)))
+    if there is not None:
+        leftovers.owned_by(os.geteuid(), there)
+        click.echo(freed_text(leftovers.remove(instance)))
+        return
+    others = leftovers.instances()
+    told = f"nothing of instance {instance!r} is in /dev/shm"
+    told += f"; of others there is: {', '.join(others)}" if others else ", nor of any other"
+    if named:
+        raise BadConfiguration(told)
+    click.echo(told)
 
 
-def _purgeable(found: Leftover) -> bool:
-    return found.served is False and os.geteuid() in (0, found.uid)
+def usual_instance() -> str:
+    """The instance of a daemon that is started here and now, by its own word.
 
-
-def _known() -> str:
-    names = leftovers.instances()
-    return f"there are {', '.join(names)}" if names else "nor of any other"
+    Raises:
+        BadConfiguration: it would not start.
+    """
+    try:
+        rows = settings()
+    except BadConfiguration as error:
+        raise BadConfiguration(f"{error}; or name the instance with --instance") from None
+    return str(next(row["value"] for row in rows if row["key"] == "instance"))
