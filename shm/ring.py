@@ -231,9 +231,11 @@ class Ring:
         again, and find beside it what was stored last.
         """
         spans = sorted(spans)
-        while spans and spans[0] != around and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:
+        while spans and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:
             low = spans[0] + self._spans[spans[0]]
             del spans[0]
-        while spans and spans[-1] != around and spans[-1] - low >= size_bytes:
+        while spans and spans[-1] - low >= size_bytes:
             high = spans.pop()
+        if around in self._spans and around not in spans:
+            spans.append(around)
         return Window(spans, low, high, enough=True)

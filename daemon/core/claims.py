@@ -76,7 +76,7 @@ class Claims:
     ) -> None:
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
-        self._per_client_max = per_client_max
+        self._per_client_max = self._per_client_most = per_client_max
         # A token is a positive 63-bit number on the wire.
         self._last_token = (epoch & 0x7FFF) << TOKEN_COUNTER_BITS
         self._first_token = self._last_token + 1
@@ -92,6 +92,13 @@ class Claims:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def change_limits(self, claim_s: float, claim_s_max: float, per_client_max: int) -> None:
+        """For what is claimed or renewed from now on."""
+        self._claim_s = claim_s
+        self._claim_s_max = claim_s_max
+        self._per_client_max = per_client_max
+        self._per_client_most = max(self._per_client_most, per_client_max)
 
     def claimed(self, key: bytes) -> bool:
         """Whether somebody has the right to compute `key`."""
@@ -223,7 +230,7 @@ class Claims:
                 waits.setdefault(client, set()).add((key, request))
         assert tags == self._by_tag
         for client, stake in self._stakes.items():
-            assert 0 < len(stake) <= self._per_client_max
+            assert 0 < len(stake) <= self._per_client_most
             assert stake.held == held.pop(client, set())
             assert stake.waits == waits.pop(client, set())
         assert not held, "a claim of a client that is not known"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import TensordError
 from ...ipc import messages
+from .limits import StoreLimits
 
 Request = (
     messages.Commit
@@ -98,8 +99,18 @@ class RingGrown:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """The configuration was read again. `ring_bytes` stays what it is.
+
+    Entries over a lowered budget are evicted; claims, pins and puts over a lowered limit stay, and no more come.
+    """
+
+    limits: StoreLimits
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed, or the store asked to go on (`next_timer`)."""
 
 
-Event = ClientJoined | ClientLeft | Received | Copied | Scanned | Accessed | RingGrown | Tick
+Event = ClientJoined | ClientLeft | Received | Copied | Scanned | Accessed | RingGrown | LimitsChanged | Tick

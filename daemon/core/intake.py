@@ -157,6 +157,12 @@ class Intake:
         self.limit_changed()
         self.puts.unpark()
 
+    def change_limits(self, limits: StoreLimits) -> None:
+        """For commits and parts from now on."""
+        self._limits = limits
+        self.puts.change_idle(limits.put_idle_s)
+        self.limit_changed()
+
     def limit_changed(self) -> None:
         """What did not fit may fit now."""
         self._reclaim.drop_attempt()

@@ -19,8 +19,8 @@ class Pins:
     """Who pins which span until when."""
 
     def __init__(self, per_client_max: int, bytes_max: int) -> None:
-        self._per_client_max = per_client_max
-        self._bytes_max = bytes_max
+        self._per_client_max = self._per_client_most = per_client_max
+        self._bytes_max = self._bytes_most = bytes_max
         self._until: Deadlines[tuple[int, int]] = Deadlines()
         self._by_client: dict[int, set[int]] = {}
         self._by_span: dict[int, set[int]] = {}
@@ -29,6 +29,12 @@ class Pins:
 
     def __len__(self) -> int:
         return len(self._until)
+
+    def change_limits(self, per_client_max: int, bytes_max: int) -> None:
+        """For pins from now on; those there are stay."""
+        self._per_client_max, self._bytes_max = per_client_max, bytes_max
+        self._per_client_most = max(self._per_client_most, per_client_max)
+        self._bytes_most = max(self._bytes_most, bytes_max)
 
     def holds(self, span_id: int) -> bool:
         """Whether anybody pins the span."""
@@ -110,9 +116,9 @@ class Pins:
         assert pairs == {(client, span) for span, of in self._by_span.items() for client in of}
         assert all(pair in self._until for pair in pairs)
         assert len(pairs) == len(self._until)
-        assert all(len(spans) <= self._per_client_max for spans in self._by_client.values())
+        assert all(len(spans) <= self._per_client_most for spans in self._by_client.values())
         assert self._span_bytes.keys() == self._by_span.keys()
-        assert self.pinned_bytes == sum(self._span_bytes.values()) <= self._bytes_max
+        assert self.pinned_bytes == sum(self._span_bytes.values()) <= self._bytes_most
 
     def _take_back(self, client: int, span_id: int) -> None:
         for table, of, what in (

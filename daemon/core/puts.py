@@ -181,6 +181,10 @@ class Puts:
     def __iter__(self) -> Iterator[Put]:
         return iter(self._by_number.values())
 
+    def change_idle(self, idle_s: float) -> None:
+        """How long a put may be idle, from its next part on."""
+        self._idle_s = idle_s
+
     def check_invariants(self, in_flight_max: int) -> None:
         """Asserts what the module's docstring promises."""
         self._idle.check_invariants()

@@ -62,6 +62,10 @@ class Reclaim:
         """When `tick` has something to do."""
         return None if self._memory.scan_in_flight else self._rescan_at
 
+    def change_limits(self, rescan_s: float) -> None:
+        """From the next scan that frees something on."""
+        self._rescan_s_min = rescan_s
+
     def drop_attempt(self) -> None:
         """The put at the head is another one from now on."""
         self._attempt = None

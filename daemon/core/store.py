@@ -17,6 +17,7 @@ the caller may handle other events in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from ...errors import LimitReached, TensordError
@@ -35,6 +36,7 @@ from .events import (
     ClientLeft,
     Copied,
     Event,
+    LimitsChanged,
     Received,
     RingGrown,
     Scanned,
@@ -94,6 +96,7 @@ class Store:
             unix_at_zero_s,
         )
         self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, limits.namespaces_max)
+        self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
         self._now = float("-inf")
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -104,6 +107,7 @@ class Store:
             Scanned: self._scanned,
             Accessed: self._accessed,
             RingGrown: self._ring_grown,
+            LimitsChanged: self._limits_changed,
             Tick: self._tick,
         }
         self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
@@ -182,7 +186,7 @@ class Store:
         self._tenure.check_invariants()
         self._reclaim.check_invariants()
         puts = self.intake.puts
-        puts.check_invariants(self.limits.commits_in_flight_max)
+        puts.check_invariants(self._commits_most)
         spans = {put.entry.span_id for put in puts if put.entry is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
         for entry in self.memory.entries:
@@ -237,6 +241,23 @@ class Store:
     def _ring_grown(self, event: RingGrown, now: float) -> None:
         self.memory.ring.grow(event.ring_bytes)
         self.intake.ring_grown(more=event.more)
+
+    def _limits_changed(self, event: LimitsChanged, now: float) -> None:
+        old, limits = self.limits, replace(event.limits, ring_bytes=self.limits.ring_bytes)
+        self.limits = limits
+        self._commits_most = max(self._commits_most, limits.commits_in_flight_max)
+        self.budget.max_entries = limits.max_entries
+        self.budget.max_tokens = limits.max_tokens
+        if limits.max_bytes != old.max_bytes:
+            # Otherwise a budget that was set by Limit stays.
+            self.budget.max_bytes = limits.max_bytes
+        self.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
+        self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
+        self._tenure.change_limits(limits.default_ttl_s)
+        self.sweeps.change_limits(limits.namespaces_max)
+        self._reclaim.change_limits(limits.rescan_s)
+        self.intake.change_limits(limits)
+        self._reclaim.trim(now)
 
     def _tick(self, event: Tick, now: float) -> None:
         self._outbox.tell(self.claims.expire(now, DUE_MAX))

@@ -48,6 +48,10 @@ class Sweeps:
         self._generations: dict[bytes, int] = {}
         self._jobs: deque[_Sweep] = deque()
 
+    def change_limits(self, namespaces_max: int) -> None:
+        """For namespaces not known yet."""
+        self._namespaces_max = namespaces_max
+
     def __len__(self) -> int:
         return len(self._jobs)
 

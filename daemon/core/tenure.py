@@ -29,6 +29,10 @@ class Tenure:
         """The time to live of a put that asks for `asked_s`."""
         return self._default_ttl_s if asked_s is None else asked_s
 
+    def change_limits(self, default_ttl_s: float | None) -> None:
+        """For puts that are published from now on."""
+        self._default_ttl_s = default_ttl_s
+
     def next_timer(self) -> float | None:
         """When `expire` has something to do."""
         return self._expiry.next_timer()

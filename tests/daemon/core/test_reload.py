@@ -1,0 +1,73 @@
+"""What a configuration that is read again changes, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensord.daemon.core.events import LimitsChanged
+from tensord.ipc import messages
+
+from .stand import SPAN, Make, key
+
+
+def test_lowered_budgets_are_reached_without_another_put(make: Make) -> None:
+    stand = make()
+    for number in range(8):
+        stand.put(number, tokens=2)
+    stand.do(LimitsChanged(replace(stand.limits, max_entries=6, max_tokens=8)))
+    stand.pass_time(1)
+    assert stand.stored() == {4, 5, 6, 7}
+    assert stand.put(9, tokens=9) == "LimitReached"
+
+
+def test_a_budget_set_by_message_outlives_a_reload_that_does_not_name_another(make: Make) -> None:
+    stand = make()
+    stand.send(1, messages.Limit(1, 4 * SPAN))
+    stand.do(LimitsChanged(stand.limits))
+    assert stand.store.status()["max_bytes"] == 4 * SPAN
+    stand.do(LimitsChanged(replace(stand.limits, max_bytes=5 * SPAN)))
+    assert stand.store.status()["max_bytes"] == 5 * SPAN
+
+
+def test_what_is_over_a_lowered_limit_stays_and_no_more_comes(make: Make) -> None:
+    stand = make()
+    for number in (1, 2):
+        stand.put(number)
+        stand.send(1, messages.Pin(number, key(number), 50.0))
+        stand.send(1, messages.Claim(10 + number, key(10 + number)))
+        stand.commit(1, 20 + number, key(20 + number), 64)
+    lower = replace(
+        stand.limits, pins_per_client_max=1, claims_per_client_max=1, commits_in_flight_max=1
+    )
+    stand.do(LimitsChanged(lower))
+    stand.check()
+    stand.put(3, client=2)
+    before = len(stand.answers[1])
+    stand.send(1, messages.Pin(3, key(3), 50.0))
+    stand.send(1, messages.Claim(13, key(13)))
+    stand.commit(1, 23, key(23), 64)
+    codes = [getattr(a, "code", None) or a.error.code for a in stand.answers[1][before:]]
+    assert codes == ["LimitReached"] * 3
+    assert len(stand.store.pins) == len(stand.store.claims) == 2
+
+
+def test_the_ring_stays_as_large_as_it_is(make: Make) -> None:
+    stand = make()
+    stand.do(LimitsChanged(replace(stand.limits, ring_bytes=1 << 20, object_bytes_max=1 << 20)))
+    assert stand.put(1, 5000) == "ObjectTooLarge"
+
+
+def test_new_times_hold_for_what_comes_after(make: Make) -> None:
+    stand = make()
+    stand.put(1)
+    stand.do(LimitsChanged(replace(stand.limits, default_ttl_s=5.0, claim_s=2.0, put_idle_s=3.0)))
+    stand.put(2)
+    stand.send(1, messages.Claim(1, key(9)))
+    stand.send(2, messages.Claim(1, key(9)))
+    stand.commit(3, 1, key(8), 64)
+    stand.pass_time(2.5)
+    assert stand.last(2).answer == "compute"
+    stand.pass_time(1)
+    assert stand.ended(3, 1) == "TimedOut"
+    stand.pass_time(3)
+    assert stand.stored() == {1}
