@@ -27,9 +27,9 @@ HEADS: Final = (
 class Seen:
     """What one process met. Every lookup is a hit, a wait or an encoder run.
 
-    `encoded_s` has the seconds that each of its encoder runs took, by photograph; `answered` the
-    photographs of its hits and waits, and `shared_bytes` their embeddings' sizes; `hit_us` the
-    microseconds of each hit.
+    `encoded_s` has the processor seconds of each of its encoder runs, by photograph: wall time would grow with every
+    process that wants the same core, and the savings with it. `answered` has the photographs of its hits and waits,
+    `shared_bytes` their embeddings' sizes, `hit_us` the microseconds of each hit.
     """
 
     lookups: int = 0

@@ -27,12 +27,12 @@ class Daemon:
 
     def __init__(self, folder: Path, ring_bytes: int, *flags: str) -> None:
         self.socket = folder / "control.sock"
-        # Its name is unique among running daemons, since each names it after the process that
-        # started it.
+        # Nothing of the user's own settings reaches it: a figure is of the defaults, but for these flags.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
         instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
-        named = ["--instance", instance, "--socket", str(self.socket)]
+        named = ["--config", os.devnull, "--instance", instance, "--socket", str(self.socket)]
         sized = ["--ring-bytes", str(ring_bytes), "--log-level", "warning"]
-        self._process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized, *flags])
+        self._process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized, *flags], env=ours)
 
     def wait_serving(self, ring_bytes: int = 0) -> None:
         """Returns when it answers, with `ring_bytes` of its ring ready. Raises RuntimeError."""
