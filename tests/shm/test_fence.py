@@ -1,0 +1,102 @@
+"""The fence: what it is for, shown in C, since no Python test can see a store that waits in a core's store buffer."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensord.shm import fence
+
+LITMUS = Path(__file__).with_name("litmus.c")
+ROUNDS = 200_000
+SECONDS = 6
+COLD_LINES = 24
+
+
+@pytest.fixture(scope="module")
+def litmus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if platform.machine() != "x86_64":
+        pytest.skip("the litmus is for x86-64")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one usable core: what one core stores it also loads, so that nothing can be seen out of order")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: apt-get install gcc")
+    program = tmp_path_factory.mktemp("litmus") / "litmus"
+    subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, LITMUS], check=True)
+    return program
+
+
+def forbidden(program: Path, mode: str, *, cold: int = 0, rounds: int = ROUNDS) -> tuple[int, int]:
+    """How often each side missed the other's store, and in how many rounds."""
+    command = [str(program), mode, str(cold), str(rounds), str(SECONDS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seen, rounds_done = map(int, done.stdout.split())
+    return seen, rounds_done
+
+
+def test_without_a_fence_pins_are_missed_and_with_it_none_is(litmus: Path) -> None:
+    if not fence.supported()[1]:
+        pytest.skip("this kernel has no membarrier(GLOBAL_EXPEDITED)")
+    missed, rounds = forbidden(litmus, "none")
+    if not missed:
+        pytest.skip(f"the outcome that the fence forbids did not come up in {rounds} rounds on this machine")
+    for mode in ("membarrier", "mfence"):
+        seen, rounds_fenced = forbidden(litmus, mode)
+        assert not seen, f"{mode}: {seen} pins missed in {rounds_fenced} rounds"
+        assert rounds_fenced * missed >= 5 * rounds, "too few rounds to tell anything"
+
+
+def test_the_fence_reaches_only_processes_that_registered(litmus: Path) -> None:
+    if not fence.supported()[1]:
+        pytest.skip("this kernel has no membarrier(GLOBAL_EXPEDITED)")
+    missed, rounds = forbidden(litmus, "unregistered", cold=COLD_LINES)
+    if not missed:
+        pytest.skip(f"no pin was missed in {rounds} rounds without registration on this machine")
+    seen, rounds_fenced = forbidden(litmus, "membarrier", cold=COLD_LINES)
+    assert not seen, f"{seen} pins missed in {rounds_fenced} rounds"
+    if rounds_fenced * missed < 5 * rounds:
+        pytest.skip("too few rounds to tell anything")
+
+
+def test_this_kernel_has_a_fence_of_either_kind() -> None:
+    slow, quick = fence.supported()
+    assert slow
+    fence.fence(expedited=False)
+    if quick:
+        assert fence.register()
+        fence.fence(expedited=True)
+
+
+def test_registration_survives_fork() -> None:
+    if not fence.supported()[1]:
+        pytest.skip("this kernel has no membarrier(GLOBAL_EXPEDITED)")
+    # GET_REGISTRATIONS (kernel 6.3) tells which commands this process registered for.
+    code = (
+        "import os; from tensord.shm import fence\n"
+        "GET = 1 << 9\n"
+        "if not fence._membarrier(0) & GET: raise SystemExit(77)\n"
+        "assert not fence._membarrier(GET) & fence._REGISTER_GLOBAL_EXPEDITED\n"
+        "fence.register()\n"
+        "pid = os.fork()\n"
+        "if not pid: os._exit(not fence._membarrier(GET) & fence._REGISTER_GLOBAL_EXPEDITED)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this kernel does not tell registrations")
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_the_kernel_refuses_it_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_SYS_MEMBARRIER", 1 << 20)
+    assert fence.supported() == (False, False)
+    assert not fence.register()
+    with pytest.raises(OSError, match="membarrier"):
+        fence.fence(expedited=True)
