@@ -90,6 +90,13 @@ def test_a_tree_that_doubles_at_each_level_is_refused_and_not_walked() -> None:
         encode(tree)
 
 
+def test_a_tree_of_more_than_4096_nodes_is_refused() -> None:
+    encode([*[None] * 4094, np.zeros(1)])
+    encode([None] * 60_000)  # one node: scalars among themselves are read in one step
+    with pytest.raises(ObjectTooLarge, match="more than 4096 nodes"):
+        encode([*[None] * 4095, np.zeros(1)])
+
+
 def test_a_tree_of_more_than_2048_leaves_is_refused() -> None:
     leaf = np.zeros(1, np.int8)
     assert len(recipe(encode([leaf] * 2048).header).leaves) == 2048
