@@ -22,7 +22,7 @@ from ..errors import BadKey, Corrupt, TensordError, UsageError
 from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
-from ..ipc.places import CONTROL_VARIABLE, STATUS_NAME, STATUS_VARIABLE, control_socket
+from ..ipc.places import STATUS_NAME, control_socket, status_socket
 from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
@@ -63,6 +63,7 @@ class Client:
         required: bool = False,
     ) -> None:
         path = Path(socket) if socket is not None else control_socket(os.environ)
+        self._status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
         self._timeout_s = timeout_s
         self._tally = Tally()
         self._link = Link(path, name or Path(sys.argv[0] or "python").name, timeout_s)
@@ -321,9 +322,7 @@ class Client:
         Raises:
             DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer.
         """
-        given = os.environ.get(STATUS_VARIABLE) if CONTROL_VARIABLE not in os.environ else None
-        path = Path(given) if given else self._link.path.with_name(STATUS_NAME)
-        channel = BlockingChannel.connect(path, self._timeout_s, Connection.status_client())
+        channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
         try:
             channel.send(messages.StatusQuery(1), timeout_s=self._timeout_s)
             answer, _ = channel.receive(self._timeout_s)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
-from ..ipc.words import PROTOCOL_VERSION, Limits
+from ..ipc.words import PROTOCOL_VERSION, TOKENS_MAX, Limits
 from ..shm import fence
 from ..shm.lanes import Lane
 from .puts import Puts
@@ -143,10 +143,9 @@ class Link:
 
     def hold_claim(self, token: int, lasts_s: float) -> None:
         """Renews a claim until `drop_claim`."""
+        renew_at = time.monotonic() + lasts_s / _RENEWALS
+        self._renew_at = min(self._renew_at, renew_at) if self._claims else renew_at
         self._claims[token] = lasts_s
-        channel = self._channel
-        if channel is not None:
-            self._renew_at = min(self._renew_at, time.monotonic() + lasts_s / _RENEWALS)
 
     def drop_claim(self, token: int) -> None:
         """The claim was committed or abandoned."""
@@ -269,7 +268,9 @@ class Link:
                 message, _ = channel.receive(wait_s)
                 self._take(message)
             if self._claims and time.monotonic() >= self._renew_at:
-                channel.send(messages.Renew(list(self._claims)), timeout_s=_SEND_S)
+                tokens = list(self._claims)
+                for start in range(0, len(tokens), TOKENS_MAX):
+                    channel.send(messages.Renew(tokens[start : start + TOKENS_MAX]), timeout_s=_SEND_S)
                 self._renew_at = time.monotonic() + min(self._claims.values(), default=_IDLE_S) / _RENEWALS
 
     def _take(self, message: Any) -> None:
@@ -286,12 +287,18 @@ class Link:
                     self.puts.refused(number, message.to_error())
             case messages.Error():
                 raise message.to_error()
+            case messages.Claimed(answer="compute", token=token):
+                # Before its holder hears of it: this thread is about to wait, and must know when to renew it.
+                self.hold_claim(token, message.lasts_s)
+                answer = self._answers.pop(message.id, None)
+                if answer is None or not _settle(answer, message):
+                    # Whoever asked has stopped waiting; the claim must not keep others waiting.
+                    self.drop_claim(token)
+                    self.send(messages.Abandon(token))
             case _:
                 answer = self._answers.pop(message.id, None)
-                taken = answer is not None and _settle(answer, message)
-                if not taken and isinstance(message, messages.Claimed) and message.answer == "compute":
-                    # Whoever asked has stopped waiting; the claim must not keep others waiting.
-                    self.send(messages.Abandon(message.token))
+                if answer is not None:
+                    _settle(answer, message)
 
     def _detach(self, channel: BlockingChannel) -> None:
         self._attached.clear()

@@ -60,11 +60,16 @@ def compute_once(key: bytes, look_up: Callable[[bytes], Lease | None], link: Lin
         tally.found += 1
         return lease.value
     token: int | None = None
+    asked = link.ask(lambda number: messages.Claim(number, key), timeout_s)
     try:
-        claimed = yield Answer(link.ask(lambda number: messages.Claim(number, key), timeout_s))
+        claimed: messages.Claimed | None = yield Answer(asked)
     except TensordError:
         # No daemon, a limit, or no answer in time: the value is wanted all the same.
-        claimed = None
+        claimed = _late(asked)
+    except BaseException:
+        claimed = _late(asked)
+        _abandon(link, claimed.token if claimed is not None and claimed.answer == "compute" else None)
+        raise
     if claimed is not None and claimed.answer == "hit":
         lease = look_up(key)
         if lease is not None:
@@ -72,7 +77,6 @@ def compute_once(key: bytes, look_up: Callable[[bytes], Lease | None], link: Lin
             return lease.value
     if claimed is not None and claimed.answer == "compute":
         token = claimed.token
-        link.hold_claim(token, claimed.lasts_s)
     try:
         value = yield Compute()
         tally.computed += 1
@@ -85,6 +89,13 @@ def compute_once(key: bytes, look_up: Callable[[bytes], Lease | None], link: Lin
     elif token is not None:
         link.drop_claim(token)
     return value
+
+
+def _late(asked: Future[messages.Claimed]) -> messages.Claimed | None:
+    """The answer that came in the moment in which nobody wanted to wait for it any more: it may be a claim."""
+    if asked.cancel() or asked.exception() is not None:
+        return None
+    return asked.result()
 
 
 def _abandon(link: Link, token: int | None) -> None:

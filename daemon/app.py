@@ -30,7 +30,7 @@ from .actors.listener import Listener
 from .actors.session import Session, welcome_for
 from .actors.status import StatusSession, Watchers
 from .actors.store import StoreActor
-from .actors.words import Grown, Reconfigured
+from .actors.words import Grown, Reconfigured, Scrubbed
 from .config import Config
 from .core.limits import StoreLimits
 from .core.store import Store
@@ -177,6 +177,7 @@ class _Daemon:
             running = [tasks.create_task(listener.run()) for listener in listeners]
             running.append(tasks.create_task(self._watchdog()))
             running.append(tasks.create_task(self._grow(memory, actor)))
+            running.append(tasks.create_task(_scrub(memory, actor)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -247,6 +248,13 @@ class _Daemon:
                 await actor.inbox.tell(Grown(ready, error))
                 return
             await actor.inbox.tell(Grown(ready))
+
+
+async def _scrub(memory: Memory, actor: StoreActor) -> None:
+    """Checks what a former daemon left, span by span; until then every reader checks for itself."""
+    for slot in memory.unverified():
+        sound = await asyncio.to_thread(memory.is_sound, slot)
+        await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

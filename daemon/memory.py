@@ -21,8 +21,9 @@ import numpy as np
 
 from ..errors import Corrupt, LayoutMismatch, SegmentError
 from ..shm import segments
+from ..shm.copy import checksum_of
 from ..shm.fence import fence
-from ..shm.index import IndexWriter
+from ..shm.index import IndexWriter, Slot
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
@@ -164,6 +165,19 @@ class Memory:
             if slot.published:
                 self.index.mark(slot.number, unverified=True)
             yield Recovered(slot.number, header, slot.published)
+
+    def unverified(self) -> list[Slot]:
+        """The published slots whose spans nobody has checked since they were found."""
+        return [slot for slot in self.index.slots() if slot.published and slot.unverified]
+
+    def is_sound(self, slot: Slot) -> bool:
+        """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""
+        start = slot.offset + SPAN_HEADER_BYTES
+        try:
+            header = SpanHeader.unpack(self.ring[slot.offset : start].tobytes())
+        except Corrupt:
+            return False
+        return header.checksum == checksum_of(self.ring[start : start + slot.image_bytes])
 
     def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
         """A lane for `client`: the one it brought along, where that can be had, else a new one.

@@ -12,11 +12,11 @@ import click
 from ...errors import BadKey
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import KEY, TAG, TAG_BYTES, keys_meant
-from .tables import age, number, pairs, size, table
+from .tables import age, number, pairs, short, size, table
 
 # The namespace's tag, and enough of the digest that two keys of one namespace hardly ever share it.
 _SHOWN_DIGITS: Final = 2 * TAG_BYTES + 12
-_HEAD: Final = ("KEY", "SIZE", "TOKENS", "USES", "AGE", "IDLE", "ENDS", "UID", "PINNED")
+_HEAD: Final = ("KEY", "SIZE", "TOKENS", "USES", "AGE", "IDLE", "ENDS", "UID", "PIN")
 
 
 def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_keys: bool = False) -> str:
@@ -27,11 +27,11 @@ def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_k
             (
                 entry["key"][:digits],
                 size(entry["image_bytes"]),
-                number(entry["tokens"]),
-                number(entry["uses"]),
+                short(entry["tokens"]),
+                short(entry["uses"]),
                 age(now_unix_s - entry["created_unix_s"]),
                 age(now_unix_s - entry["used_unix_s"]),
-                _ends(entry, now_unix_s),
+                _ends(entry, now_unix_s).removeprefix("in "),
                 str(entry["owner_uid"]),
                 "yes" if entry["pinned_by_message"] else "",
             )
@@ -75,7 +75,7 @@ def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, full_keys: 
     """The entries that are stored, in an order of their own.
 
     A key's first 16 digits are its namespace's tag. AGE since it was stored, IDLE since it was last used, ENDS when its
-    time is up, PINNED by a client for a time (leases, which come and go with every lookup, are not listed).
+    time is up, PIN: pinned by a client for a time (leases, which come and go with every lookup, are not listed).
     """
     listed = list(daemon.entries(bytes.fromhex(namespace_tag) if namespace_tag else None, count))
     if as_json:

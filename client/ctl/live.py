@@ -9,10 +9,10 @@ from typing import Any, Final
 import click
 
 from .daemon import Daemon, pass_daemon, understood
-from .tables import number, table
+from .tables import number, short, table
 
 _HEAD: Final = ("CLIENT", "NAME", "PID", "UID", "LANE", "LEASES", "HITS", "MISSES", "STATE")
-_NAME_CHARS_MAX: Final = 28
+_NAME_CHARS_MAX: Final = 20
 
 
 def clients_text(rows: Iterable[dict[str, Any]]) -> str:
@@ -27,9 +27,9 @@ def clients_text(rows: Iterable[dict[str, Any]]) -> str:
                     _or_dash(row["pid"]),
                     _or_dash(row["uid"]),
                     "-" if row["lane"] is None else f"{row['lane']:x}",
-                    number(row["pins"]),
-                    number(row["hits"]),
-                    number(row["misses"]),
+                    str(row["pins"]),
+                    short(row["hits"]),
+                    short(row["misses"]),
                     _state(row),
                 )
                 for row in rows

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 WIDTH: Final = 100
+_DAYS_ALONE: Final = 1000
+_COUNTED_IN_FULL: Final = 10_000
 _UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -28,7 +30,7 @@ def age(seconds: float) -> str:
     hours, left = divmod(left, 3600)
     minutes, left = divmod(left, 60)
     if days:
-        return f"{days}d{hours:02}h"
+        return f"{days}d{hours:02}h" if days < _DAYS_ALONE else f"{days}d"
     if hours:
         return f"{hours}h{minutes:02}m"
     if minutes:
@@ -39,6 +41,16 @@ def age(seconds: float) -> str:
 def number(value: int) -> str:
     """A count, with thousands set apart."""
     return f"{value:,}"
+
+
+def short(value: int) -> str:
+    """A count in at most six characters, for columns: 9999, 12.3k, 1.2M."""
+    if value < _COUNTED_IN_FULL:
+        return str(value)
+    for unit, times in (("k", 10**3), ("M", 10**6), ("G", 10**9)):
+        if value < 1000 * times:
+            return f"{value / times:.1f}{unit}"
+    return f"{value / 10**12:.1f}T"
 
 
 def share(part: float, whole: float) -> str:

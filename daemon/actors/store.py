@@ -21,7 +21,20 @@ from ..core.store import Store
 from ..logs import logger
 from ..memory import Memory
 from .inbox import Inbox
-from .words import Asked, Deliver, Grown, Happened, HangUp, Joined, Left, Question, Reconfigured, Requested, StoreMessage
+from .words import (
+    Asked,
+    Deliver,
+    Grown,
+    HangUp,
+    Happened,
+    Joined,
+    Left,
+    Question,
+    Reconfigured,
+    Requested,
+    Scrubbed,
+    StoreMessage,
+)
 
 # How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
 _TURN_MESSAGES: Final = 64
@@ -109,6 +122,8 @@ class StoreActor:
                     await self._handle(events.ClientLeft(client))
             case Grown():
                 await self._grow(message)
+            case Scrubbed():
+                await self._scrubbed(message)
             case Question():
                 self._answer(message)
             case Reconfigured(limits, config):
@@ -160,6 +175,17 @@ class StoreActor:
             _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
         more = grown.error is None and grown.ring_bytes < ring_bytes
         await self._handle(events.RingGrown(grown.ring_bytes, more))
+
+    async def _scrubbed(self, scrubbed: Scrubbed) -> None:
+        """Believes the check only if the slot still stands for the span that was checked."""
+        slot = self._memory.index.read(scrubbed.slot)
+        if not slot.published or slot.span_id != scrubbed.span_id:
+            return
+        if scrubbed.sound:
+            self._memory.index.mark(scrubbed.slot, unverified=False)
+        else:
+            _log.error("a recovered entry is not what was stored; evicted", key=slot.key.hex())
+            await self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _serve_memory(self, asked: Asked) -> None:
         client = self._clients.get(asked.client)

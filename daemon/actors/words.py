@@ -79,6 +79,15 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """To the store, from the thread that checks recovered spans: whether the span's image is what was stored."""
+
+    slot: int
+    span_id: int
+    sound: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """To the store: something that a status socket's reader wants to know."""
 
@@ -94,7 +103,7 @@ class Reconfigured:
     config: Config
 
 
-StoreMessage = Joined | Asked | Requested | Left | Copied | Grown | Question | Reconfigured
+StoreMessage = Joined | Asked | Requested | Left | Copied | Grown | Scrubbed | Question | Reconfigured
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,26 @@ class LimitsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundCorrupt:
+    """The span's image does not match its checksum; it is stored no more. Nothing happens if it is gone already."""
+
+    span_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed, or the store asked to go on (`next_timer`)."""
 
 
-Event = ClientJoined | ClientLeft | Received | Copied | Scanned | Accessed | RingGrown | LimitsChanged | Tick
+Event = (
+    ClientJoined
+    | ClientLeft
+    | Received
+    | Copied
+    | Scanned
+    | Accessed
+    | RingGrown
+    | LimitsChanged
+    | FoundCorrupt
+    | Tick
+)

@@ -36,6 +36,7 @@ from .events import (
     ClientLeft,
     Copied,
     Event,
+    FoundCorrupt,
     LimitsChanged,
     Received,
     RingGrown,
@@ -108,6 +109,7 @@ class Store:
             Accessed: self._accessed,
             RingGrown: self._ring_grown,
             LimitsChanged: self._limits_changed,
+            FoundCorrupt: self._found_corrupt,
             Tick: self._tick,
         }
         self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
@@ -258,6 +260,12 @@ class Store:
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
         self._reclaim.trim(now)
+
+    def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
+        entry = self.memory.entries.of_span(event.span_id)
+        if entry is not None:
+            self.counters.found_corrupt += 1
+            self._tenure.end(entry, "corrupt")
 
     def _tick(self, event: Tick, now: float) -> None:
         self._outbox.tell(self.claims.expire(now, DUE_MAX))
