@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tensord.errors import ObjectTooLarge, UnsupportedLeaf
+from tensord.shm.dtypes import dtype_named
 from tensord.shm.recipe import recipe
 from tensord.shm.tree import Spec, encode, encode_spec
 
@@ -155,6 +156,7 @@ def test_a_spec_makes_memory_to_write_into(dtype: Any) -> None:
     plan.write_into(memory)
     made = recipe(plan.header).view(memory)
     assert made["layer"] == 7
+    assert made["out"].dtype == (dtype_named(dtype) if dtype == "bfloat16" else np.dtype(dtype))
     assert made["mask"].all()
     assert (memory[plan.leaves[0].offset : plan.leaves[0].end] == 0xA5).all()
     made["out"].view(np.uint8)[:] = 1
