@@ -50,7 +50,9 @@ class Tally:
 Steps = Generator[Answer | Compute | Store, Any, Any]
 
 
-def compute_once(key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: Tally, timeout_s: float) -> Steps:
+def compute_once(
+    key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: Tally, timeout_s: float
+) -> Steps:
     """The steps of one `get_or_compute`; the generator's value is the payload.
 
     An error of the computation is thrown in, passes the claim on, and comes out again.

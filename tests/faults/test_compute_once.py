@@ -1,0 +1,353 @@
+"""Compute once per host: several processes miss one key, and one of them computes, whatever happens to it.
+
+A computation here tells the test that it has begun, and goes on when the test says so; whoever waits is seen to wait in
+the daemon's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+
+from ..daemon_process import PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .payloads import is_payload, key, payload
+
+KEY = key(1)
+
+
+@pytest.fixture
+def patient() -> Iterator[Daemon]:
+    """Claims outlast any test."""
+    with Daemon(limits_claim_s=60, limits_claim_s_max=120) as running:
+        yield running.start()
+
+
+class EncoderFailed(Exception):
+    """The encoder's own error."""
+
+
+def asks(stage: Stage, socket: Path, timeout_s: float) -> tuple[Any, ...]:
+    """Asks for the key. Its computation says so, and then does what it hears."""
+    client = tensord.Client(socket)
+
+    def compute() -> Any:
+        stage.tell("computing")
+        order = stage.hear()
+        if order == "fail":
+            raise EncoderFailed("this picture cannot be encoded")
+        if order == "close":
+            client.close()
+        return payload(1)
+
+    try:
+        value = client.get_or_compute(KEY, compute, timeout_s=timeout_s)
+    except EncoderFailed:
+        return ("raised", client.tally.found, client.tally.waited, client.tally.computed)
+    outcome = "right" if is_payload(value, 1) else "wrong"
+    return (outcome, client.tally.found, client.tally.waited, client.tally.computed)
+
+
+FOUND, WAITED, COMPUTED = ("right", 1, 0, 0), ("right", 0, 1, 0), ("right", 0, 0, 1)
+RAISED = ("raised", 0, 0, 0)
+
+
+class Company:
+    """Processes that ask for the same key: the first computes, the others wait for it."""
+
+    def __init__(self, stack: ExitStack, daemon: Daemon, waiting: int, timeout_s: float = 60.0) -> None:
+        self.daemon = daemon
+        self.claimant = stack.enter_context(Child(asks, daemon.socket, timeout_s))
+        assert self.claimant.hear() == "computing"
+        self.waiters = [stack.enter_context(Child(asks, daemon.socket, timeout_s)) for _ in range(waiting)]
+        self.await_waiting(waiting)
+
+    def await_waiting(self, how_many: int) -> None:
+        self.daemon.until(lambda s: s["store"]["claims_waiting"] == how_many, f"{how_many} to wait")
+
+    def heir(self) -> Child:
+        """The one waiter that has begun to compute."""
+        heirs = until(lambda: [w for w in self.waiters if not w.silent()], "a waiter to compute")
+        assert len(heirs) == 1
+        assert heirs[0].hear() == "computing"
+        self.waiters.remove(heirs[0])
+        return heirs[0]
+
+
+def test_one_of_many_processes_computes_and_the_others_get_its_result(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 5)
+        assert all(waiter.silent() for waiter in company.waiters)
+        company.claimant.tell("go on")
+        assert company.claimant.hear() == COMPUTED
+        assert [waiter.hear() for waiter in company.waiters] == [WAITED] * 5
+        late = stack.enter_context(Child(asks, patient.socket, 60.0))
+        assert late.hear() == FOUND
+    assert patient.store("puts") == {"stored": 1}
+    assert patient.store("claims_held") == 0
+
+
+def test_an_encoders_error_is_raised_where_it_ran_and_another_process_computes(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 3)
+        company.claimant.tell("fail")
+        assert company.claimant.hear() == RAISED
+        heir = company.heir()
+        company.await_waiting(2)
+        heir.tell("go on")
+        assert heir.hear() == COMPUTED
+        assert [waiter.hear() for waiter in company.waiters] == [WAITED] * 2
+    assert patient.store("claims_handed_over") == 1
+
+
+def test_a_picture_that_always_fails_costs_each_process_one_attempt_and_no_queue(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 4)
+        company.claimant.tell("fail")
+        assert company.claimant.hear() == RAISED
+        heir = company.heir()
+        heir.tell("fail")
+        assert heir.hear() == RAISED
+        # All that are left compute at the same time now, none behind another.
+        assert [waiter.hear() for waiter in company.waiters] == ["computing"] * 3
+        for waiter in company.waiters:
+            waiter.tell("fail")
+        assert [waiter.hear() for waiter in company.waiters] == [RAISED] * 3
+    status = patient.store("claims_handed_over"), patient.store("claims_held"), patient.store("claims_waiting")
+    assert status == (1, 0, 0)
+
+
+def test_when_a_claimant_is_killed_one_of_those_who_wait_computes(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 3)
+        company.claimant.kill()
+        heir = company.heir()
+        company.await_waiting(2)
+        heir.tell("go on")
+        assert heir.hear() == COMPUTED
+        assert [waiter.hear() for waiter in company.waiters] == [WAITED] * 2
+
+
+def test_a_claimant_whose_client_was_closed_still_has_its_value_and_another_computes(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 1)
+        company.claimant.tell("close")
+        assert company.claimant.hear() == COMPUTED
+        heir = company.heir()
+        heir.tell("go on")
+        assert heir.hear() == COMPUTED
+
+
+def test_a_stopped_claimants_claim_ends_and_its_late_result_disturbs_nobody() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(limits_claim_s=0.3, limits_claim_s_max=60)).start()
+        company = Company(stack, daemon, 2)
+        company.claimant.pause()
+        heir = company.heir()
+        heir.tell("go on")
+        assert heir.hear() == COMPUTED
+        assert company.waiters[0].hear() == WAITED
+        company.claimant.resume()
+        company.claimant.tell("go on")
+        assert company.claimant.hear() == COMPUTED
+        assert daemon.store("puts")["stored"] == 1
+
+
+@pytest.mark.parametrize("claim_s", [0.2, 1.2])
+def test_a_claim_is_renewed_for_as_long_as_its_holder_computes(claim_s: float) -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(limits_claim_s=claim_s, limits_claim_s_max=60)).start()
+        company = Company(stack, daemon, 1)
+        began = daemon.status()["uptime_s"]
+        daemon.until(lambda s: s["uptime_s"] > began + 3 * claim_s, "three times what a claim lasts to pass")
+        assert company.waiters[0].silent()
+        assert daemon.store("claims_handed_over") == 0
+        company.claimant.tell("go on")
+        assert company.waiters[0].hear() == WAITED
+
+
+def test_a_claim_ends_at_claim_s_max_though_its_holder_lives() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(limits_claim_s=0.3, limits_claim_s_max=1.0)).start()
+        company = Company(stack, daemon, 1)
+        heir = company.heir()
+        heir.tell("go on")
+        assert heir.hear() == COMPUTED
+        company.claimant.tell("go on")
+        assert company.claimant.hear() == COMPUTED
+        assert daemon.store("puts")["existed"] == 1
+
+
+def test_who_has_waited_long_enough_computes_itself(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 0)
+        impatient = stack.enter_context(Child(asks, patient.socket, 0.2))
+        assert impatient.hear() == "computing"
+        impatient.tell("go on")
+        assert impatient.hear() == COMPUTED
+        company.claimant.tell("go on")
+        assert company.claimant.hear() == COMPUTED
+
+
+def test_those_who_wait_compute_when_the_daemon_dies(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 2)
+        patient.kill()
+        assert [waiter.hear() for waiter in company.waiters] == ["computing"] * 2
+        for child in [company.claimant, *company.waiters]:
+            child.tell("go on")
+            assert child.hear() == COMPUTED
+
+
+def test_a_value_computed_across_the_daemons_restart_is_stored(patient: Daemon) -> None:
+    with ExitStack() as stack:
+        company = Company(stack, patient, 0)
+        patient.kill()
+        patient.start()
+        patient.until(lambda s: s["clients"] == 1, "the claimant to attach again")
+        company.claimant.tell("go on")
+        assert company.claimant.hear() == COMPUTED
+        assert patient.client().contains(KEY)
+
+
+def test_without_a_daemon_everybody_computes(tmp_path: Path) -> None:
+    with tensord.Client(tmp_path / "nobody.sock", timeout_s=1.0) as client:
+        assert is_payload(client.get_or_compute(KEY, lambda: payload(1)), 1)
+        with pytest.raises(EncoderFailed):
+            client.get_or_compute(KEY, _fails)
+        assert client.tally.computed == 1
+
+
+def test_threads_of_one_client_compute_once_too(patient: Daemon) -> None:
+    client = patient.client(timeout_s=60.0)
+    began, go_on = threading.Semaphore(0), threading.Event()
+    values: list[Any] = []
+
+    def compute() -> Any:
+        began.release()
+        assert go_on.wait(PATIENCE_S)
+        return payload(1)
+
+    def ask() -> None:
+        values.append(client.get_or_compute(KEY, compute, timeout_s=60.0))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert began.acquire(timeout=PATIENCE_S)
+    patient.until(lambda s: s["store"]["claims_waiting"] == 7, "the others to wait")
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(values) == 8 and all(is_payload(value, 1) for value in values)
+    assert (client.tally.computed, client.tally.waited) == (1, 7)
+    assert not began.acquire(blocking=False)
+
+
+def test_over_claims_per_client_max_a_value_is_computed_without_a_claim() -> None:
+    with Daemon(limits_claims_per_client_max=1) as daemon:
+        client = daemon.start().client()
+        nested = client.get_or_compute(KEY, lambda: client.get_or_compute(key(2), lambda: payload(2)) + np.uint64(0))
+        assert is_payload(nested, 2)
+        assert daemon.store("refusals") == {"LimitReached": 1}
+        until(lambda: client.contains(KEY) and client.contains(key(2)), "both values to be stored")
+
+
+def test_a_value_that_cannot_be_stored_is_returned_all_the_same(patient: Daemon) -> None:
+    client = patient.client()
+    huge = client.get_or_compute(key(2), lambda: payload(2, 32 << 20))
+    assert is_payload(huge, 2)
+    assert not client.contains(key(2))
+    patient.until(lambda s: not s["store"]["claims_held"], "the claim on it to end")
+
+
+def _fails() -> Any:
+    raise EncoderFailed("this picture cannot be encoded")
+
+
+# ---- asyncio
+
+
+def asks_async(stage: Stage, socket: Path, how_many: int) -> tuple[int, int, int, int]:
+    """Several tasks of one AsyncClient ask for the key; its computation is a coroutine."""
+
+    async def main() -> tuple[int, int, int, int]:
+        loop = asyncio.get_running_loop()
+        async with tensord.AsyncClient(socket, timeout_s=60.0) as client:
+
+            async def compute() -> Any:
+                stage.tell("computing")
+                if await loop.run_in_executor(None, stage.hear) == "fail":
+                    raise EncoderFailed("this picture cannot be encoded")
+                return payload(1)
+
+            asked = (client.get_or_compute(KEY, compute) for _ in range(how_many))
+            values = await asyncio.gather(*asked, return_exceptions=True)
+            right = sum(isinstance(value, np.ndarray) and is_payload(value, 1) for value in values)
+            failed = sum(isinstance(value, EncoderFailed) for value in values)
+            return right, failed, client.tally.waited, client.tally.computed
+
+    return asyncio.run(main())
+
+
+def test_tasks_of_async_clients_in_several_processes_compute_once(patient: Daemon) -> None:
+    with Child(asks_async, patient.socket, 4) as first, Child(asks_async, patient.socket, 4) as second:
+        both = [first, second]
+        patient.until(lambda s: s["store"]["claims_waiting"] == 7, "seven tasks to wait")
+        claimants = [child for child in both if not child.silent()]
+        assert len(claimants) == 1 and claimants[0].hear() == "computing"
+        claimants[0].tell("go on")
+        answers = sorted(child.hear() for child in both)
+        assert answers == [(4, 0, 3, 1), (4, 0, 4, 0)]
+
+
+def test_a_coroutines_error_is_raised_in_its_task_alone(patient: Daemon) -> None:
+    with Child(asks_async, patient.socket, 3) as child:
+        assert child.hear() == "computing"
+        patient.until(lambda s: s["store"]["claims_waiting"] == 2, "two tasks to wait")
+        child.tell("fail")
+        assert child.hear() == "computing"
+        child.tell("go on")
+        assert child.hear() == (2, 1, 1, 1)
+
+
+def test_a_cancelled_task_gives_its_claim_to_who_waits(patient: Daemon) -> None:
+    async def main() -> None:
+        async with tensord.AsyncClient(patient.socket, timeout_s=60.0) as client:
+            began = asyncio.Event()
+
+            async def never_ends() -> Any:
+                began.set()
+                await asyncio.Event().wait()
+
+            cancelled = asyncio.create_task(client.get_or_compute(KEY, never_ends))
+            async with asyncio.timeout(PATIENCE_S):
+                await began.wait()
+                waits = asyncio.create_task(client.get_or_compute(KEY, lambda: payload(1)))
+                await asyncio.to_thread(
+                    patient.until, lambda s: s["store"]["claims_waiting"] == 1, "the other task to wait"
+                )
+                cancelled.cancel()
+                assert is_payload(await waits, 1)
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+
+    asyncio.run(main())
+
+
+def test_without_a_daemon_async_clients_compute(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with tensord.AsyncClient(tmp_path / "nobody.sock", timeout_s=0.5) as client:
+            assert is_payload(await client.get_or_compute(KEY, lambda: payload(1)), 1)
+            assert await client.get(KEY) is None
+
+    asyncio.run(main())
