@@ -64,9 +64,7 @@ class Connection:
         self.serving = serving
         self.limits = limits
         self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
-        requests, answers = (
-            (m.ControlRequest, m.ControlAnswer) if control else (m.StatusRequest, m.StatusAnswer)
-        )
+        requests, answers = (m.ControlRequest, m.ControlAnswer) if control else (m.StatusRequest, m.StatusAnswer)
         self._known = kinds(requests if serving else answers)
         frames = CONTROL_FRAMES
         if not control and not serving:
@@ -114,9 +112,7 @@ class Connection:
 
     # ---- what comes in
 
-    def receive_data(
-        self, data: bytes, fds: Sequence[int] = (), cut: ProtocolError | None = None
-    ) -> Arrival:
+    def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: ProtocolError | None = None) -> Arrival:
         """Takes what one read returned; `cut` if descriptors were lost on the way.
 
         What the peer did wrong is not raised: it is in `Arrival.failure`.
@@ -211,14 +207,14 @@ class Connection:
         if waiting > FDS_MAX:
             raise ProtocolError(f"{waiting} descriptors wait for a message; at most {FDS_MAX} may")
         if waiting and not self._reader.held_bytes:
-            raise ProtocolError(
-                f"{waiting} descriptors came that no message declares: say how many in its 'fds'"
-            )
+            raise ProtocolError(f"{waiting} descriptors came that no message declares: say how many in its 'fds'")
 
     # ---- what goes out
 
     def send(self, *messages: Message, fds: int = 0) -> bytes:
         """The bytes of `messages`, to be sent with `fds` descriptors in one call.
+
+        Only the first message may bring descriptors.
 
         Raises UsageError for what is not allowed now, LimitReached and MessageTooLarge for what is
         over a limit, DaemonUnavailable on a closed connection.
@@ -226,7 +222,7 @@ class Connection:
         if self.state is State.CLOSED:
             raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
         declared = 0
-        packed = []
+        packed: list[bytes] = []
         for message in messages:
             data = pack(message)
             if len(data) > self._send_bytes_max:
@@ -234,12 +230,15 @@ class Connection:
                     f"{type(message).__name__} of {len(data)} bytes; message_bytes_max is "
                     f"{self._send_bytes_max}: send it in several"
                 )
+            brings = getattr(message, "fds", 0)
+            if brings and packed:
+                # A call may be cut between two messages; descriptors go with its first byte, and
+                # would wait for a message of which nothing has come.
+                raise UsageError(f"{type(message).__name__} brings descriptors: send it first in its call")
             packed.append(data)
-            declared += getattr(message, "fds", 0)
+            declared += brings
         if declared != fds or fds > FDS_MAX:
-            raise UsageError(
-                f"{fds} descriptors given, {declared} declared; {FDS_MAX} may go in one call"
-            )
+            raise UsageError(f"{fds} descriptors given, {declared} declared; {FDS_MAX} may go in one call")
         try:
             for message in messages:
                 if self.serving:
@@ -273,16 +272,13 @@ class Connection:
         if len(keys) <= most:
             return None
         return LimitReached(
-            f"{type(message).__name__} of {len(keys)} keys; keys_per_request_max is {most}: "
-            "ask in several requests"
+            f"{type(message).__name__} of {len(keys)} keys; keys_per_request_max is {most}: ask in several requests"
         )
 
     def _request(self, message: Any) -> None:
         kind = type(message)
         if kind not in self._allowed[self.state]:
-            raise ProtocolError(
-                f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}"
-            )
+            raise ProtocolError(f"{kind.__name__} on a connection that is {self.state}: {REMEDIES[self.state]}")
         if kind is m.Part:
             if message.id not in self._parts_due:
                 raise ProtocolError(f"Part for put {message.id}: send its Commit first")
@@ -294,9 +290,7 @@ class Connection:
             return
         number = message.id
         if number in self._open or number in self._commits:
-            raise ProtocolError(
-                f"{kind.__name__} with id {number}, which is still open: choose another id"
-            )
+            raise ProtocolError(f"{kind.__name__} with id {number}, which is still open: choose another id")
         self._check_in_flight(kind)
         self._open[number] = kind
         if kind is m.Commit:

@@ -66,9 +66,7 @@ def test_answers_come_in_order_with_their_descriptors(no_descriptor_leaks: None)
     theirs.close()
 
 
-def test_messages_of_many_threads_are_never_mixed(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
+def test_messages_of_many_threads_are_never_mixed(channel: BlockingChannel, sockets: Sockets) -> None:
     """Each message is cut by a buffer that is smaller than it."""
     sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
 
@@ -89,6 +87,24 @@ def test_messages_of_many_threads_are_never_mixed(
     for thread in threads:
         thread.join()
     assert sorted(found) == [1000 * n + k + 1 for n in range(4) for k in range(100)]
+
+
+def test_a_cut_call_sends_its_descriptors_once(channel: BlockingChannel, sockets: Sockets) -> None:
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    many = m.Renew([2**40] * 4000)
+    sender = threading.Thread(target=lambda: channel.send(m.OpenInbox(3, 4096), many, fds=[0], timeout_s=60))
+    sender.start()
+    whole = len(pack(m.OpenInbox(3, 4096))) + len(pack(many))
+    got, came = 0, []
+    while got < whole:
+        data, fds, _, _ = socket.recv_fds(sockets[1], 1 << 16, 16)
+        got += len(data)
+        came += fds
+    sender.join()
+    for fd in came:
+        os.close(fd)
+    assert got == whole
+    assert len(came) == 1
 
 
 def fill(sock: socket.socket) -> int:
@@ -120,9 +136,7 @@ def test_a_daemon_that_does_not_read_costs_no_more_than_the_time_limit(
     assert sockets[1].recv(1 << 16) == pack(put[0]) + pack(put[1])
 
 
-def test_a_message_that_was_cut_in_two_ends_the_channel(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
+def test_a_message_that_was_cut_in_two_ends_the_channel(channel: BlockingChannel, sockets: Sockets) -> None:
     sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     with pytest.raises(TimedOut):
         channel.send(m.Renew([2**40] * 4000), timeout_s=0.01)
@@ -146,9 +160,7 @@ def test_receive_waits_no_longer_than_told(channel: BlockingChannel) -> None:
         channel.receive(0)
 
 
-def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
+def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(channel: BlockingChannel, sockets: Sockets) -> None:
     channel.send(m.Clear(5), timeout_s=60)
     sockets[1].recv(1 << 16)
     sockets[1].sendall(pack(m.Counted(5, 3)))
@@ -161,9 +173,7 @@ def test_a_daemon_that_goes_away_is_noticed_after_its_last_word(
         channel.send(m.Clear(6), timeout_s=60)
 
 
-def test_a_daemon_that_talks_nonsense_is_a_protocol_error(
-    channel: BlockingChannel, sockets: Sockets
-) -> None:
+def test_a_daemon_that_talks_nonsense_is_a_protocol_error(channel: BlockingChannel, sockets: Sockets) -> None:
     sockets[1].sendall(pack(m.PartCopied(1, 0)) + b"\xc1")
     assert channel.receive(60)[0] == m.PartCopied(1, 0)
     with pytest.raises(BadMessage):

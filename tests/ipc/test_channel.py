@@ -78,7 +78,9 @@ def test_no_descriptor_is_lost_in_a_burst(run: Run, sockets: Sockets) -> None:
         for number in range(count):
             fd = numbered(number)
             chatter = [m.Renew([number + 1])] * (number % 3)
-            channel.send(*chatter, m.OpenInbox(number, 4096), *chatter, fds=[fd], timeout_s=60)
+            if chatter:
+                channel.send(*chatter, timeout_s=60)
+            channel.send(m.OpenInbox(number, 4096), *chatter, fds=[fd], timeout_s=60)
             os.close(fd)
         channel.close()
 
@@ -133,6 +135,44 @@ def test_descriptors_reach_clients_that_read_late(run: Run, sockets: Sockets) ->
 
         await in_thread(receive)
         assert channel.unsent_bytes == 0
+        channel.close()
+
+    run(serve())
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["cut at once", "cut when flushed"])
+def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full: bool) -> None:
+    ours, theirs = sockets
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    server, client = Connection.control_server(LIMITS), Connection.control_client()
+    server.receive_data(client.send(HELLO))
+    client.receive_data(server.send(WELCOME))
+    server.receive_data(client.send(m.Attach(2)))
+    filler = [m.Error(None, "TensordError", f"{n} " + "x" * 1500) for n in range(40)]
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, server)
+        if full:
+            channel.send(*filler)
+        given = [numbered(n) for n in (7, 8, 9)]
+        before = channel.unsent_bytes
+        channel.send(ATTACHED, *filler, fds=given)
+        added = channel.unsent_bytes - before
+        whole = sum(len(pack(message)) for message in [ATTACHED, *filler])
+        assert added == whole if full else 0 < added < whole
+        close_all(given)
+
+        def receive() -> None:
+            blocking = BlockingChannel(theirs, client)
+            for expected in [*(filler if full else []), ATTACHED, *filler]:
+                message, fds = blocking.receive(60)
+                assert message == expected
+                assert [number_of(fd) for fd in fds] == ([7, 8, 9] if fds else [])
+                assert bool(fds) == (expected is ATTACHED)
+                close_all(fds)
+            blocking.close()
+
+        await in_thread(receive)
         channel.close()
 
     run(serve())
@@ -203,18 +243,14 @@ def test_a_peer_that_never_reads_holds_few_descriptors(run: Run, sockets: Socket
     ours.close()
 
 
-def test_the_offender_is_told_and_dropped_after_what_it_said_before(
-    run: Run, sockets: Sockets
-) -> None:
+def test_the_offender_is_told_and_dropped_after_what_it_said_before(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
     taken: list[Any] = []
     ended: list[TensordError | None] = []
     server, _ = attached()
 
     async def serve() -> bytes:
-        AsyncChannel(
-            ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append
-        )
+        AsyncChannel(ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append)
         theirs.sendall(pack(m.Renew([1])) + pack(m.Abandon(2)) + b"\xc1" + pack(m.Abandon(3)))
         return await asyncio.to_thread(drain, theirs)
 
@@ -242,9 +278,7 @@ def test_an_unknown_message_is_answered_and_the_next_one_taken(run: Run, sockets
 
 
 @pytest.mark.parametrize("given", [FDS_MAX + 1, 60])
-def test_too_many_descriptors_at_once_are_refused_and_closed(
-    run: Run, sockets: Sockets, given: int
-) -> None:
+def test_too_many_descriptors_at_once_are_refused_and_closed(run: Run, sockets: Sockets, given: int) -> None:
     ours, theirs = sockets
     server, _ = attached()
     fd = numbered(1)
@@ -257,6 +291,26 @@ def test_too_many_descriptors_at_once_are_refused_and_closed(
 
     failure = run(serve())
     assert type(failure) is ProtocolError
+    os.close(fd)
+
+
+def test_a_descriptor_that_the_kernel_dropped_ends_the_channel(run: Run, sockets: Sockets) -> None:
+    """As many are declared as can come, so that only the kernel tells that one is missing."""
+    ours, theirs = sockets
+    server, _ = attached()
+    fd = numbered(1)
+    data = b"".join(pack(m.OpenInbox(number, 4096)) for number in range(FDS_MAX))
+
+    async def serve() -> TensordError | None:
+        channel = AsyncChannel(ours, server)
+        socket.send_fds(theirs, [data], [fd] * (FDS_MAX + 1))
+        taken = [fds async for _, fds in channel]
+        assert len(taken) == FDS_MAX
+        for fds in taken:
+            close_all(fds)
+        return channel.failure
+
+    assert "descriptors were lost" in str(run(serve()))
     os.close(fd)
 
 
@@ -358,7 +412,7 @@ def test_a_channel_stops_reading_while_nobody_takes(run: Run, sockets: Sockets) 
 
 def test_a_callback_that_raises_ends_its_own_channel_only(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
-    server, client = attached()
+    server, _ = attached()
     told: list[dict[str, Any]] = []
 
     def explode(message: Any, fds: tuple[int, ...]) -> None:
@@ -370,9 +424,7 @@ def test_a_callback_that_raises_ends_its_own_channel_only(run: Run, sockets: Soc
         ended = asyncio.get_running_loop().create_future()
         AsyncChannel(ours, server, on_message=explode, on_closed=ended.set_result)
         fd = numbered(1)
-        socket.send_fds(
-            theirs, [client.send(m.OpenInbox(1, 1), m.OpenInbox(2, 1), fds=2)], [fd, fd]
-        )
+        socket.send_fds(theirs, [pack(m.OpenInbox(1, 1)) + pack(m.OpenInbox(2, 1))], [fd, fd])
         os.close(fd)
         assert await ended is None
 

@@ -175,6 +175,7 @@ def test_a_missing_field_is_named(kind: type[Message], union: Any) -> None:
         ({"type": "Renew", "tokens": [1] * 4097}, "4096"),
         ({"type": "Evict", "id": 1, "keys": [KEY] * 1025}, "1024"),
         ({"type": "Pin", "id": 1, "key": KEY, "for_s": math.nan}, "nan"),
+        ({"type": "Pin", "id": 1, "key": KEY, "for_s": 0.0}, "> 0"),
         ({"type": "Attach", "id": 1, "fds": 2}, "got 2"),
         ({"type": "OpenInbox", "id": 1, "inbox_bytes": 1, "fds": 0}, "got 0"),
     ],
