@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
-from ..errors import BadKey, Corrupt, TensordError, UsageError
+from ..errors import BadKey, ObjectTooLarge, UsageError
 from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
@@ -26,7 +26,7 @@ from ..ipc.places import STATUS_NAME, control_socket, status_socket
 from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
-from ..shm.tree import Image, encode, encode_spec
+from ..shm.tree import encode, encode_spec
 from . import forks
 from .inbox import Region
 from .lease import Batch, Lease
@@ -164,7 +164,7 @@ class Client:
         """
         _check_key(key)
         deadline = self._deadline(timeout_s)
-        put = self._put(key, encode(tree), tokens, ttl_s, None, deadline)
+        put = self._put(key, tree, tokens, ttl_s, None, deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
@@ -256,7 +256,7 @@ class Client:
 
     def store(self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None) -> Put:
         """The put of a computed value, under the claim it was computed under."""
-        return self._put(key, encode(value), tokens, ttl_s, claim, self._deadline(None))
+        return self._put(key, value, tokens, ttl_s, claim, self._deadline(None))
 
     # ---- what changes entries
 
@@ -355,9 +355,15 @@ class Client:
         return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
     def _put(
-        self, key: bytes, image: Image, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
+        self, key: bytes, tree: Any, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
     ) -> Put:
         self._attach()
+        try:
+            image = encode(tree)
+        except ObjectTooLarge as error:
+            put = Put(key)
+            put.settle("refused", error)
+            return put
         return self._link.puts.put(key, image, tokens=tokens, ttl_s=ttl_s, claim=claim, deadline=deadline)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
