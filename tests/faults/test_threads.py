@@ -1,0 +1,157 @@
+"""One client, many threads: every get is right under eviction, every pin is released, however its view ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+import tensord
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from .payloads import is_payload, key, payload
+
+RING_BYTES = 4 * MIB
+NUMBERS = 200  # of entries: several times what the ring holds
+SIZES = [8 << 10, 40 << 10, 96 << 10]
+
+
+@pytest.fixture
+def small() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=RING_BYTES) as running:
+        yield running.start()
+
+
+def size_of(number: int) -> int:
+    return SIZES[number % len(SIZES)]
+
+
+def together(*acts: Callable[[], object]) -> None:
+    """Runs each in a thread, and raises what any of them raised."""
+    failed: list[BaseException] = []
+
+    def run(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S * 2)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+class Crowd:
+    """Threads that put, get, check, hold and pass on, over entries that keep being evicted."""
+
+    def __init__(self, client: tensord.Client) -> None:
+        self.client = client
+        self.hits = 0
+        self.shared: list[tuple[int, Any]] = []
+
+    def writes(self, seed: int) -> None:
+        random = Random(seed)
+        for _ in range(400):
+            number = random.randrange(NUMBERS)
+            put = self.client.put(key(number), payload(number, size_of(number)), timeout_s=PATIENCE_S)
+            assert put.state in ("sent", "stored", "existed"), put
+
+    def reads(self, seed: int) -> None:
+        random = Random(seed)
+        held: list[tuple[int, Any]] = []
+        for _ in range(1500):
+            number = random.randrange(NUMBERS)
+            lease = self.client.get(key(number))
+            if lease is not None:
+                assert is_payload(lease.tree, number)
+                self.hits += 1
+                held.append((number, lease.tree))
+            if len(held) > 8:
+                known, view = held.pop(random.randrange(len(held)))
+                assert is_payload(view, known)
+                self.shared.append((known, view))
+
+    def releases(self, seed: int) -> None:
+        """Drops what the readers held, in another thread than they got it in."""
+        random = Random(seed)
+        for _ in range(1500):
+            if len(self.shared) > 20:
+                known, view = self.shared.pop(random.randrange(10))
+                assert is_payload(view, known)
+
+    def batches(self, seed: int) -> None:
+        random = Random(seed)
+        for _ in range(60):
+            numbers = random.sample(range(NUMBERS), 50)
+            with self.client.get_many([key(number) for number in numbers]) as batch:
+                for number, lease in zip(numbers, batch, strict=True):
+                    assert lease is None or is_payload(lease.tree, number)
+
+
+def test_gets_are_right_while_other_threads_put_and_release(small: Daemon) -> None:
+    crowd = Crowd(small.client())
+    acts = [crowd.writes, crowd.writes, crowd.reads, crowd.reads, crowd.reads, crowd.releases, crowd.batches]
+    together(*(lambda act=act, seed=seed: act(seed) for seed, act in enumerate(acts)))  # type: ignore[misc]
+    assert crowd.hits > 100
+    assert small.store("evictions")["capacity"] > 100
+    crowd.shared.clear()
+    gc.collect()
+    small.until(lambda s: not s["pins"], "every pin to be released")
+    assert small.store("evicted_while_pinned") == 0
+
+
+def test_views_that_only_the_cycle_collector_finds_are_released(small: Daemon) -> None:
+    client = small.client()
+    for number in range(20):
+        assert client.put(key(number), payload(number), wait=True).state == "stored"
+
+    class Node:
+        def __init__(self, view: Any) -> None:
+            self.view = view
+            self.itself = self
+
+    def makes_cycles() -> None:
+        for turn in range(500):
+            lease = client.get(key(turn % 20))
+            assert lease is not None
+            node = Node(lease.tree)
+            assert is_payload(node.view, turn % 20)
+            if turn % 50 == 49:
+                gc.collect()
+
+    together(*[makes_cycles] * 4)
+    gc.collect()
+    small.until(lambda s: not s["pins"], "every pin to be released")
+
+
+def test_more_leases_than_a_lane_has_words_are_copies_and_right(small: Daemon) -> None:
+    client = small.client()
+    assert client.put(key(1), payload(1, 1024), wait=True).state == "stored"
+    held = [client.get(key(1)) for _ in range(4200)]
+    assert all(lease is not None and is_payload(lease.tree, 1) for lease in held)
+    assert small.status()["pins"] == 4096
+    held.clear()
+    small.until(lambda s: not s["pins"], "every pin to be released")
+    lease = client.get(key(1))
+    assert lease is not None and small.status()["pins"] == 1
+
+
+def test_clients_opened_and_closed_in_threads_leave_nothing(small: Daemon) -> None:
+    def opens_and_closes() -> None:
+        for number in range(10):
+            with tensord.Client(small.socket) as client:
+                assert client.wait_connected(PATIENCE_S)
+                assert client.put(key(number), payload(number), wait=True).state in ("stored", "existed")
+
+    together(*[opens_and_closes] * 4)
+    small.until(lambda s: s["clients"] == s["lanes"] == s["inboxes_bytes"] == 0, "all to be gone")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tensord-link")]
