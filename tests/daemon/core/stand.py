@@ -209,6 +209,15 @@ class Stand:
                 return View(slot.span_id, start, content)
         return None
 
+    def find_span(self, span_id: int) -> View | None:
+        """What a reader holds that found the span before it was unpublished."""
+        for slot in self.index.slots():
+            if slot.span_id == span_id:
+                start = slot.offset + SPAN_HEADER_BYTES
+                content = bytes(self.bytes[start : start + slot.image_bytes])
+                return View(span_id, start, content)
+        return None
+
     def pin(self, number: int) -> View:
         """A lease on key `number`."""
         view = self.find(key(number))

@@ -44,6 +44,13 @@ def test_a_key_that_exists_is_not_stored_again(make: Make) -> None:
     assert isinstance(stand.answers[2][0], messages.Committed), "told before its part came"
 
 
+def test_putting_what_exists_counts_as_a_use(make: Make) -> None:
+    stand = make(2 * SPAN)
+    for number in (1, 2, 1, 3):
+        stand.put(number)
+    assert stand.stored() == {1, 3}
+
+
 def test_of_two_puts_in_flight_the_first_whole_one_wins(make: Make) -> None:
     stand = make()
     stand.commit(1, 1, key(1), 64)
@@ -131,6 +138,19 @@ def test_parts_of_a_refused_put_are_acknowledged(make: Make) -> None:
     stand.part(1, 1, 64, last=True)
     assert stand.ended(1, 1) == "BadMessage"
     assert stand.last() == messages.PartCopied(1, 0)
+
+
+def test_parts_that_waited_for_room_are_acknowledged_when_there_is_none(make: Make) -> None:
+    stand = make(SPAN)
+    stand.put(1)
+    stand.pin(1)
+    before = len(stand.answers[1])
+    stand.commit(1, 1, key(2), 64)
+    stand.part(1, 1, 32, last=False)
+    stand.part(1, 1, 32, last=True)
+    stand.settle()
+    assert stand.ended(1, 1) == "StoreFull"
+    assert [type(answer) for answer in stand.answers[1][before:]].count(messages.PartCopied) == 2
 
 
 def test_parts_that_do_not_add_up_end_the_put(make: Make) -> None:

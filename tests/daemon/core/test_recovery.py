@@ -108,9 +108,16 @@ def test_what_a_reader_views_since_before_the_restart_is_not_reused() -> None:
 def test_entries_go_in_the_order_of_their_creation() -> None:
     stand = Stand(4 * SPAN)
     stand.join(1)
-    for number in (4, 3, 2, 1):
+    for number in (9, 4, 3, 2):
         stand.now += 1
         stand.put(number)
+    stand.send(1, messages.Evict(1, [key(9)]))
+    stand.settle()
+    stand.now += 1
+    stand.put(1)
+    first = stand.find(key(1))
+    assert first is not None
+    assert first.offset == 128, "the newest stands first in the ring"
     restart(stand, now=10.0)
     stand.put(5)
     assert stand.stored() == {1, 2, 3, 5}

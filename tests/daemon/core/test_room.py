@@ -95,6 +95,46 @@ def test_a_window_wider_than_a_round_is_opened_in_rounds(make: Make) -> None:
     assert len(stand.stored()) == 11
 
 
+def test_a_window_goes_on_where_it_was_begun(make: Make) -> None:
+    stand = make(600 * SPAN)
+    for number in range(600):
+        stand.put(number)
+    for number in (599, *range(300), *range(301, 599)):
+        used = stand.find(key(number))
+        assert used is not None
+        stand.do(Accessed([used.span_id]))
+    assert stand.put(1000, 560 * SPAN - 128) == "stored"
+    assert len(stand.stored()) == 41, "begun around 300, and anew around 599, it takes them all"
+
+
+def test_readers_who_pin_every_victim_are_not_chased_for_ever(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number)
+    stand.commit(1, 1, key(9), 64)
+    scans = 0
+    while stand.scans:
+        hidden = {slot.span_id for slot in stand.index.slots() if not slot.published}
+        stand.views = [view for view in map(stand.find_span, hidden) if view is not None]
+        stand.scan()
+        scans += 1
+    assert stand.ended(1, 1) == "StoreFull"
+    assert scans == 2
+    assert len(stand.stored()) == 8
+
+
+def test_a_victim_that_came_back_counts_as_used(make: Make) -> None:
+    stand = make(4 * SPAN)
+    for number in (1, 2, 3, 4):
+        stand.put(number)
+    stand.pin(1)
+    stand.put(5)
+    stand.views.clear()
+    stand.put(6)
+    stand.put(7)
+    assert stand.stored() == {1, 5, 6, 7}
+
+
 def test_a_window_is_found_between_scattered_pins(make: Make) -> None:
     stand = make(60 * SPAN)
     for number in range(60):
@@ -124,6 +164,8 @@ def test_a_put_waits_for_one_that_is_landing_rather_than_being_refused(make: Mak
     for client in (1, 2):
         stand.commit(client, 1, key(client), 64)
         stand.part(client, 1, 64, last=True)
+    stand.scan()
+    assert stand.ended(2, 1) == "", "nothing may go yet, but the first is about to be an entry"
     stand.settle()
     assert stand.ended(1, 1) == "stored"
     assert stand.ended(2, 1) == "stored"

@@ -91,6 +91,17 @@ def test_a_pin_ends_with_its_client(make: Make) -> None:
     assert stand.put(3) == "stored"
 
 
+def test_a_pin_and_a_ttl_end_with_their_entry(make: Make) -> None:
+    stand = make()
+    stand.put(1, ttl_s=100.0)
+    stand.send(2, messages.Pin(1, key(1), 99.0))
+    stand.send(1, messages.Evict(1, [key(1)]))
+    stand.settle()
+    status = stand.store.status()
+    assert (status["pins"], status["pinned_bytes"], status["entries"]) == (0, 0, 0)
+    assert stand.store.next_timer() is None
+
+
 def test_an_unpinned_entry_may_go(make: Make) -> None:
     stand = make(SPAN)
     stand.put(1)
