@@ -73,12 +73,10 @@ class Copier:
     def close_inbox(self, client: int) -> None:
         """Unmaps it; for when no copy of the client is under way."""
         self._inboxes.pop(client, None)
-        for put in [put for put in self._checksums if put[0] == client]:
-            del self._checksums[put]
-
-    def forget(self, client: int, put_id: int) -> None:
-        """A put has ended, by its last part or before it."""
-        self._checksums.pop((client, put_id), None)
+        # One operation to the interpreter, since the worker changes the table meanwhile.
+        for put in list(self._checksums):
+            if put[0] == client:
+                self._checksums.pop(put, None)
 
     def copy(self, part: Copy) -> None:
         """Asks for a part; what becomes of it is told to `done`."""
@@ -103,14 +101,16 @@ class Copier:
         if end > len(inbox):
             raise LimitReached(f"a part ends at {end}, behind the inbox's {len(inbox)} bytes")
         put = (part.client, part.put_id)
+        # Taken out, and put back only if the part went well and is not the last: no checksum outlives its put.
+        checksum = self._checksums.pop(put, None)
         if part.ring_offset == part.image_offset:
-            self._checksums[put] = xxhash.xxh3_64()
-        checksum = self._checksums.get(put)
+            checksum = xxhash.xxh3_64()
         if checksum is None:
             raise TensordError(f"put {part.put_id} has failed at an earlier part")
         there = self._ring[part.ring_offset : part.ring_offset + part.part_bytes]
         copy_checked(there, inbox[part.inbox_offset : end], checksum)
         if part.header is None:
+            self._checksums[put] = checksum
             return None
         self._finish(part.image_offset, part.header, checksum.intdigest())
         return checksum.intdigest()

@@ -137,8 +137,6 @@ class StoreActor:
         for effect in self._store.handle(event, self._clock()):
             match effect:
                 case effects.Send(client, message):
-                    if isinstance(message, messages.Committed):
-                        self._copier.forget(client, message.id)
                     self._send(client, Deliver(message))
                 case effects.Copy():
                     self._copier.copy(effect)

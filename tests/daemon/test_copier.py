@@ -1,0 +1,124 @@
+"""The copier: what it copies is what it checked, and nothing of a put outlives it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.inbox import Inbox
+from tensord.daemon.copier import Copier
+from tensord.daemon.core.effects import Copy
+from tensord.daemon.core.events import Copied
+from tensord.errors import BadTree, LimitReached, SegmentError, TensordError
+from tensord.shm.copy import checksum_of
+from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.tree import Image, encode
+
+INBOX_BYTES = 1 << 16
+
+
+class Desk:
+    """A copier with a ring, and a client's inbox with an image in it, to be copied in as many parts as one likes."""
+
+    def __init__(self) -> None:
+        self.ring = np.zeros(1 << 17, np.uint8)
+        self.copied: SimpleQueue[Copied] = SimpleQueue()
+        self.copier = Copier(self.ring, self.copied.put)
+        self.copier.start()
+        self.inbox = Inbox(INBOX_BYTES)
+        self.copier.open_inbox(1, self.inbox.fd, INBOX_BYTES, 1 << 20)
+        region = self.inbox.take(INBOX_BYTES, 0)
+        assert region is not None
+        assert region.memory is not None
+        self.memory = region.memory
+
+    def parts(self, image: Image, put_id: int, count: int, at: int = 0) -> list[Copy]:
+        """The copies of `image`, which is written to the inbox at `at`, to byte `at` of the ring behind its header."""
+        image.write_into(self.memory[at:])
+        size = image.image_bytes
+        start = at + SPAN_HEADER_BYTES
+        header = SpanHeader(bytes(32), put_id, size, len(image.header), 0, 1, 1.0, 0.0, 1000)
+        cuts = [size * i // count for i in range(count + 1)]
+        return [
+            Copy(1, put_id, at + low, high - low, start + low, start, high == size, header if high == size else None)
+            for low, high in pairwise(cuts)
+        ]
+
+    def carry_out(self, *copies: Copy) -> list[Copied]:
+        for copy in copies:
+            self.copier.copy(copy)
+        return [self.copied.get() for _ in copies]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.copier.stop()
+    made.inbox.close()
+
+
+def image_of(size: int) -> Image:
+    return encode(np.arange(size, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_put_arrives_whole_with_its_checksum_in_its_header(desk: Desk, count: int) -> None:
+    image = image_of(500)
+    done = desk.carry_out(*desk.parts(image, 9, count))
+    there = desk.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes]
+    expected = np.empty(image.image_bytes, np.uint8)
+    image.write_into(expected)
+    assert np.array_equal(there, expected)
+    assert [copied.checksum for copied in done] == [None] * (count - 1) + [checksum_of(expected)]
+    assert SpanHeader.unpack(desk.ring[:SPAN_HEADER_BYTES].tobytes()).checksum == checksum_of(expected)
+
+
+def test_puts_whose_parts_come_in_turn_do_not_disturb_one_another(desk: Desk) -> None:
+    images = [image_of(500 + number) for number in range(5)]
+    parts = [desk.parts(image, number + 1, 3, number * 8192) for number, image in enumerate(images)]
+    done = desk.carry_out(*(copies[turn] for turn in range(3) for copies in parts))
+    assert not any(copied.error for copied in done)
+    assert len({copied.checksum for copied in done[10:]}) == 5
+
+
+def test_nothing_of_a_put_is_kept_when_it_has_ended(desk: Desk) -> None:
+    for put_id in range(1, 20):
+        desk.carry_out(*desk.parts(image_of(50), put_id, 2))
+    broken = desk.parts(image_of(50), 20, 2)
+    desk.memory[:16] = 0xFF
+    done = desk.carry_out(*broken)
+    assert isinstance(done[-1].error, BadTree)
+    assert not desk.copier._checksums
+
+
+def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> None:
+    outside = Copy(1, 5, INBOX_BYTES - 10, 20, 128, 128, False)
+    later = Copy(1, 5, 0, 20, 148, 128, False)
+    stranger = Copy(2, 6, 0, 20, 128, 128, False)
+    errors: list[Any] = [copied.error for copied in desk.carry_out(outside, later, stranger)]
+    assert isinstance(errors[0], LimitReached)
+    assert str(INBOX_BYTES) in str(errors[0])
+    assert isinstance(errors[1], TensordError)
+    assert isinstance(errors[2], LimitReached)
+    assert desk.carry_out(*desk.parts(image_of(50), 7, 1))[0].error is None
+
+
+def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
+    with pytest.raises(LimitReached, match="one inbox"):
+        desk.copier.open_inbox(1, desk.inbox.fd, INBOX_BYTES, 1 << 20)
+    with pytest.raises(LimitReached, match="inboxes_bytes_max is 100"):
+        desk.copier.open_inbox(2, desk.inbox.fd, INBOX_BYTES, 100)
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    with pytest.raises(SegmentError, match="sealed"):
+        desk.copier.open_inbox(2, unsealed, 4096, 1 << 20)
+    os.close(unsealed)
+    desk.copier.close_inbox(1)
+    assert desk.copier.inboxes_bytes == 0

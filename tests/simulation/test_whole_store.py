@@ -1,0 +1,434 @@
+"""The whole store under one seed: clients, lanes, late copies, late scans, and kills of anybody at any event.
+
+Everything that touches shared memory is the real thing: the daemon's segments, its copier (one part at a time, when the
+schedule says so), the core, and readers that go through client/view.py with leases in their hands. Only time, sockets
+and threads are played. The model is one table: which generation of each key was published last. A hit must give that
+one, a lease must go on giving what it gave, and a daemon that is killed must be followed by one that has every entry.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tensord.client.inbox import Inbox, Region
+from tensord.client.lease import Lease
+from tensord.client.view import View
+from tensord.daemon.copier import Copier
+from tensord.daemon.core.effects import Announce, Copy, Forget, Scan, Send
+from tensord.daemon.core.events import (
+    Accessed,
+    ClientJoined,
+    ClientLeft,
+    Copied,
+    Event,
+    Received,
+    RingGrown,
+    Scanned,
+    Tick,
+)
+from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.core.store import Store
+from tensord.daemon.memory import Memory
+from tensord.daemon.policy.replacement import by_name
+from tensord.errors import TensordError
+from tensord.ipc import messages
+from tensord.shm import fence, segments
+from tensord.shm.lanes import Lane
+from tensord.shm.ring import Ring
+from tensord.shm.tree import encode
+
+from ..memory_bench import key
+
+RING_BYTES: Final = 1 << 16
+INBOX_BYTES: Final = 1 << 15
+KEYS: Final = 24
+HELD_MAX: Final = 5
+SEEDS: Final = int(os.environ.get("TENSORD_TEST_SEEDS", "12"))
+EVENTS: Final = 2000
+
+
+def payload(number: int, generation: int) -> Any:
+    """f(key, generation): one array, or a tree with one; up to a sixth of the ring."""
+    array = np.full(64 + (number * 31 + generation * 17) % 1200, number << 32 | generation, np.uint64)
+    return array if number % 2 else {"number": number, "array": array}
+
+
+def generation_of(number: int, tree: Any) -> int:
+    """Which generation of key `number` this is; an AssertionError where it is none."""
+    array = tree if number % 2 else tree["array"]
+    assert (array == array[0]).all(), "parts of two entries"
+    assert int(array[0]) >> 32 == number, "another key's entry"
+    generation = int(array[0]) & 0xFFFFFFFF
+    assert array.size == 64 + (number * 31 + generation * 17) % 1200
+    return generation
+
+
+@dataclass(eq=False)
+class Client:
+    """A process: its view, what it holds, its inbox, and the parts that it has not sent yet."""
+
+    number: int
+    view: View
+    lane_fd: int
+    inbox: Inbox
+    connected: bool = True
+    held: list[tuple[int, int, Any]] = field(default_factory=list)
+    regions: dict[int, Region] = field(default_factory=dict)
+    unsent: deque[messages.Part] = field(default_factory=deque)
+    putting: dict[int, int] = field(default_factory=dict)
+
+
+class Simulation:
+    def __init__(self, seed: int) -> None:
+        fence.register()
+        self.chance = random.Random(seed)
+        self.instance = f"simulation-{os.getpid()}-{seed}"
+        self.policy = self.chance.choice(["lru", "lfu"])
+        self.now = 100.0
+        self.clients: list[Client] = []
+        self.made = 0
+        self.requests = 0
+        self.generations = 0
+        self.sent: dict[tuple[int, int], int] = {}
+        self.shown: dict[int, int] = {}
+        self.kills = self.hits = self.published = 0
+        self.start()
+
+    # ---- the daemon
+
+    def start(self) -> None:
+        self.memory = Memory.open(self.instance, RING_BYTES, 64)
+        recovered = self.memory.recovered
+        limits = StoreLimits(
+            ring_bytes=RING_BYTES,
+            max_bytes=RING_BYTES,
+            max_entries=20,
+            object_bytes_max=RING_BYTES // 2,
+            put_idle_s=20.0,
+            default_ttl_s=self.chance.choice([None, 300.0]),
+        )
+        ring = Ring(RING_BYTES if recovered else 0)
+        self.store = Store(self.memory.index, ring, by_name(self.policy), limits, self.memory.superblock.epoch, 1e6)
+        self.copier = Copier(self.memory.ring, lambda _: None)
+        self.copies: deque[Copy] = deque()
+        self.scan: frozenset[int] | None = None
+        self.scan_asked = False
+        if recovered:
+            self.store.recover(self.memory.found(), self.now)
+        else:
+            self.memory.grow(0, prefault=False)
+        self.do(RingGrown(RING_BYTES, more=False))
+
+    def do(self, event: Event) -> None:
+        for effect in self.store.handle(event, self.now):
+            match effect:
+                case Send(number, message):
+                    self.receive(number, message)
+                case Copy():
+                    self.copies.append(effect)
+                case Scan():
+                    assert not self.scan_asked
+                    assert self.scan is None
+                    self.scan_asked = True
+                case Forget(number):
+                    self.copier.close_inbox(number)
+                case Announce(body):
+                    if body["event"] == "put":
+                        self.publish(body["client"], bytes.fromhex(body["key"]))
+
+    def publish(self, client: int, at: bytes) -> None:
+        number = next(n for n in range(KEYS) if key(n) == at)
+        self.shown[number] = self.sent[client, number]
+        self.published += 1
+
+    def copy(self) -> None:
+        """The oldest copy of some put is carried out, or fails."""
+        if not self.copies:
+            return
+        put_id = self.chance.choice(self.copies).put_id
+        copy = next(copy for copy in self.copies if copy.put_id == put_id)
+        self.copies.remove(copy)
+        try:
+            self.do(Copied(copy.client, put_id, self.copier._carry_out(copy)))
+        except TensordError as error:
+            self.do(Copied(copy.client, put_id, error=error))
+
+    def look_at_lanes(self) -> None:
+        """The scan's two halves, with anything else between them."""
+        if self.scan_asked:
+            self.scan_asked, self.scan = False, self.memory.pins()
+        elif self.scan is not None:
+            pinned, self.scan = self.scan, None
+            self.do(Scanned(pinned))
+
+    def pass_time(self) -> None:
+        self.now += self.chance.choice([0.0, 0.01, 0.1, 3.0])
+        timer = self.store.next_timer()
+        if timer is not None and timer <= self.now:
+            self.do(Tick())
+        for lane in self.memory.lanes:
+            drained = lane.reader.drain()
+            if drained is not None:
+                self.do(Accessed(drained.span_ids.tolist(), drained.misses, drained.lost))
+        self.memory.forget_abandoned()
+
+    def kill_the_daemon(self) -> None:
+        """It dies, perhaps in the middle of a copy; the next one finds what it left."""
+        self.kills += 1
+        if self.copies and self.chance.random() < 0.5:
+            copy = self.copies[0]
+            self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
+        before = self.visible()
+        # A killed process' descriptors and mappings go, and nothing else happens.
+        self.memory.close(drop=False)
+        del self.memory, self.store, self.copier
+        gc.collect()
+        for client in self.clients:
+            client.connected = False
+        assert self.visible() == before, "readers need no daemon"
+        self.start()
+        assert self.visible() == before, "a committed entry was lost"
+        # Some processes attach again with the lane they had, others are slow, or never do.
+        for client in self.clients:
+            if self.chance.random() < 0.7:
+                self.attach(client)
+
+    def visible(self) -> dict[int, int]:
+        """The generations that a reader finds now."""
+        slots = (slot for slot in self.memory.index.slots() if slot.published) if hasattr(self, "memory") else None
+        if slots is not None:
+            keys = {slot.key for slot in slots}
+            self.last_keys = {n for n in range(KEYS) if key(n) in keys}
+        return {n: self.shown[n] for n in self.last_keys}
+
+    # ---- clients
+
+    def join(self) -> None:
+        if sum(client.connected for client in self.clients) < 4:
+            self.made += 1
+            lane_id, fds = self.lend(self.made, None)
+            view = View.open(fds[0], fds[1], Lane(fds[2]))
+            assert view.lane.lane_id == lane_id
+            client = Client(self.made, view, fds[2], Inbox(INBOX_BYTES))
+            self.clients.append(client)
+            self.greet(client)
+
+    def lend(self, number: int, brought: int | None) -> tuple[int, list[int]]:
+        return self.memory.lend_lane(number, fenced=True, brought=brought)
+
+    def greet(self, client: Client) -> None:
+        self.do(ClientJoined(client.number, 1000, "simulated"))
+        self.copier.open_inbox(client.number, client.inbox.fd, INBOX_BYTES, 1 << 30)
+        client.connected = True
+
+    def attach(self, client: Client) -> None:
+        """A process that lost its connection comes back, as another client with the lane it had."""
+        self.made += 1
+        client.number = self.made
+        lane_id, fds = self.lend(self.made, client.lane_fd)
+        assert lane_id == client.view.lane.lane_id
+        os.close(fds[2])
+        # What was under way is lost to it: a whole commit may still be carried out, from the old inbox.
+        client.inbox.close()
+        client.inbox = Inbox(INBOX_BYTES)
+        client.regions, client.unsent, client.putting = {}, deque(), {}
+        self.greet(client)
+
+    def some(self, *, connected: bool) -> Client | None:
+        there = [client for client in self.clients if client.connected or not connected]
+        return self.chance.choice(there) if there else None
+
+    def lose_connection(self) -> None:
+        """The socket closes; the process and its leases live on, and perhaps it comes back."""
+        client = self.some(connected=True)
+        if client is not None:
+            self.leave(client)
+            if self.chance.random() < 0.6:
+                self.attach(client)
+
+    def leave(self, client: Client) -> None:
+        client.connected = False
+        self.memory.orphan(client.number)
+        self.do(ClientLeft(client.number))
+
+    def kill_a_client(self) -> None:
+        """Its descriptors and mappings go, and with the last of them the lock on its lane."""
+        client = self.some(connected=False)
+        if client is not None and self.chance.random() < 0.5:
+            self.clients.remove(client)
+            client.held.clear()
+            os.close(client.lane_fd)
+            client.inbox.close()
+            if client.connected:
+                self.leave(client)
+
+    def put(self) -> None:
+        client = self.some(connected=True)
+        number = self.chance.randrange(KEYS)
+        if client is None or number in client.putting:
+            return
+        self.generations += 1
+        image = encode(payload(number, self.generations))
+        region = client.inbox.take(image.image_bytes, 0.0)
+        if region is None or region.memory is None:
+            return
+        image.write_into(region.memory)
+        self.requests += 1
+        request = self.requests
+        client.regions[request] = region
+        client.putting[number] = request
+        self.sent[client.number, number] = self.generations
+        parts = self.chance.randrange(1, 4)
+        cuts = [image.image_bytes * i // parts for i in range(parts + 1)]
+        commit = messages.Commit(request, key(number), image.image_bytes, len(image.header), number)
+        client.unsent += [
+            messages.Part(request, region.offset + low, high - low, high == image.image_bytes)
+            for low, high in pairwise(cuts)
+        ]
+        self.do(Received(client.number, commit))
+
+    def send_part(self) -> None:
+        client = self.some(connected=True)
+        if client is not None and client.unsent:
+            self.do(Received(client.number, client.unsent.popleft()))
+
+    def receive(self, number: int, message: messages.Message) -> None:
+        client = next((c for c in self.clients if c.number == number and c.connected), None)
+        if client is not None and isinstance(message, messages.Committed):
+            region = client.regions.pop(message.id)
+            region.release()
+            client.putting = {n: request for n, request in client.putting.items() if request != message.id}
+            client.unsent = deque(part for part in client.unsent if part.id != message.id)
+
+    def ask(self) -> None:
+        client = self.some(connected=True)
+        if client is None:
+            return
+        self.requests += 1
+        number = self.chance.randrange(KEYS)
+        request: Any = self.chance.choice(
+            [
+                messages.Evict(self.requests, [key(number)]),
+                messages.Touch(self.requests, [key(number)]),
+                messages.Pin(self.requests, key(number), 5.0),
+                messages.Unpin(self.requests, key(number)),
+                messages.Limit(self.requests, self.chance.choice([RING_BYTES, RING_BYTES, RING_BYTES // 2])),
+                messages.Invalidate(self.requests, b"other ns", 0),
+                messages.Clear(self.requests, None if self.chance.random() < 0.1 else b"other ns"),
+            ]
+        )
+        self.do(Received(client.number, request))
+
+    def read(self) -> None:
+        """By any of the ways, connected or not; some of what is found is held."""
+        client = self.some(connected=False)
+        if client is None:
+            return
+        numbers = [self.chance.randrange(KEYS) for _ in range(4)]
+        way = self.chance.choice(["get", "verified", "get_many"])
+        leases: list[Lease | None]
+        if way == "get_many":
+            leases = list(client.view.get_many(np.frombuffer(b"".join(map(key, numbers)), np.uint8).reshape(-1, 32)))
+        else:
+            leases = [getattr(client.view, way)(key(number)) for number in numbers]
+        for number, lease in zip(numbers, leases, strict=True):
+            assert client.view.contains(key(number)) == (lease is not None)
+            if lease is not None:
+                self.hits += 1
+                generation = generation_of(number, lease.tree)
+                assert generation == self.shown[number], "a stale entry"
+                client.held.append((number, generation, lease.tree))
+        while len(client.held) > HELD_MAX:
+            self.let_go(client)
+
+    def let_go(self, client: Client | None = None) -> None:
+        client = client or self.some(connected=False)
+        if client is not None and client.held:
+            number, generation, tree = client.held.pop(self.chance.randrange(len(client.held)))
+            assert generation_of(number, tree) == generation, "a lease has changed"
+
+    # ---- the schedule
+
+    def run(self, events: int) -> None:
+        actions = {
+            self.put: 20,
+            self.send_part: 40,
+            self.copy: 40,
+            self.look_at_lanes: 20,
+            self.read: 30,
+            self.let_go: 20,
+            self.pass_time: 10,
+            self.ask: 5,
+            self.join: 4,
+            self.lose_connection: 1,
+            self.kill_a_client: 1,
+            self.kill_the_daemon: 0.7,
+        }
+        for turn in range(events):
+            [action] = self.chance.choices([*actions], [*actions.values()])
+            action()
+            if not turn % 20:
+                self.check()
+
+    def check(self) -> None:
+        self.store.check_invariants()
+        assert self.store.status()["evicted_while_pinned"] == 0
+        for client in self.clients:
+            for number, generation, tree in client.held:
+                assert generation_of(number, tree) == generation, "a lease has changed"
+
+    def settle(self) -> None:
+        """Nobody does anything new; what is under way comes to its end."""
+        for _ in range(200):
+            while self.copies:
+                self.copy()
+            for _ in range(2):
+                self.look_at_lanes()
+            self.now += 1.0
+            self.pass_time()
+
+    def finish(self) -> None:
+        self.check()
+        while self.clients:
+            self.kill_a_client()
+        gc.collect()
+        self.settle()
+        self.join()
+        self.requests += 1
+        self.do(Received(self.clients[0].number, messages.Clear(self.requests)))
+        self.settle()
+        assert self.store.memory.ring.used_bytes == 0, "ring memory leaked"
+        assert len(self.memory.lanes) == 1, "a lane leaked"
+        self.store.check_invariants()
+
+    def close(self) -> None:
+        for client in self.clients:
+            os.close(client.lane_fd)
+            client.inbox.close()
+        self.clients.clear()
+        if hasattr(self, "memory"):
+            self.memory.close(drop=True)
+        for name in segments.existing(self.instance):
+            segments.remove(name)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_under_one_seed_nothing_wrong_is_shown_nothing_is_lost_and_nothing_leaks(seed: int) -> None:
+    simulation = Simulation(seed)
+    try:
+        simulation.run(EVENTS)
+        assert simulation.hits > 100
+        assert simulation.published > 30
+        assert simulation.kills > 0
+        simulation.finish()
+    finally:
+        simulation.close()
