@@ -11,6 +11,7 @@ from typing import Any, Final
 WIDTH: Final = 100
 _DAYS_ALONE: Final = 1000
 _COUNTED_IN_FULL: Final = 10_000
+_ROUNDED_UP: Final = 999.95
 _UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -48,7 +49,7 @@ def short(value: int) -> str:
     if value < _COUNTED_IN_FULL:
         return str(value)
     for unit, times in (("k", 10**3), ("M", 10**6), ("G", 10**9)):
-        if value < 1000 * times:
+        if value < _ROUNDED_UP * times:
             return f"{value / times:.1f}{unit}"
     return f"{value / 10**12:.1f}T"
 

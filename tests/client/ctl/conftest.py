@@ -1,0 +1,73 @@
+"""tensorctl as its user meets it: words in, an exit code and two streams out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tensord.client.ctl import main
+
+from ...daemon_process import Daemon
+
+COMMAND = (sys.executable, "-m", "tensord.client.ctl")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of one command line."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Ctl:
+    """Runs command lines against the daemon behind `socket`."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], socket: Path) -> None:
+        self._capsys = capsys
+        self.flags = ("--socket", str(socket))
+
+    def __call__(self, *words: str, code: int = 0) -> Told:
+        """Runs it in this process. The exit code must be `code`; a failure tells one line, and never a traceback."""
+        self._capsys.readouterr()
+        told = Told(main([*self.flags, *words]), *self._capsys.readouterr())
+        assert told.code == code, told
+        assert "Traceback" not in told.err
+        if code == 2 or (code == 1 and not told.out):
+            assert told.err.startswith("tensorctl: "), told
+            assert told.err.count("\n") == 1, told
+        return told
+
+    def spawn(self, *words: str) -> subprocess.Popen[str]:
+        """Runs it in a process of its own."""
+        return subprocess.Popen(
+            [*COMMAND, *self.flags, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TENSORD_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def ctl(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    return Ctl(capsys, daemon.socket)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    """tensorctl where no daemon is."""
+    return Ctl(capsys, tmp_path / "control.sock")

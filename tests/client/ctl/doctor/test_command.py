@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tensord.client.ctl.doctor import command
+from tensord.client.ctl.doctor.finding import fail, ok, warn
+from tensord.client.ctl.doctor.software import Binding
+
+from ....daemon_process import Daemon
+from ..conftest import Ctl
+
+CHECKS = {
+    "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
+    "/dev/shm", "memory", "cgroup", "memlock", "membarrier", "RemoveIPC", "leftovers", "gpu (nvml)",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "probed", lambda: [Binding("nvml", "nvidia-ml-py", "nvidia", None)])
+
+
+def _findings(ctl: Ctl, code: int) -> dict[str, dict[str, str]]:
+    return {finding["check"]: finding for finding in json.loads(ctl("doctor", "--json", code=code).out)}
+
+
+def test_a_running_daemon_has_nothing_that_fails(daemon: Daemon, ctl: Ctl) -> None:
+    found = _findings(ctl, 0)
+    assert found.keys() == CHECKS
+    assert {check: finding for check, finding in found.items() if finding["level"] == "FAIL"} == {}
+    assert str(daemon.socket) in found["control socket"]["text"]
+    assert "has its 16.0 MiB" in found["/dev/shm"]["text"]
+    assert max(map(len, ctl("doctor").out.splitlines())) <= 100
+
+
+def test_without_a_daemon_the_sockets_and_the_daemon_fail_and_the_rest_is_checked(alone: Ctl) -> None:
+    found = _findings(alone, 1)
+    assert found.keys() == CHECKS
+    failed = {check for check, finding in found.items() if finding["level"] == "FAIL"}
+    assert {"control socket", "status socket", "daemon (status)", "daemon (control)"} <= failed
+    assert all(finding["remedy"] for finding in found.values() if finding["level"] != "OK")
+
+
+def test_what_a_killed_daemon_left_is_found(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    listed = json.loads(ctl("doctor", "--json", code=1).out)
+    assert any(f"--instance {daemon.instance}`" in found["remedy"] for found in listed if found["check"] == "leftovers")
+    daemon.start()
+    listed = json.loads(ctl("doctor", "--json").out)
+    assert not any(f"--instance {daemon.instance}`" in found["remedy"] for found in listed)
+
+
+def test_a_wrong_configuration_and_a_ring_that_does_not_fit_are_found(
+    alone: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORD_RING_BYTES", "15TiB")
+    assert _findings(alone, 1)["/dev/shm"]["level"] == "FAIL"
+    monkeypatch.setenv("TENSORD_RING_BITES", "1")
+    assert _findings(alone, 1)["configuration"]["level"] == "FAIL"
+
+
+@pytest.mark.parametrize(("finding", "code"), [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)])
+def test_only_a_failure_is_exit_code_1(alone: Ctl, monkeypatch: pytest.MonkeyPatch, finding: object, code: int) -> None:
+    monkeypatch.setattr(command, "diagnose", lambda _: [ok("x", "y"), finding])
+    assert alone("doctor", code=code).out.splitlines()[-1].endswith(f"{code} FAIL")
+
+
+def test_the_daemon_s_user_counts_for_removeipc(daemon: Daemon, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.facts, "has_logind", lambda: True)
+    monkeypatch.setattr(command.facts, "system_uid_max", lambda: 999)
+    status = daemon.status()
+    assert status["uid"] == os.geteuid()
+    monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.status", lambda _: {**status, "uid": 999})
+    assert "uid 999 is a system user" in _findings(ctl, 0)["RemoveIPC"]["text"]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tensord.client.ctl.doctor import facts
+from tensord.client.ctl.doctor.memory import Cgroup
+
+
+def _write(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_every_limited_cgroup_above_a_process_counts(tmp_path: Path) -> None:
+    _write(tmp_path / "proc/7/cgroup", "0::/system.slice/tensord.service\n")
+    root = tmp_path / "cg"
+    _write(root / "system.slice/tensord.service/memory.max", "1000\n")
+    _write(root / "system.slice/tensord.service/memory.current", "10\n")
+    _write(root / "system.slice/memory.max", "max\n")
+    _write(root / "system.slice/memory.current", "20\n")
+    _write(root / "memory.max", "5000\n")
+    _write(root / "memory.current", "30\n")
+    found = list(facts.cgroups(7, root, tmp_path / "proc"))
+    assert found == [Cgroup("/system.slice/tensord.service", 1000, 10), Cgroup("/", 5000, 30)]
+
+
+def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
+    assert list(facts.cgroups(None, tmp_path / "cg", tmp_path / "proc")) == []
+
+
+def test_the_daemon_s_own_memlock_counts_where_it_can_be_seen(tmp_path: Path) -> None:
+    _write(
+        tmp_path / "7/limits",
+        "Max cpu time  unlimited\nMax locked memory         8388608              8388608  bytes\n",
+    )
+    _write(tmp_path / "7/status", "CapEff:\t0000000000000000\n")
+    assert facts.memlock(7, tmp_path) == ("the daemon (pid 7)", 8388608, False)
+    _write(tmp_path / "7/limits", "Max locked memory         unlimited            unlimited            bytes\n")
+    _write(tmp_path / "7/status", "CapEff:\t0000000000004000\n")
+    assert facts.memlock(7, tmp_path) == ("the daemon (pid 7)", None, True)
+    assert facts.memlock(8, tmp_path)[0] == "this user"
+
+
+def test_logind_s_files_come_in_the_order_in_which_they_count(tmp_path: Path) -> None:
+    _write(tmp_path / "usr/lib/systemd/logind.conf", "vendor")
+    _write(tmp_path / "etc/systemd/logind.conf", "main")
+    _write(tmp_path / "usr/lib/systemd/logind.conf.d/50-a.conf", "hidden")
+    _write(tmp_path / "etc/systemd/logind.conf.d/50-a.conf", "a")
+    _write(tmp_path / "run/systemd/logind.conf.d/10-b.conf", "b")
+    _write(tmp_path / "etc/systemd/logind.conf.d/99.txt", "no")
+    assert facts.logind_texts(tmp_path) == ["main", "b", "a"]
+    assert facts.logind_texts(tmp_path / "nothing") == []
+
+
+def test_what_is_a_system_user_is_the_machine_s_to_say(tmp_path: Path) -> None:
+    assert facts.system_uid_max(tmp_path) == 999
+    _write(tmp_path / "etc/login.defs", "#SYS_UID_MAX 1\nSYS_UID_MAX\t\t 499\n")
+    assert facts.system_uid_max(tmp_path) == 499
+
+
+def test_linger_and_logind_and_gpus_are_files(tmp_path: Path) -> None:
+    assert not facts.lingers(0, tmp_path)
+    _write(tmp_path / "var/lib/systemd/linger/root")
+    assert facts.lingers(0, tmp_path)
+    assert not facts.lingers(4_000_000_000, tmp_path)
+    assert not facts.has_logind(tmp_path)
+    _write(tmp_path / "run/systemd/seats/seat0")
+    assert facts.has_logind(tmp_path)
+    assert not any(facts.hardware(tmp_path).values())
+    _write(tmp_path / "dev/kfd")
+    assert facts.hardware(tmp_path) == {"nvidia": False, "amd": True, "torch": False}
+
+
+def test_this_machine_has_memory_and_this_process_a_user(tmp_path: Path) -> None:
+    room = facts.room(1 << 20, 0, None)
+    assert 0 < room.available_bytes <= room.memory_bytes
+    assert 0 < room.shm_free_bytes <= room.shm_total_bytes
+    assert facts.caller().uid == os.geteuid()
+    found = facts.node(tmp_path)
+    assert found is not None
+    assert found.uid == os.geteuid()
+    assert facts.node(tmp_path / "nothing") is None

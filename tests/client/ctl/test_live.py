@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tensord.client.ctl.live import clients_text
+from tensord.client.ctl.tables import WIDTH
+from tensord.ipc.messages import Event
+
+from ...daemon_process import PATIENCE_S, Daemon
+from .conftest import Ctl
+
+KEY = bytes(range(32))
+
+
+def test_clients_lists_who_is_attached_and_what_they_hold(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client(name="encoder-1")
+    client.put(KEY, [1, 2], wait=True)
+    leases = [client.get(KEY) for _ in range(3)]
+    assert None not in leases
+    rows = json.loads(ctl("clients", "--json").out)["clients"]
+    assert [(row["name"], row["pid"], row["pins"]) for row in rows] == [("encoder-1", os.getpid(), 3)]
+    (line,) = ctl("clients").out.splitlines()[1:]
+    assert line.split()[1:4] == ["encoder-1", str(os.getpid()), str(os.getuid())]
+    assert line.endswith("attached")
+
+
+def test_a_lane_whose_connection_ended_is_shown_as_orphaned_while_its_views_live(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    client.put(KEY, b"x" * 1000, wait=True)
+    lease = client.get(KEY)
+    client.close()
+    daemon.until(lambda now: now["clients"] == 0, "the daemon saw it go")
+    assert lease is not None
+    assert ctl("clients").out.splitlines()[1].endswith("orphaned")
+
+
+def test_a_client_before_its_first_attachment_is_shown_without_a_lane(daemon: Daemon) -> None:
+    row = {"client": 1, "name": "n", "pid": 2, "uid": 0, "lane": None, "orphaned": False, "pins": 0, "hits": 0}
+    assert clients_text([{**row, "misses": 0}]).endswith("greeted")
+
+
+def test_clients_fit_100_columns_whatever_they_call_themselves() -> None:
+    row: dict[str, Any] = {"client": 10**6, "name": "n" * 128, "pid": 4_194_304, "uid": 4_000_000_000, "orphaned": True}
+    row |= {"lane": (1 << 48) - 1, "pins": 4096, "hits": 10**9, "misses": 10**9}
+    assert max(map(len, clients_text([row]).splitlines())) <= WIDTH
+
+
+def test_watch_tells_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch", "--count", "3") as watching:
+        # Events before it watches are not told to it: one is made again and again until the first comes.
+        stored = 0
+        while watching.poll() is None and stored < 10_000:
+            client.put(stored.to_bytes(32, "big"), stored, wait=True)
+            stored += 1
+        out, err = watching.communicate(timeout=PATIENCE_S)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert len(events) == 3
+    assert {event["event"] for event in events} <= {"put", "evict"}
+    assert all(len(event["key"]) == 64 for event in events)
+    assert [event["dropped"] for event in events] == [0] * 3
+    assert (watching.returncode, err) == (0, "")
+
+
+def test_watch_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch") as watching:
+        assert watching.stdout is not None
+        os.set_blocking(watching.stdout.fileno(), False)
+        stored = 0
+        while not watching.stdout.readline():
+            client.put(stored.to_bytes(32, "big"), stored, wait=True)
+            stored += 1
+            assert stored < 10_000
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+
+
+def test_watch_says_when_the_daemon_goes(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch") as watching:
+        assert watching.stdout is not None
+        os.set_blocking(watching.stdout.fileno(), False)
+        stored = 0
+        while not watching.stdout.readline():
+            client.put(stored.to_bytes(32, "big"), stored, wait=True)
+            stored += 1
+            assert stored < 10_000
+        daemon.terminate()
+        assert watching.wait(PATIENCE_S) == 1
+        assert watching.stderr is not None
+        assert "is gone" in watching.stderr.read()
+
+
+def test_dropped_events_are_counted(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events(_: object) -> Iterator[Event]:
+        yield Event({"event": "put"}, 0)
+        yield Event({"event": "evict"}, 5)
+        yield Event({"event": "put"}, 1000)
+
+    monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.events", events)
+    told = ctl("watch")
+    assert [json.loads(line)["dropped"] for line in told.out.splitlines()] == [0, 5, 1000]
+    assert "1,005 events were dropped" in told.err

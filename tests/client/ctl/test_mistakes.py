@@ -1,0 +1,132 @@
+"""Wrong things typed at every command: one line that says what to do, and never a traceback."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+import pytest
+
+from tensord.client.ctl.app import cli, main
+
+from .conftest import Ctl
+
+MISTAKES = [
+    [""],
+    ["no-such-command"],
+    ["--no-such-option", "status"],
+    ["--timeout", "soon", "status"],
+    ["--timeout", "0", "status"],
+    ["--timeout", "nan", "status"],
+    ["--timeout", "2h", "status"],
+    ["--socket"],
+    ["status", "now"],
+    ["status", "--json=yes"],
+    ["status", "--watch", "--every", "2"],
+    ["ls", "--count", "0"],
+    ["ls", "--count", "many"],
+    ["ls", "--namespace-tag", "12"],
+    ["ls", "--namespace-tag", "zz" * 8],
+    ["ls", "everything"],
+    ["show"],
+    ["show", "xyz"],
+    ["show", ""],
+    ["show", "12", "34"],
+    ["show", "1" * 65],
+    ["clients", "-x"],
+    ["watch", "--count", "-1"],
+    ["limit"],
+    ["limit", "much"],
+    ["limit", "-1"],
+    ["limit", "0"],
+    ["limit", "1e9"],
+    ["limit", "999999TiB"],
+    ["limit", "1GiB", "2GiB"],
+    ["evict"],
+    ["evict", "all"],
+    ["evict", "12", "xyz"],
+    ["clear"],
+    ["clear", "--yes", "--namespace-tag", "x"],
+    ["clear", "everything", "--yes"],
+    ["purge", "everything"],
+    ["purge", "--instance"],
+    ["health", "--quick"],
+    ["doctor", "--fix"],
+    ["config"],
+    ["config", "mend"],
+    ["config", "check", "file"],
+    ["completion"],
+    ["completion", "tcsh"],
+]
+NEEDS_A_DAEMON = [
+    ["status"],
+    ["status", "--json"],
+    ["ls"],
+    ["show", "12"],
+    ["show", "12" * 32],
+    ["clients"],
+    ["watch"],
+    ["limit", "1GiB"],
+    ["evict", "12" * 32],
+    ["clear", "--yes"],
+    ["health"],
+]
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_is_told_in_one_line_and_is_exit_code_2(alone: Ctl, words: list[str]) -> None:
+    told = alone(*words, code=2)
+    assert told.out == ""
+    assert "--help`" in told.err
+
+
+def test_there_is_a_mistake_for_every_command() -> None:
+    assert set(cli.commands) <= {words[0] for words in MISTAKES}
+
+
+@pytest.mark.parametrize("words", NEEDS_A_DAEMON, ids=" ".join)
+def test_without_a_daemon_each_command_says_how_to_start_one(alone: Ctl, words: list[str]) -> None:
+    told = alone(*words, code=1)
+    assert "systemctl start tensord" in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("words", NEEDS_A_DAEMON, ids=" ".join)
+def test_somebody_who_is_no_tensord_at_the_socket_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    listening = []
+    for name in ("control.sock", "status.sock"):
+        made = socket.socket(socket.AF_UNIX)
+        made.bind(str(tmp_path / name))
+        made.listen()
+        listening.append(made)
+    told = Ctl(capsys, tmp_path / "control.sock")("--timeout", "50ms", *words, code=1)
+    assert "no answer within 0.05 s" in told.err
+    for made in listening:
+        made.close()
+
+
+def test_a_socket_s_path_that_is_too_long_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = Ctl(capsys, tmp_path / ("x" * 120) / "control.sock")("status", code=1)
+    assert "107" in told.err
+
+
+def test_a_fault_of_its_own_is_one_line_too(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of\nmine")
+
+    monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.status", broken)
+    assert "ZeroDivisionError: of mine" in alone("status", code=1).err
+    monkeypatch.setenv("TENSORCTL_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        main([*alone.flags, "status"])
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_has_help_that_fits_100_columns(alone: Ctl, name: str) -> None:
+    lines = alone(name, "--help").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert isinstance(cli.commands[name], click.Command)
+    assert cli.commands[name].help

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensord.client.ctl import leftovers
+from tensord.client.ctl.leftovers import Leftover, Piece
+from tensord.client.ctl.purge import freed_text
+from tensord.errors import SegmentError
+from tensord.shm import segments
+
+from ...daemon_process import Daemon
+from .conftest import Ctl
+
+KEY = bytes(range(32))
+
+
+def test_purge_is_refused_while_a_daemon_serves(daemon: Daemon, ctl: Ctl) -> None:
+    before = daemon.segments()
+    assert "served by a running tensord" in ctl("purge", "--instance", daemon.instance, code=1).err
+    assert daemon.segments() == before
+    ctl("health")
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_purge_frees_all_that_a_daemon_left_and_says_what(daemon: Daemon, ctl: Ctl, end: str) -> None:
+    daemon.client().put(KEY, b"x", wait=True)
+    getattr(daemon, end)()
+    names = {path.name for path in daemon.segments()}
+    assert len(names) >= 2
+    told = ctl("purge", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    assert names <= set(told.split())
+    assert f"of instance {daemon.instance}" in told
+
+
+def test_purge_without_a_name_means_the_daemon_that_would_be_started_here(
+    daemon: Daemon, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.kill()
+    monkeypatch.setenv("TENSORD_INSTANCE", daemon.instance)
+    ctl("purge")
+    assert daemon.segments() == []
+    assert "nothing of instance" in ctl("purge").out
+    monkeypatch.setenv("TENSORD_INSTANCE", "No Such Name")
+    assert "--instance" in ctl("purge", code=1).err
+
+
+def test_views_stay_whole_when_what_they_view_is_purged(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    sent = np.arange(100_000)
+    client.put(KEY, sent, wait=True)
+    lease = client.get(KEY)
+    assert lease is not None
+    view = lease.tree
+    daemon.kill()
+    assert "1 of its lanes are still held" in ctl("purge", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    daemon.start()
+    assert client.wait_connected(30.0)
+    client.put(b"\1" * 32, sent, wait=True)
+    assert client.contains(b"\1" * 32)
+    assert not client.contains(KEY)
+    assert np.array_equal(view, sent)
+
+
+def test_a_daemon_that_starts_during_a_purge_is_refused(daemon: Daemon) -> None:
+    daemon.kill()
+    with leftovers._claimed(daemon.instance, segments.segment_name(daemon.instance, "ring")):
+        assert "InstanceBusy" in daemon.refused()
+
+
+def test_pieces_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None:
+    daemon.kill()
+    segments.remove(segments.segment_name(daemon.instance, "ring"))
+    assert daemon.instance in leftovers.instances()
+    told = ctl("purge", "--instance", daemon.instance).out
+    assert daemon.segments() == []
+    assert ".ring" not in told
+
+
+def test_what_is_not_there_is_an_error_that_names_what_is(daemon: Daemon, ctl: Ctl) -> None:
+    err = ctl("purge", "--instance", "no-such-instance", code=1).err
+    assert "no-such-instance" in err
+    assert daemon.instance in err
+
+
+@pytest.mark.parametrize("name", ["../etc", "", "UPPER", "a" * 33, "a.b"])
+def test_what_is_no_instance_s_name_is_refused(alone: Ctl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORD_INSTANCE", "purge-test")
+    if name:
+        assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
+
+
+def test_another_user_s_memory_is_not_touched() -> None:
+    found = Leftover("theirs", (Piece("/tensord.theirs.ring", 1, 1000),), False)
+    leftovers.owned_by(1000, found)
+    leftovers.owned_by(0, found)
+    with pytest.raises(SegmentError, match="belongs to uid 1000"):
+        leftovers.owned_by(1001, found)
+
+
+def test_only_tensord_s_own_names_are_instances(tmp_path: Path) -> None:
+    for name in ("tensord.a.ring", "tensord.b.lane.1f", "tensord.c.index", "tensord.c.other", "sem.tensord.d.ring"):
+        (tmp_path / name).touch()
+    (tmp_path / "tensord.e.other").touch()
+    assert leftovers.instances(tmp_path) == ["a", "b", "c"]
+
+
+def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
+    assert leftovers.look(daemon.instance) is not None
+    daemon.kill()
+    found = leftovers.look(daemon.instance)
+    assert found is not None
+    assert found.served is False
+    fd = os.open(daemon.segments()[-1], os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    found = leftovers.look(daemon.instance)
+    os.close(fd)
+    assert found is not None
+    assert found.served is True
+
+
+def test_what_is_freed_is_counted_in_memory_and_not_in_promises() -> None:
+    pieces = (Piece("/tensord.a.ring", 3 << 20, 0), Piece("/tensord.a.lane.1", 1 << 20, 0, held=True))
+    told = freed_text(Leftover("a", pieces, False))
+    assert "4.00 MiB of instance a" in told
+    assert "1 of its lanes are still held" in told
