@@ -1,0 +1,123 @@
+"""The layout: what is written is read back, what another version wrote is refused with both versions named."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.errors import Corrupt, LayoutMismatch
+from tensord.shm import layout
+from tensord.shm.layout import IndexGeometry, SpanHeader, Superblock
+
+U64 = st.integers(0, (1 << 64) - 1)
+TIMES = st.floats(0, 4e9)
+
+
+@given(st.integers(1, 1 << 20))
+def test_an_index_is_at_most_two_thirds_full_and_its_parts_do_not_overlap(max_entries: int) -> None:
+    geometry = IndexGeometry.for_entries(max_entries)
+    assert geometry.slot_count * 2 >= max_entries * 3 or geometry.slot_count == 8
+    assert geometry.fingerprints_at >= layout.PAGE_BYTES
+    assert geometry.slots_at == geometry.fingerprints_at + 8 * geometry.slot_count
+    assert geometry.uses_at == geometry.slots_at + 64 * geometry.slot_count
+    assert geometry.index_bytes >= geometry.uses_at + 8 * geometry.slot_count
+    assert not geometry.slots_at % 64
+    assert not geometry.index_bytes % layout.PAGE_BYTES
+
+
+@given(U64, st.integers(1, 65_535), st.integers(1, 1 << 48), st.integers(0, 24))
+def test_a_superblock_is_read_back(instance: int, epoch: int, ring_bytes: int, buckets: int) -> None:
+    superblock = Superblock(instance, epoch, ring_bytes, IndexGeometry(1 << buckets))
+    assert Superblock.unpack(superblock.pack().ljust(4096, b"\0")) == superblock
+
+
+WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8)).pack()
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (b"", "0 bytes"),
+        (bytes(4096), "does not begin with"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 1"),
+        (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
+        (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
+        (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
+    ],
+)
+def test_another_layout_is_refused_by_name(page: bytes, message: str) -> None:
+    with pytest.raises(LayoutMismatch, match=message):
+        Superblock.unpack(page)
+
+
+@given(
+    st.binary(min_size=32, max_size=32),
+    U64,
+    U64,
+    st.integers(0, 65_472),
+    U64,
+    U64,
+    TIMES,
+    TIMES,
+    st.integers(0, 1 << 31),
+)
+def test_a_span_header_is_read_back_and_has_its_size(
+    key: bytes, span: int, image: int, tree: int, checksum: int, tokens: int, created: float, expires: float, uid: int
+) -> None:
+    header = SpanHeader(key, span, image, tree, checksum, tokens, created, expires, uid)
+    packed = header.pack()
+    assert len(packed) == layout.SPAN_HEADER_BYTES
+    assert SpanHeader.unpack(packed) == header
+
+
+def test_what_is_no_span_header_is_found_out() -> None:
+    with pytest.raises(Corrupt, match="0xeeeeeeee"):
+        SpanHeader.unpack(b"\xee" * 128)
+
+
+@given(st.integers(0, (1 << 48) // 64 - 1), st.integers(1, layout.TREE_BYTES_MAX))
+def test_a_place_word_holds_offset_and_tree_apart(cells: int, tree_bytes: int) -> None:
+    place = layout.pack_place(cells * 64, tree_bytes)
+    assert place & layout.PLACE_OFFSET_MASK == cells * 64
+    assert place >> 48 == tree_bytes
+    assert not place & layout.PLACE_UNVERIFIED
+    assert place < 1 << 64
+
+
+@pytest.mark.parametrize(("offset", "tree_bytes"), [(1, 1), (1 << 48, 1), (0, 0), (0, layout.TREE_BYTES_MAX + 1)])
+def test_a_place_that_would_not_fit_its_word_is_a_programmers_error(offset: int, tree_bytes: int) -> None:
+    with pytest.raises(AssertionError):
+        layout.pack_place(offset, tree_bytes)
+
+
+@given(st.integers(1, 65_535), st.integers(1, (1 << 48) - 1), st.integers(1, 65_535), st.integers(1, (1 << 48) - 1))
+def test_no_two_spans_of_any_epochs_share_an_id(epoch: int, counter: int, epoch2: int, counter2: int) -> None:
+    same = (epoch, counter) == (epoch2, counter2)
+    assert (layout.span_id(epoch, counter) == layout.span_id(epoch2, counter2)) == same
+    assert 0 < layout.span_id(epoch, counter) < 1 << 64
+
+
+@pytest.mark.parametrize(("epoch", "counter"), [(0, 1), (1 << 16, 1), (1, 0), (1, 1 << 48)])
+def test_an_id_that_would_be_another_ones_is_a_programmers_error(epoch: int, counter: int) -> None:
+    with pytest.raises(AssertionError):
+        layout.span_id(epoch, counter)
+
+
+@given(st.integers(0, 1 << 40))
+def test_spans_are_aligned_and_hold_their_image(image_bytes: int) -> None:
+    size = layout.span_bytes(image_bytes)
+    assert not size % 64
+    assert 0 <= size - layout.SPAN_HEADER_BYTES - image_bytes < 64
+
+
+@given(U64, st.booleans())
+def test_a_lanes_header_is_read_back(lane_id: int, fenced: bool) -> None:
+    assert layout.unpack_lane_header(layout.pack_lane_header(lane_id, fenced=fenced)) == (lane_id, fenced)
+
+
+def test_what_is_no_lane_is_refused() -> None:
+    with pytest.raises(LayoutMismatch, match="layout 0, expected 1"):
+        layout.unpack_lane_header(bytes(4096))

@@ -1,0 +1,187 @@
+"""Segments: names, memory that is really there, the lock of the one daemon, seals."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+
+import pytest
+
+from tensord.errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
+from tensord.shm import segments
+
+
+@pytest.fixture
+def instance() -> Iterator[str]:
+    name = f"test-segments-{os.getpid()}"
+    yield name
+    for left in segments.existing(name):
+        segments.remove(left)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "UPPER", "a/b", "a.b", "..", "x" * 33, "a b", "ä", "a\n"])
+def test_an_instance_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(BadConfiguration, match="a name is 1 to 32"):
+        segments.segment_name(name, "ring")
+
+
+@pytest.mark.parametrize("name", ["a", "0", "main", "gpu-0_b", "x" * 32])
+def test_names_are_the_instances(name: str) -> None:
+    assert segments.segment_name(name, "ring") == f"/tensord.{name}.ring"
+
+
+def test_a_segment_is_the_users_alone_and_found_by_its_instance_only(instance: str) -> None:
+    names = [segments.segment_name(instance, part) for part in ("index", "lane.1", "ring")]
+    other = segments.segment_name(f"{instance[:-1]}x"[:32], "ring")
+    fds = [segments.create(name, 4096) for name in [*names, other]]
+    assert segments.existing(instance) == names
+    assert instance in segments.instances()
+    assert {os.fstat(fd).st_mode & 0o777 for fd in fds} == {0o600}
+    assert {os.fstat(fd).st_size for fd in fds} == {4096}
+    with pytest.raises(SegmentError, match="cannot create"):
+        segments.create(names[0], 4096)
+    for fd in fds:
+        os.close(fd)
+    assert segments.remove(other)
+    assert not segments.remove(other)
+
+
+def test_attaching_read_only_allows_no_writing(instance: str) -> None:
+    name = segments.segment_name(instance, "ring")
+    os.close(segments.create(name, 4096))
+    fd = segments.attach(name, read_only=True)
+    with pytest.raises(PermissionError):
+        mmap(fd, 4096)
+    os.close(fd)
+    with pytest.raises(SegmentError, match="cannot open"):
+        segments.attach(segments.segment_name(instance, "index"))
+
+
+def test_one_daemon_an_instance_until_its_last_descriptor_and_mapping_are_gone(instance: str) -> None:
+    name = segments.segment_name(instance, "ring")
+    fd = segments.create(name, 4096)
+    segments.claim_instance(fd, instance)
+    second = segments.attach(name)
+    with pytest.raises(InstanceBusy, match=f"{instance!r}.*another --instance"):
+        segments.claim_instance(second, instance)
+    mapping = mmap(fd, 4096)
+    os.close(fd)
+    with pytest.raises(InstanceBusy):
+        segments.claim_instance(second, instance)
+    mapping.close()
+    segments.claim_instance(second, instance)
+    os.close(second)
+
+
+def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str) -> None:
+    fd = segments.create(segments.segment_name(instance, "ring"), 1 << 20)
+    assert os.fstat(fd).st_blocks == 0
+    segments.allocate(fd, 0, 1 << 20)
+    assert os.fstat(fd).st_blocks * 512 == 1 << 20
+    memory = mmap(fd, 1 << 20)
+    memory[:8] = b"whatever"
+    segments.prefault(segments.address_of(memory), 1 << 20, write=True)
+    assert memory[:8] == b"whatever"
+    segments.punch(fd, 0, 1 << 19)
+    assert os.fstat(fd).st_blocks * 512 == 1 << 19
+    assert memory[:8] == bytes(8)
+    assert os.fstat(fd).st_size == 1 << 20
+    memory.close()
+    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+        segments.punch(fd, 0, 0)
+    os.close(fd)
+
+
+SMALL_TMPFS = """
+import os
+from tensord.errors import NotEnoughMemory
+from tensord.shm import segments
+
+fd = segments.create("/tensord.tiny.ring", 8 << 20)
+segments.allocate(fd, 0, 1 << 20)
+try:
+    segments.allocate(fd, 1 << 20, 7 << 20)
+except NotEnoughMemory as error:
+    print(error)
+try:
+    segments.check_memory(8 << 20, "a ring of 8388608 bytes")
+except NotEnoughMemory as error:
+    print(error)
+"""
+
+
+@pytest.mark.root
+def test_a_full_shm_is_an_error_with_a_remedy_and_no_sigbus() -> None:
+    unshare = shutil.which("unshare")
+    if os.geteuid() or unshare is None:
+        pytest.skip("needs root and unshare for a mount namespace of its own")
+    mount = 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$0" -c "$1"'
+    command = [unshare, "--mount", "--propagation", "private", "sh", "-c", mount, sys.executable, SMALL_TMPFS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "permission denied" in done.stderr.lower():
+        pytest.skip(f"no mount namespace to be had here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    full, refused = done.stdout.splitlines()
+    assert "/dev/shm has no room for 7340032 bytes at 1048576" in full
+    assert "smaller ring" in full
+    assert refused.startswith("a ring of 8388608 bytes needs 8388608 bytes, and ")
+    assert "free in /dev/shm" in refused
+    assert not segments.existing("tiny"), "it was mounted for everybody"
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_tried() -> None:
+    assert segments.available_bytes() > 0
+    segments.check_memory(1, "next to nothing")
+    with pytest.raises(NotEnoughMemory, match=r"the moon needs \d+ bytes, and \d+ are (free|available).*ring_bytes"):
+        segments.check_memory(1 << 60, "the moon")
+
+
+def test_a_cgroups_limit_counts_as_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_cgroup_room", lambda: [12_345])
+    assert segments.available_bytes() == 12_345
+
+
+def test_an_inbox_can_be_resized_by_nobody() -> None:
+    fd = segments.create_inbox(8192)
+    segments.check_inbox(fd, 8192)
+    assert os.fstat(fd).st_mode & 0o777 == 0o600
+    for size in (4096, 16_384):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    memory = mmap(fd, 8192)
+    memory[:3] = b"put"
+    memory.close()
+    os.close(fd)
+
+
+def test_an_inbox_that_could_give_sigbus_is_refused(tmp_path: Path) -> None:
+    whole = segments.create_inbox(8192)
+    with pytest.raises(SegmentError, match="announced with 4096 bytes has 8192"):
+        segments.check_inbox(whole, 4096)
+    os.close(whole)
+    for seals in (0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 8192)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        with pytest.raises(SegmentError, match=f"its seals are {seals:#x}"):
+            segments.check_inbox(fd, 8192)
+        os.close(fd)
+    (tmp_path / "file").write_bytes(bytes(8192))
+    fd = os.open(tmp_path / "file", os.O_RDWR)
+    ours, theirs = socket.socketpair()
+    for number in (fd, ours.fileno()):
+        with pytest.raises(SegmentError, match=r"must be a memfd|its seals are"):
+            segments.check_inbox(number, 8192)
+    os.close(fd)
+    ours.close()
+    theirs.close()
