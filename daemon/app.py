@@ -7,23 +7,20 @@ them, SIGHUP reads the configuration again.
 from __future__ import annotations
 
 import asyncio
-import grp
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
 
 import uvloop
 
-from ..errors import BadConfiguration, InstanceBusy, SocketForbidden, TensordError
+from ..errors import BadConfiguration, TensordError
 from ..ipc import words
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
-from ..ipc.places import make_folder
 from ..shm.ring import Ring
 from . import logs, notify, usage
 from .actors.listener import Listener
@@ -36,11 +33,9 @@ from .core.limits import StoreLimits
 from .core.store import Store
 from .memory import Memory
 from .policy.replacement import by_name
+from .sockets import Sockets
 
 _log = logs.logger("tensord")
-_BACKLOG = 512
-# Both ends of what a clean start shows to others in its folder: nobody may connect before the mode is right.
-_UMASK = 0o177
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,13 +119,13 @@ class _Daemon:
         began = time.monotonic()
         memory = Memory.open(config.instance, config.ring_bytes, config.max_entries)
         try:
-            with _Sockets(config, self._handed_in) as sockets:
+            with Sockets(config, self._handed_in) as sockets:
                 await self._serve(memory, sockets, began)
         finally:
             memory.close(drop=self._drop)
             self._notifier.close()
 
-    async def _serve(self, memory: Memory, sockets: _Sockets, began: float) -> None:
+    async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:
         config = self._config
         ring_bytes = memory.superblock.ring_bytes
         store = Store(
@@ -169,7 +164,9 @@ class _Daemon:
 
         listeners = [
             Listener(sockets.control, "clients_max", lambda: self._config.limits.clients_max, serve_client),
-            Listener(sockets.status, "status_clients_max", lambda: self._config.limits.status_clients_max, serve_reader),
+            Listener(
+                sockets.status, "status_clients_max", lambda: self._config.limits.status_clients_max, serve_reader
+            ),
         ]
         self._catch_signals(actor)
         serving = asyncio.create_task(actor.run())
@@ -260,63 +257,3 @@ async def _scrub(memory: Memory, actor: StoreActor) -> None:
 async def _fail_with(serving: asyncio.Task[None]) -> None:
     """Ends the task group if the store ends: without it nothing else is worth running."""
     await asyncio.shield(serving)
-
-
-class _Sockets:
-    """The two listening sockets: handed in by a service manager, else made here and removed at the end."""
-
-    def __init__(self, config: Config, handed_in: Mapping[str, socket.socket]) -> None:
-        self._made: list[Path] = []
-        self.control = handed_in.get("control") or self._listen(config.socket, config.socket_mode, config)
-        self.status = handed_in.get("status") or self._listen(config.status_socket, config.status_mode, config)
-
-    def __enter__(self) -> _Sockets:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for listening in (self.control, self.status):
-            listening.close()
-        for path in self._made:
-            path.unlink(missing_ok=True)
-
-    def _listen(self, path: Path, mode: int, config: Config) -> socket.socket:
-        make_folder(path.parent)
-        _clear(path)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        before = os.umask(_UMASK)
-        try:
-            listening.bind(str(path))
-        except OSError as error:
-            listening.close()
-            raise SocketForbidden(f"cannot listen at {path}: {error.strerror}; set another socket") from error
-        finally:
-            os.umask(before)
-        self._made.append(path)
-        if config.socket_group is not None:
-            _give_to_group(path, config.socket_group)
-        path.chmod(mode)
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-        return listening
-
-
-def _clear(path: Path) -> None:
-    """Removes a socket that a killed daemon left; one that somebody answers at stays."""
-    if not path.is_socket():
-        if path.exists():
-            raise SocketForbidden(f"{path} exists and is no socket; remove it, or set another socket")
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise InstanceBusy(f"somebody serves {path} already; stop them, or set another --socket")
-
-
-def _give_to_group(path: Path, group: str) -> None:
-    try:
-        os.chown(path, -1, grp.getgrnam(group).gr_gid)
-    except (KeyError, OSError) as error:
-        raise BadConfiguration(f"socket_group = {group!r}: {error}; make the group, or set another") from error

@@ -115,8 +115,9 @@ class Memory:
                 return cls(instance, former, ring_fd, segments.attach(index_name), recovered=True)
             # A daemon that was killed while it made its memory: nobody can have attached.
             os.close(ring_fd)
-            segments.remove(ring_name)
-        segments.remove(index_name)
+        # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
+        for name in there:
+            segments.remove(name)
         geometry = IndexGeometry.for_entries(max_entries)
         size_bytes = aligned(ring_bytes)
         segments.check_memory(

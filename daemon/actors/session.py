@@ -95,7 +95,8 @@ class Session:
                         try:
                             self._channel.send(message, fds=fds)
                         except TensordError as error:
-                            _log.info("not delivered", client=self._client, message=type(message).__name__, why=str(error))
+                            kind = type(message).__name__
+                            _log.info("not delivered", client=self._client, message=kind, why=str(error))
                         finally:
                             _close(close)
                     case HangUp(reason):
