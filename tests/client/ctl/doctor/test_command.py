@@ -69,8 +69,8 @@ def test_only_a_failure_is_exit_code_1(alone: Ctl, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_daemon_s_user_counts_for_removeipc(daemon: Daemon, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.facts, "has_logind", lambda: True)
-    monkeypatch.setattr(command.facts, "system_uid_max", lambda: 999)
+    monkeypatch.setattr("tensord.client.ctl.doctor.facts.has_logind", lambda: True)
+    monkeypatch.setattr("tensord.client.ctl.doctor.facts.system_uid_max", lambda: 999)
     status = daemon.status()
     assert status["uid"] == os.geteuid()
     monkeypatch.setattr("tensord.client.ctl.daemon.Daemon.status", lambda _: {**status, "uid": 999})
