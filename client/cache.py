@@ -177,7 +177,7 @@ class Client:
             UnsupportedLeaf: as for put.
             ObjectTooLarge, DaemonUnavailable, TimedOut: why there is no room.
         """
-        image = encode_spec(spec)
+        image = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
         region = self._link.puts.reserve(image.image_bytes, self._deadline(timeout_s))
         try:
             memory = region.hand_out()
@@ -359,7 +359,7 @@ class Client:
     ) -> Put:
         self._attach()
         try:
-            image = encode(tree)
+            image = encode(tree, depth_max=self._link.limits.tree_depth_max)
         except ObjectTooLarge as error:
             put = Put(key)
             put.settle("refused", error)

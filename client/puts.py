@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut
+from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
 from ..shm.layout import aligned
 from ..shm.tree import Image
@@ -33,7 +33,7 @@ class Put:
     - "stored": every process on the host can read it.
     - "existed": the key was there already; nothing was changed.
     - "refused": the daemon said no, and `error` says why.
-    - "lost": no daemon, or it went away for good; `error` says which.
+    - "lost": no daemon that we may use, or it went away, or nobody took it in time; `error` says which.
     """
 
     __slots__ = ("_settled", "error", "key", "state")
@@ -151,7 +151,8 @@ class Puts:
             region.release()
             put.settle(_state_for(error), error)
             return put
-        pending.regions[region.offset] = region
+        if not self._hold(pending, region):
+            return put
         pending.parts.append(messages.Part(pending.commit.id, region.offset, image_bytes, True))
         try:
             self._send(pending.commit, *pending.parts)
@@ -161,15 +162,14 @@ class Puts:
 
     def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
         """The daemon needs a part's bytes no more, or a put has ended."""
+        region = None
         with self._lock:
             pending = self._pending.get(message.id)
-        if pending is None:
-            return
-        if isinstance(message, messages.PartCopied):
-            if not pending.whole:
+            if pending is not None and not pending.whole and isinstance(message, messages.PartCopied):
                 region = pending.regions.pop(message.inbox_offset, None)
-                if region is not None:
-                    region.release()
+        if region is not None:
+            region.release()
+        if pending is None or isinstance(message, messages.PartCopied):
             return
         error = message.error.to_error() if message.error is not None else None
         self._settle(pending, message.outcome, error)
@@ -290,7 +290,8 @@ class Puts:
 
     def _copy(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
         region = self._region(inbox, image.image_bytes, deadline)
-        pending.regions[region.offset] = region
+        if not self._hold(pending, region):
+            return
         memory = region.memory
         assert memory is not None
         number = pending.commit.id
@@ -317,24 +318,35 @@ class Puts:
         for start in range(0, size_bytes, part_bytes):
             stop = min(start + part_bytes, size_bytes)
             region = self._region(inbox, stop - start, deadline)
-            pending.regions[region.offset] = region
+            if not self._hold(pending, region):
+                return
             memory: np.ndarray[Any, Any] | None = region.memory
             assert memory is not None
             image.write_range(memory, start, stop)
             self._send(messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes))
 
+    def _hold(self, pending: Pending, region: Region) -> bool:
+        """Gives the put a region, to be released with it; False where the put has ended meanwhile."""
+        with self._lock:
+            if pending.commit.id in self._pending:
+                pending.regions[region.offset] = region
+                return True
+        region.release()
+        return False
+
     def _settle(self, pending: Pending, state: PutState, error: TensordError | None) -> None:
         with self._lock:
             if self._pending.pop(pending.commit.id, None) is None:
                 return
+            regions, pending.regions = pending.regions, {}
             self._lock.notify_all()
-        for region in pending.regions.values():
+        for region in regions.values():
             region.release()
         pending.put.settle(state, error)
 
 
 def _state_for(error: TensordError) -> PutState:
-    return "lost" if isinstance(error, DaemonUnavailable) else "refused"
+    return "lost" if isinstance(error, Unavailable) else "refused"
 
 
 class Reservation:

@@ -31,9 +31,10 @@ _STOP: Final = None
 class Copier:
     """One worker thread over `ring`, (ring_bytes,) uint8 and writable."""
 
-    def __init__(self, ring: Bytes, done: Callable[[Copied], object]) -> None:
+    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[Copied], object]) -> None:
         """`done` is called in the worker thread."""
         self._ring = ring
+        self._tree_depth_max = tree_depth_max
         self._done = done
         self._inboxes: dict[int, Bytes] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
@@ -118,7 +119,7 @@ class Copier:
     def _finish(self, image_offset: int, header: SpanHeader, checksum: int) -> None:
         # From the ring's copy: whatever the sender does to its inbox now, what was checked is what is published.
         tree = self._ring[image_offset : image_offset + header.tree_bytes].tobytes()
-        end_bytes = recipe(tree).end_bytes
+        end_bytes = recipe(tree, depth_max=self._tree_depth_max).end_bytes
         if end_bytes > header.image_bytes:
             raise BadTree(f"the tree describes {end_bytes} bytes, and the image has {header.image_bytes}")
         packed = np.frombuffer(replace(header, checksum=checksum).pack(), np.uint8)

@@ -23,9 +23,7 @@ DAY_S: Final = 24 * HOUR_S
 class Limits:
     """A limit on everything; each refusal names the one that was reached."""
 
-    clients_max: int = setting(
-        COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True
-    )
+    clients_max: int = setting(COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True)
     status_clients_max: int = setting(
         COUNT, "readers of the status socket at once", 64, low=1, high=65_536, reload=True
     )
@@ -46,12 +44,8 @@ class Limits:
         high=HOUR_S,
         reload=True,
     )
-    message_bytes_max: int = setting(
-        SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB
-    )
-    keys_per_request_max: int = setting(
-        COUNT, "keys that one request may name", 1024, low=1, high=1024, reload=True
-    )
+    message_bytes_max: int = setting(SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB)
+    keys_per_request_max: int = setting(COUNT, "keys that one request may name", 1024, low=1, high=1024, reload=True)
     object_bytes_max: int | None = setting(
         SIZE,
         "one payload, its tree header included; none: what the ring holds",
@@ -61,10 +55,8 @@ class Limits:
         optional=True,
         reload=True,
     )
-    tree_depth_max: int = setting(COUNT, "nesting of one payload tree", 32, low=1, high=256)
-    inbox_bytes_max: int = setting(
-        SIZE, "one client's inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True
-    )
+    tree_depth_max: int = setting(COUNT, "nesting of one payload tree", 32, low=1, high=64)
+    inbox_bytes_max: int = setting(SIZE, "one client's inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
     inboxes_bytes_max: int = setting(
         SIZE, "all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
     )
@@ -73,6 +65,20 @@ class Limits:
     )
     commits_in_flight_max: int = setting(
         COUNT, "puts one client may have unanswered", 64, low=1, high=65_536, reload=True
+    )
+    parts_in_flight_max: int = setting(
+        COUNT, "parts of one put that are not copied yet", 1024, low=1, high=65_536, reload=True
+    )
+    put_idle_s: float = setting(
+        DURATION,
+        "a put whose next part does not come for so long is refused",
+        60.0,
+        low=0.05,
+        high=DAY_S,
+        reload=True,
+    )
+    namespaces_max: int = setting(
+        COUNT, "invalidated namespaces whose generations are remembered", 65_536, low=1, high=1 << 24, reload=True
     )
     claims_per_client_max: int = setting(
         COUNT,
@@ -128,12 +134,8 @@ class Limits:
 class Queues:
     """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
 
-    store_inbox_max: int = setting(
-        COUNT, "events waiting for the store", 4096, low=16, high=1_000_000
-    )
-    session_outbox_max: int = setting(
-        COUNT, "messages waiting to be sent to one client", 1024, low=16, high=1_000_000
-    )
+    store_inbox_max: int = setting(COUNT, "events waiting for the store", 4096, low=16, high=1_000_000)
+    session_outbox_max: int = setting(COUNT, "messages waiting to be sent to one client", 1024, low=16, high=1_000_000)
     watch_outbox_max: int = setting(
         COUNT,
         "events waiting for one watcher; older ones are dropped and counted",
@@ -147,9 +149,7 @@ class Queues:
 class Memory:
     """How the ring's memory is made and filled."""
 
-    prefault: bool = setting(
-        SWITCH, "touch the whole ring at start, in the background, not at first use", True
-    )
+    prefault: bool = setting(SWITCH, "touch the whole ring at start, in the background, not at first use", True)
     huge_pages: bool = setting(
         SWITCH,
         """ask for huge pages in the ring; takes effect where /dev/shm is mounted huge=advise""",

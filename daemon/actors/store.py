@@ -69,7 +69,11 @@ class StoreActor:
         self._grow_error = ""
         self._began = clock()
         loop = asyncio.get_running_loop()
-        self._copier = Copier(memory.ring, lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied))
+        self._copier = Copier(
+            memory.ring,
+            config.limits.tree_depth_max,
+            lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied),
+        )
 
     @property
     def ring_bytes(self) -> int:

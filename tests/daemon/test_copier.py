@@ -29,7 +29,7 @@ class Desk:
     def __init__(self) -> None:
         self.ring = np.zeros(1 << 17, np.uint8)
         self.copied: SimpleQueue[Copied] = SimpleQueue()
-        self.copier = Copier(self.ring, self.copied.put)
+        self.copier = Copier(self.ring, 32, self.copied.put)
         self.copier.start()
         self.inbox = Inbox(INBOX_BYTES)
         self.copier.open_inbox(1, self.inbox.fd, INBOX_BYTES, 1 << 20)
