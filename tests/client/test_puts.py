@@ -1,0 +1,106 @@
+"""Puts and their inbox, against a daemon that answers as the test likes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+
+from tensord.client.puts import Put, Puts
+from tensord.errors import DaemonUnavailable, StoreFull
+from tensord.ipc import messages
+from tensord.ipc.words import Limits
+from tensord.shm.tree import encode
+
+INBOX_BYTES = 1 << 16
+Answer = Callable[[messages.Message], None]
+
+
+class Desk:
+    """`answer` is called with each message as it is sent, in the sender's thread."""
+
+    def __init__(self) -> None:
+        ids = count(1)
+        self.sent: list[messages.Message] = []
+        self.answer: Answer = lambda _: None
+        self.puts = Puts(self._send, lambda: next(ids))
+        self.puts.limits = Limits(inbox_bytes_max=INBOX_BYTES)
+
+    def _send(self, *sent: messages.Message, fds: Sequence[int] = ()) -> None:
+        for message in sent:
+            self.sent.append(message)
+            self.answer(message)
+
+    def put(self, image_bytes: int) -> Put:
+        image = encode(np.zeros(image_bytes - 64, np.uint8))
+        deadline = time.monotonic() + 0.2
+        return self.puts.put(bytes(32), image, tokens=0, ttl_s=None, claim=None, deadline=deadline)
+
+    def refuse(self, message: messages.Message) -> None:
+        """As a full store does: the Commit is refused at once, and parts are acknowledged as not wanted."""
+        if isinstance(message, messages.Commit):
+            body = messages.ErrorBody.of(StoreFull("no room"))
+            self.puts.acknowledged(messages.Committed(message.id, "refused", body))
+        elif isinstance(message, messages.Part):
+            self.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+
+    def store(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Part):
+            self.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+            if message.last:
+                self.puts.acknowledged(messages.Committed(message.id, "stored"))
+
+    @property
+    def used_bytes(self) -> int:
+        assert self.puts._inbox is not None
+        gc.collect()
+        return self.puts._inbox.used_bytes
+
+
+@pytest.mark.parametrize("image_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
+def test_a_put_of_any_size_gets_through_and_gives_its_part_of_the_inbox_back(image_bytes: int) -> None:
+    desk = Desk()
+    desk.answer = desk.store
+    for _ in range(3):
+        assert desk.put(image_bytes).state == "stored"
+    assert desk.used_bytes == 0
+    assert desk.puts.in_flight == 0
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("image_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
+def test_a_refused_put_gives_its_part_of_the_inbox_back(image_bytes: int) -> None:
+    desk = Desk()
+    desk.answer = desk.refuse
+    for _ in range(3):
+        put = desk.put(image_bytes)
+        assert put.state == "refused"
+        assert isinstance(put.error, StoreFull)
+    assert desk.used_bytes == 0
+    desk.puts.close()
+
+
+def test_a_payload_that_is_no_longer_wanted_is_not_sent_to_its_end() -> None:
+    desk = Desk()
+    desk.answer = desk.refuse
+    desk.put(50 * INBOX_BYTES)
+    assert sum(isinstance(message, messages.Part) for message in desk.sent) <= 1
+
+
+@pytest.mark.parametrize("image_bytes", [1000, 10 * INBOX_BYTES])
+def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: int) -> None:
+    desk = Desk()
+
+    def go_away(message: messages.Message) -> None:
+        if isinstance(message, messages.Part):
+            raise DaemonUnavailable("gone")
+
+    desk.answer = go_away
+    put = desk.put(image_bytes)
+    assert put.state == "lost"
+    assert desk.used_bytes == 0
+    desk.puts.close()
