@@ -13,7 +13,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from tensord.errors import BadMessage, LimitReached, ProtocolError, TensordError, UsageError
+from tensord.errors import (
+    BadMessage,
+    LimitReached,
+    ProtocolError,
+    TensordError,
+    TimedOut,
+    UsageError,
+)
 from tensord.ipc import messages as m
 from tensord.ipc.channel import AsyncChannel, BlockingChannel
 from tensord.ipc.connection import FDS_MAX, Connection
@@ -170,6 +177,8 @@ def test_a_cut_call_sends_its_descriptors_once(run: Run, sockets: Sockets, full:
                 assert [number_of(fd) for fd in fds] == ([7, 8, 9] if fds else [])
                 assert bool(fds) == (expected is ATTACHED)
                 close_all(fds)
+            with pytest.raises(TimedOut):  # and not that descriptors are left over
+                blocking.receive(0)
             blocking.close()
 
         await in_thread(receive)
@@ -243,14 +252,18 @@ def test_a_peer_that_never_reads_holds_few_descriptors(run: Run, sockets: Socket
     ours.close()
 
 
-def test_the_offender_is_told_and_dropped_after_what_it_said_before(run: Run, sockets: Sockets) -> None:
+def test_the_offender_is_told_and_dropped_after_what_it_said_before(
+    run: Run, sockets: Sockets
+) -> None:
     ours, theirs = sockets
     taken: list[Any] = []
     ended: list[TensordError | None] = []
     server, _ = attached()
 
     async def serve() -> bytes:
-        AsyncChannel(ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append)
+        AsyncChannel(
+            ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append
+        )
         theirs.sendall(pack(m.Renew([1])) + pack(m.Abandon(2)) + b"\xc1" + pack(m.Abandon(3)))
         return await asyncio.to_thread(drain, theirs)
 
@@ -278,7 +291,9 @@ def test_an_unknown_message_is_answered_and_the_next_one_taken(run: Run, sockets
 
 
 @pytest.mark.parametrize("given", [FDS_MAX + 1, 60])
-def test_too_many_descriptors_at_once_are_refused_and_closed(run: Run, sockets: Sockets, given: int) -> None:
+def test_too_many_descriptors_at_once_are_refused_and_closed(
+    run: Run, sockets: Sockets, given: int
+) -> None:
     ours, theirs = sockets
     server, _ = attached()
     fd = numbered(1)

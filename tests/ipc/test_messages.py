@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any, get_args
 
@@ -78,8 +79,9 @@ def violations(info: mi.Type) -> list[object]:
         case mi.BytesType():
             assert info.min_length is not None
             assert info.max_length is not None
-            # Text of the right length once decoded as base64 is no key either.
-            return [b"x" * (info.min_length - 1), b"x" * (info.max_length + 1), "A" * 44, 1]
+            # Text that would be of the right length once decoded as base64 is no key either.
+            text = base64.b64encode(b"x" * info.min_length).decode()
+            return [b"x" * (info.min_length - 1), b"x" * (info.max_length + 1), text, 1]
         case mi.StrType():
             assert info.max_length is not None
             return ["x" * (info.max_length + 1), b"x", 1]
