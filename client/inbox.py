@@ -30,10 +30,10 @@ _LOOK_EVERY_S: Final = 0.02
 class Region:
     """A stretch of the inbox: `memory` is (size,) uint8 and writable."""
 
-    __slots__ = ("_held", "_inbox", "_watch", "memory", "offset")
+    __slots__ = ("_held", "_watch", "inbox", "memory", "offset")
 
     def __init__(self, inbox: Inbox, offset: int, memory: Bytes) -> None:
-        self._inbox = inbox
+        self.inbox = inbox
         self._held = 1
         self._watch: ref[Bytes] | None = None
         self.offset = offset
@@ -45,19 +45,19 @@ class Region:
         assert memory is not None
         self._held += 1
         # Else only its own watch would hold this region, and the cycle collector might take both before the array.
-        self._inbox.handed_out.add(self)
-        collected = self._inbox.collected
+        self.inbox.handed_out.add(self)
+        collected = self.inbox.collected
         self._watch = ref(memory, lambda _: collected.append(self))
         self.memory = None
         return memory
 
     def abandon_from_finalizer(self) -> None:
         """`release` without a lock: it takes effect when the inbox is next looked at."""
-        self._inbox.collected.append(self)
+        self.inbox.collected.append(self)
 
     def release(self) -> None:
         """The daemon needs these bytes no more."""
-        self._inbox.let_go(self)
+        self.inbox.let_go(self)
 
 
 class Inbox:

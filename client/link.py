@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -166,6 +167,7 @@ class Link:
     def after_fork_in_parent(self) -> None:
         """Attaches anew if the lane was given up."""
         if self.view is None and self._channel is not None:
+            self._tried.clear()
             if self._lane_fd >= 0:
                 os.close(self._lane_fd)
                 self._lane_fd = -1
@@ -201,12 +203,15 @@ class Link:
                 continue
             retry_s = _RETRY_FIRST_S
             try:
+                # Before anybody else may send: a Commit that overtook the inbox would be refused.
+                self.puts.send_again(partial(channel.send, timeout_s=_SEND_S))
+                self._attached.set()
                 self._tried.set()
-                self.puts.send_again()
                 self._receive(channel)
             except TensordError as error:
                 self.error = error
             finally:
+                self._tried.set()
                 self._detach(channel)
 
     def _attach(self) -> BlockingChannel:
@@ -216,13 +221,16 @@ class Link:
         self._channel = channel
         try:
             hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced)
-            channel.send(hello, timeout_s=self._attach_timeout_s)
+            with suppress(DaemonUnavailable):
+                # Who was turned away finds out by reading why.
+                channel.send(hello, timeout_s=self._attach_timeout_s)
             welcome, _ = self._expect(channel, messages.Welcome, deadline)
-            brought = (self._lane_fd,) if self._lane_fd >= 0 and self.view is not None else ()
+            view = self.view
+            brought = (self._lane_fd,) if self._lane_fd >= 0 and view is not None else ()
             attach = messages.Attach(self.next_id(), len(brought))
             channel.send(attach, fds=brought, timeout_s=self._attach_timeout_s)
             attached, fds = self._expect(channel, messages.Attached, deadline)
-            self._take_memory(attached, fds)
+            self._take_memory(attached, fds, view)
         except BaseException:
             self._channel = None
             channel.close()
@@ -230,7 +238,6 @@ class Link:
         self.limits = self.puts.limits = welcome.limits
         self.epoch = welcome.epoch
         self.error = None
-        self._attached.set()
         return channel
 
     def _expect(self, channel: BlockingChannel, kind: type[Any], deadline: float) -> tuple[Any, tuple[int, ...]]:
@@ -243,13 +250,15 @@ class Link:
             raise message.to_error()
         raise DaemonUnavailable(f"the daemon answered {type(message).__name__}, expected {kind.__name__}")
 
-    def _take_memory(self, attached: messages.Attached, fds: Sequence[int]) -> None:
+    def _take_memory(self, attached: messages.Attached, fds: Sequence[int], before: View | None) -> None:
         ring_fd, index_fd, lane_fd = fds
         try:
-            view = self.view
-            if view is not None and view.is_over(index_fd) and view.lane.lane_id == attached.lane_id:
-                # The same memory and our own lane again: what is mapped stays, and so does every lease.
-                return
+            if before is not None and before.lane.lane_id == attached.lane_id:
+                if self.view is not before:
+                    raise DaemonUnavailable("this process forked meanwhile, and gave up the lane that came back")
+                if before.is_over(index_fd):
+                    # The same memory and our own lane again: what is mapped stays, and so does every lease.
+                    return
             self.view = View.open(ring_fd, index_fd, Lane(lane_fd))
             if self._lane_fd >= 0:
                 os.close(self._lane_fd)
@@ -299,6 +308,8 @@ class Link:
                 answer = self._answers.pop(message.id, None)
                 if answer is not None:
                     _settle(answer, message)
+                else:
+                    self.puts.opened(message.id)
 
     def _detach(self, channel: BlockingChannel) -> None:
         self._attached.clear()

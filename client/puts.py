@@ -79,6 +79,11 @@ class Pending:
     whole: bool = True
     sent_again: bool = False
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it stands in the inbox, and was sent."""
+        return self.whole and bool(self.parts) and self.parts[-1].last
+
 
 class Puts:
     """All puts of one client, over one inbox that is made at the first of them.
@@ -92,6 +97,9 @@ class Puts:
         self._lock = threading.Condition()
         self._pending: dict[int, Pending] = {}
         self._inbox: Inbox | None = None
+        self._prefaulted: Inbox | None = None
+        self._inbox_request = 0
+        self._inbox_refused: TensordError | None = None
         self.limits = messages.Limits()
 
     def put(
@@ -103,7 +111,9 @@ class Puts:
             inbox = self._open_inbox(image.image_bytes)
             # A payload that takes more than half of the inbox is streamed through it.
             streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
-            pending = self._begin(put, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline)
+            pending = self._begin(
+                put, inbox, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline
+            )
         except TensordError as error:
             put.settle(_state_for(error), error)
             return put
@@ -146,7 +156,7 @@ class Puts:
         """Sends a region that holds a whole image."""
         put = Put(key)
         try:
-            pending = self._begin(put, image_bytes, tree_bytes, tokens, ttl_s, claim, deadline)
+            pending = self._begin(put, region.inbox, image_bytes, tree_bytes, tokens, ttl_s, claim, deadline)
         except TensordError as error:
             region.release()
             put.settle(_state_for(error), error)
@@ -175,7 +185,10 @@ class Puts:
         self._settle(pending, message.outcome, error)
 
     def refused(self, request: int, error: TensordError) -> bool:
-        """A put was answered with an error. False if the request was no put of ours."""
+        """A put, or the inbox, was answered with an error. False if the request was neither."""
+        if request == self._inbox_request:
+            self._give_inbox_up(error)
+            return True
         with self._lock:
             pending = self._pending.get(request)
         if pending is None:
@@ -183,24 +196,31 @@ class Puts:
         self._settle(pending, "refused", error)
         return True
 
+    def opened(self, request: int) -> None:
+        """A request was answered with Done: if it told the daemon of the inbox, that is worth mapping in now."""
+        inbox = self._inbox
+        if inbox is not None and inbox is not self._prefaulted and request == self._inbox_request:
+            self._prefaulted = inbox
+            threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
+
     def disconnected(self) -> None:
         """The connection is gone: what stands whole in the inbox is sent again, once, when there is a new one."""
         with self._lock:
-            hopeless = [p for p in self._pending.values() if not p.whole or p.sent_again or not p.parts]
+            hopeless = [p for p in self._pending.values() if p.sent_again or not p.complete]
         for pending in hopeless:
             self._settle(pending, "lost", DaemonUnavailable("the daemon went away while the payload was on its way"))
 
-    def send_again(self) -> None:
-        """There is a new connection: tells it of the inbox, and of every put that nobody acknowledged.
+    def send_again(self, send: Callable[..., None]) -> None:
+        """There is a new connection: tells it of the inbox, and of every put that nobody acknowledged, by `send`.
 
         Raises:
             DaemonUnavailable: it is gone already.
         """
         if self._inbox is None:
             return
-        self._tell_inbox(self._inbox)
+        self._tell_inbox(self._inbox, send)
         with self._lock:
-            again = list(self._pending.values())
+            again = [pending for pending in self._pending.values() if pending.complete]
         for pending in again:
             pending.sent_again = True
             # The claim it was made under died with the old connection.
@@ -212,7 +232,7 @@ class Puts:
                 pending.commit.tokens,
                 pending.commit.ttl_s,
             )
-            self._send(pending.commit, *pending.parts)
+            send(pending.commit, *pending.parts)
 
     def close(self) -> None:
         """Ends all that is on its way, as lost."""
@@ -246,20 +266,32 @@ class Puts:
             if self._inbox is None:
                 inbox = Inbox(self.limits.inbox_bytes_max)
                 try:
-                    self._tell_inbox(inbox)
+                    self._inbox = inbox
+                    self._tell_inbox(inbox, self._send)
                 except TensordError:
+                    self._inbox = None
                     inbox.close()
                     raise
-                self._inbox = inbox
-                threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
             return self._inbox
 
-    def _tell_inbox(self, inbox: Inbox) -> None:
-        self._send(messages.OpenInbox(self._next_id(), inbox.size_bytes), fds=(inbox.fd,))
+    def _tell_inbox(self, inbox: Inbox, send: Callable[..., None]) -> None:
+        self._inbox_request = self._next_id()
+        send(messages.OpenInbox(self._inbox_request, inbox.size_bytes), fds=(inbox.fd,))
+
+    def _give_inbox_up(self, error: TensordError) -> None:
+        """The daemon did not take it: what stands there is refused for that reason, and the next put brings another."""
+        with self._lock:
+            inbox, self._inbox, self._inbox_refused = self._inbox, None, error
+            left = list(self._pending.values())
+        for pending in left:
+            self._settle(pending, "refused", error)
+        if inbox is not None:
+            inbox.close()
 
     def _begin(
         self,
         put: Put,
+        inbox: Inbox,
         image_bytes: int,
         tree_bytes: int,
         tokens: int,
@@ -276,6 +308,9 @@ class Puts:
                     f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
                     "put less at once, or allow more time"
                 )
+            if inbox is not self._inbox:
+                # Its bytes would be looked for in another inbox, or in none.
+                raise self._inbox_refused or DaemonUnavailable("the inbox it stands in was given up")
             self._pending[commit.id] = pending
         return pending
 

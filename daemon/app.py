@@ -122,11 +122,14 @@ class _Daemon:
         config = self._config
         began = time.monotonic()
         memory = Memory.open(config.instance, config.ring_bytes, config.max_entries)
+        # What was made for a daemon that could not even listen holds nothing, and nobody would look for it.
+        drop = not memory.recovered
         try:
             with Sockets(config, self._handed_in) as sockets:
+                drop = False
                 await self._serve(memory, sockets, began)
         finally:
-            memory.close(drop=self._drop)
+            memory.close(drop=drop or self._drop)
             self._notifier.close()
 
     async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:

@@ -196,6 +196,10 @@ class Memory:
         fd = self._locked(lane)
         return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
 
+    def has_lane_for(self, brought: int) -> bool:
+        """Whether the lane behind a descriptor that a client brought along can be had again."""
+        return self._lane_brought(brought) is not None
+
     def orphan(self, client: int) -> None:
         """The client's connection is gone; its lane counts until no process holds it."""
         for lane in self._lanes.values():

@@ -44,7 +44,7 @@ class _Quantity(_Type):
 
 def _bytes_on_the_wire(given: object) -> int:
     value = read_size(given)
-    if value > SIZE_BYTES_MAX ** 99:
+    if value > SIZE_BYTES_MAX:
         raise ValueError(f"{given!r} is over {SIZE_BYTES_MAX} bytes, the most that can be said")
     return value
 

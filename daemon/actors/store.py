@@ -88,6 +88,8 @@ class StoreActor:
                 for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
                     await self._receive(message)
                 await self._keep_time()
+                # A full inbox would be taken up without a pause, and nobody else on the loop would get a turn.
+                await asyncio.sleep(0)
         finally:
             await self._finish()
 
@@ -209,15 +211,14 @@ class StoreActor:
 
     def _attach(self, client: Joined, request: int, brought: Sequence[int]) -> None:
         lanes_max = self._config.limits.lanes_max
-        if len(self._memory.lanes) >= lanes_max:
+        back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
+        if back is None and len(self._memory.lanes) >= lanes_max:
             raise LimitReached(
                 f"lanes_max is {lanes_max}, and as many are in being, those of processes that only keep views "
                 "included; raise it, or end processes that hold views they no longer need"
             )
         try:
-            lane_id, fds = self._memory.lend_lane(
-                client.client, fenced=client.fenced, brought=brought[0] if brought else None
-            )
+            lane_id, fds = self._memory.lend_lane(client.client, fenced=client.fenced, brought=back)
         except OSError as error:
             raise NotEnoughMemory(f"no lane could be made: {error}") from error
         superblock = self._memory.superblock
