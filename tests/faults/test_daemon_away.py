@@ -1,0 +1,259 @@
+"""No daemon, or none that we may use: reads miss, puts are lost and say why, nothing raises but what was asked to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import (
+    BadKey,
+    DaemonUnavailable,
+    LimitReached,
+    SocketForbidden,
+    TensordError,
+    TimedOut,
+    Unavailable,
+    UnsupportedLeaf,
+    VersionMismatch,
+)
+from tensord.ipc import messages
+
+from ..daemon_process import PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .payloads import is_payload, key, payload
+
+NOBODY = 65534
+
+
+def never_starts(folder: Path) -> tensord.Client:
+    return tensord.Client(folder / "nobody.sock", timeout_s=0.5)
+
+
+def has_gone(daemon: Daemon) -> tensord.Client:
+    client = daemon.client(timeout_s=0.5)
+    assert client.put(key(9), payload(9), wait=True).state == "stored"
+    daemon.interrupt()
+    until(lambda: not client.connected, "the client to notice")
+    return client
+
+
+def is_closed(daemon: Daemon) -> tensord.Client:
+    client = daemon.client(timeout_s=0.5)
+    client.close()
+    return client
+
+
+@pytest.fixture(params=["never started", "gone", "client closed"])
+def away(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[tensord.Client]:
+    """A client without a daemon."""
+    if request.param == "never started":
+        client = never_starts(daemon.folder)
+    else:
+        client = has_gone(daemon) if request.param == "gone" else is_closed(daemon)
+    yield client
+    client.close()
+
+
+def test_reads_miss(away: tensord.Client) -> None:
+    assert away.get(key(1)) is None
+    assert away.get(key(1), verify=True) is None
+    assert list(away.get_many([key(1), key(2)])) == [None, None]
+    assert not away.contains(key(1))
+    assert away.peek(key(1)) is None
+    assert not away.get_into(key(1), np.zeros(3))
+    assert not away.connected
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_puts_are_lost_and_say_why(away: tensord.Client, wait: bool) -> None:
+    put = away.put(key(1), payload(1), wait=wait)
+    assert put.wait(PATIENCE_S).state == "lost"
+    assert isinstance(put.error, Unavailable)
+    assert str(put.error)
+
+
+def test_what_cannot_be_answered_raises_a_typed_error(away: tensord.Client) -> None:
+    ns = tensord.Namespace(model="m", revision="r", dtype="f", processor="p")
+    asked: list[Callable[[], object]] = [
+        lambda: away.touch(key(1)),
+        lambda: away.evict(key(1)),
+        away.clear,
+        lambda: away.invalidate(ns),
+        lambda: away.pin(key(1), 1.0),
+        lambda: away.unpin(key(1)),
+    ]
+    for ask in asked:
+        with pytest.raises(Unavailable, match="daemon|closed"):
+            ask()
+
+
+def test_a_reservation_is_not_to_be_had_or_its_commit_is_lost(away: tensord.Client) -> None:
+    try:
+        reserved = away.reserve(tensord.Spec((3,), "uint8"))
+    except Unavailable:
+        return
+    assert reserved.commit(key(1), wait=True).state == "lost"
+
+
+def test_the_callers_mistakes_are_named_with_and_without_a_daemon(away: tensord.Client) -> None:
+    with pytest.raises(BadKey, match="32"):
+        away.get(b"short")
+    with pytest.raises(BadKey, match="32"):
+        away.put(b"short", 1)
+    with pytest.raises(UnsupportedLeaf):
+        away.put(key(1), {"a": object()})
+
+
+def test_required_raises_and_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DaemonUnavailable, match=r"no daemon at .*nobody\.sock.*start it"):
+        tensord.Client(tmp_path / "nobody.sock", required=True)
+
+
+def test_status_without_a_daemon_says_so(tmp_path: Path) -> None:
+    with tensord.Client(tmp_path / "nobody.sock") as client, pytest.raises(DaemonUnavailable, match="no daemon at"):
+        client.status()
+
+
+def test_a_client_finds_the_daemon_whenever_it_comes() -> None:
+    with Daemon() as daemon, tensord.Client(daemon.socket) as client:
+        assert client.put(key(1), payload(1)).state == "lost"
+        daemon.start()
+        assert client.wait_connected(PATIENCE_S)
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+        assert client.contains(key(1))
+
+
+# ---- a daemon that does not answer
+
+
+def test_calls_on_a_daemon_that_stands_still_end_in_time(daemon: Daemon) -> None:
+    client = daemon.client(timeout_s=0.3)
+    assert client.put(key(1), payload(1), wait=True).state == "stored"
+    daemon.pause()
+    try:
+        lease = client.get(key(1))
+        assert lease is not None and is_payload(lease.tree, 1)
+        with pytest.raises(TimedOut, match="did not answer within 0.3 s"):
+            client.touch(key(1))
+        with pytest.raises(TimedOut, match="not acknowledged"):
+            client.put(key(2), payload(2), wait=True)
+        assert is_payload(client.get_or_compute(key(3), lambda: payload(3)), 3)
+        assert client.put(key(4), payload(4)).state == "sent"
+        with tensord.Client(daemon.socket, timeout_s=0.3) as newcomer:
+            assert newcomer.get(key(1)) is None
+            assert newcomer.put(key(1), payload(1)).state == "lost"
+    finally:
+        daemon.resume()
+    until(lambda: all(client.contains(key(n)) for n in (2, 3, 4)), "what was put to be stored after all")
+
+
+# ---- a socket that we may not use
+
+
+def as_nobody(stage: Stage, path: Path) -> Any:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    answers = []
+    with tensord.Client(path) as client:
+        answers.append(client.get(key(1)) is None)
+        put = client.put(key(1), payload(1))
+        answers.append((put.state, type(put.error).__name__))
+    try:
+        tensord.Client(path, required=True)
+    except TensordError as error:
+        answers.append((type(error).__name__, str(error)))
+    return answers
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_who_may_not_use_the_socket_is_told_whose_it_is_and_how_to_be_let_in(daemon: Daemon) -> None:
+    daemon.folder.chmod(0o755)
+    with Child(as_nobody, daemon.socket) as child:
+        missed, put, (code, text) = child.hear()
+    assert missed is True
+    assert put == ("lost", SocketForbidden.__name__)
+    assert code == SocketForbidden.__name__
+    assert f"uid {NOBODY} may not use the socket {daemon.socket}" in text
+    assert "uid 0" in text and "0660" in text and "usermod" in text
+    assert daemon.status()["clients"] == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_another_user_who_is_let_in_shares_entries_and_cannot_write_to_the_ring() -> None:
+    with Daemon(socket_mode="0666") as daemon:
+        daemon.folder.chmod(0o755)
+        daemon.start()
+        with Child(shares_as_nobody, daemon.socket) as child:
+            assert child.hear() == ("stored", True, ["PermissionError"] * 2)
+        assert daemon.client().contains(key(1))
+
+
+def shares_as_nobody(stage: Stage, path: Path) -> Any:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    from .raw import RawClient
+
+    with tensord.Client(path) as client:
+        state = client.put(key(1), payload(1), wait=True).state
+        lease = client.get(key(1))
+        right = lease is not None and is_payload(lease.tree, 1)
+    refused = []
+    with RawClient(path) as raw:
+        for fd in raw.fds[:2]:
+            try:
+                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
+                refused.append("opened")
+            except OSError as error:
+                refused.append(type(error).__name__)
+    return state, right, refused
+
+
+# ---- a peer of another version
+
+
+def test_another_protocol_version_is_refused_with_both_named(tmp_path: Path) -> None:
+    with Child(speaks_version_99, tmp_path / "other") as other:
+        assert other.hear() == "listening"
+        with pytest.raises(VersionMismatch, match=r"version 99.*1"):
+            tensord.Client(tmp_path / "other", required=True, timeout_s=PATIENCE_S)
+
+
+def speaks_version_99(stage: Stage, path: Path) -> None:
+    from tensord.ipc.frames import pack
+    from tensord.ipc.words import Limits
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        stage.tell("listening")
+        while True:
+            peer, _ = listening.accept()
+            peer.recv(65536)
+            peer.sendall(pack(messages.Welcome(1, 99, "9.9", "other", 1, Limits())))
+
+
+def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_disturbed() -> None:
+    with Daemon(limits_clients_max=2) as daemon:
+        first = daemon.start().client()
+        assert first.put(key(1), payload(1), wait=True).state == "stored"
+        second = daemon.client()
+        for _ in range(30):
+            with pytest.raises(LimitReached, match="clients_max is 2.*raise it"):
+                tensord.Client(daemon.socket, required=True)
+        assert first.connected and second.connected
+        lease = second.get(key(1))
+        assert lease is not None and is_payload(lease.tree, 1)
+        second.close()
+        third = daemon.client()
+        assert third.contains(key(1))

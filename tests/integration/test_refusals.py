@@ -1,0 +1,329 @@
+"""Every limit that is reached is a typed error, or a miss, that names value, limit and remedy, and disturbs nobody."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError
+from tensord.ipc import messages
+from tensord.shm.layout import Superblock
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..faults.payloads import is_payload, key, payload
+from ..faults.raw import RawClient
+
+OTHERS = range(900, 904)
+
+
+@contextmanager
+def undisturbed(daemon: Daemon) -> Iterator[tensord.Client]:
+    """Another client's entries are there before, and still there and right after, and it can still put."""
+    other = daemon.client(name="other")
+    for number in OTHERS:
+        assert other.put(key(number), payload(number, 4096), wait=True).state == "stored"
+    yield other
+    assert other.connected
+    for number in OTHERS:
+        lease = other.get(key(number), verify=True)
+        assert lease is not None and is_payload(lease.tree, number)
+    assert other.put(key(999), payload(999, 4096), wait=True).state == "stored"
+
+
+def refused(put: tensord.Put, kind: type[TensordError], *named: object) -> None:
+    """The put was refused with an error of `kind` that names all of `named`."""
+    assert put.wait(PATIENCE_S).state == "refused", put
+    assert type(put.error) is kind, put.error
+    for what in named:
+        assert str(what) in str(put.error), f"{what} is not named: {put.error}"
+
+
+# ---- size
+
+
+def test_a_payload_larger_than_the_ring_is_refused() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        data = payload(1, 3 * MIB)
+        refused(client.put(key(1), data), ObjectTooLarge, "object_bytes_max", 2 * MIB, "3145", "raise it")
+        with pytest.raises(ObjectTooLarge, match="object_bytes_max is 2097152"):
+            client.reserve(tensord.Spec((3 * MIB,), "uint8"))
+        # It fits the limit, but not with its header.
+        refused(client.put(key(1), payload(1, 2 * MIB - 128)), ObjectTooLarge, 2 * MIB)
+        with RawClient(daemon.socket, inbox_bytes=4 * MIB) as raw:
+            raw.begin(key(1), data, parts=1, sent=0)
+            committed = raw.hear()
+            assert (committed.outcome, committed.error.code) == ("refused", "ObjectTooLarge")
+            assert "object_bytes_max is 2097152" in committed.error.text
+
+
+def test_a_payload_over_object_bytes_max_is_refused() -> None:
+    with Daemon(limits_object_bytes_max=100_000) as daemon, undisturbed(daemon.start()):
+        put = daemon.client().put(key(1), payload(1, 104_000))
+        refused(put, ObjectTooLarge, "object_bytes_max", 100_000, "raise it")
+
+
+def test_a_reservation_larger_than_the_inbox_is_refused_and_a_put_of_that_size_is_streamed() -> None:
+    with Daemon(limits_inbox_bytes_max=MIB) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        with pytest.raises(ObjectTooLarge, match="inbox of 1048576.*raise inbox_bytes_max"):
+            client.reserve(tensord.Spec((2 * MIB,), "uint8"))
+        assert client.put(key(1), payload(1, 3 * MIB), wait=True).state == "stored"
+
+
+def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_lease_goes() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        held = []
+        for number in range(7):
+            assert client.put(key(number), payload(number, 256 << 10), wait=True).state == "stored"
+            held.append(client.get(key(number)))
+        others = [client.get(key(number)) for number in OTHERS]
+        # The fence and a scan or two: it is answered, and never waits for a reader.
+        refused(client.put(key(50), payload(50, 256 << 10)), StoreFull, "largest_free_bytes", "pinned", "raise ring_bytes")
+        for number, lease in enumerate(held):
+            assert lease is not None and is_payload(lease.tree, number)
+        assert all(others)
+        held.pop(3)
+        del lease
+        assert client.put(key(50), payload(50, 256 << 10), wait=True).state == "stored"
+        assert daemon.store("evicted_while_pinned") == 0
+
+
+def test_a_budget_of_tokens_refuses_what_could_never_fit() -> None:
+    with Daemon(max_tokens=100) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        refused(client.put(key(1), payload(1), tokens=101), LimitReached, "max_tokens", 100, 101, "raise")
+        assert client.put(key(1), payload(1), tokens=100, wait=True).state == "stored"
+
+
+# ---- counts
+
+
+def test_over_commits_in_flight_max_a_put_waits_and_is_then_refused() -> None:
+    with Daemon(limits_commits_in_flight_max=2) as daemon:
+        with undisturbed(daemon.start()):
+            client = daemon.client()
+            daemon.pause()
+            sent = [client.put(key(number), payload(number)) for number in range(2)]
+            refused(client.put(key(2), payload(2), timeout_s=0.2), LimitReached, "commits_in_flight_max", 2)
+            daemon.resume()
+            assert [put.wait(PATIENCE_S).state for put in sent] == ["stored"] * 2
+            assert client.put(key(2), payload(2), wait=True).state == "stored"
+        with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
+            for number in (10, 11):
+                raw.begin(key(number), payload(number), parts=2, sent=1)
+                assert isinstance(raw.hear(), messages.PartCopied)
+            with pytest.raises(TensordError, match="commits_in_flight_max"):
+                raw.begin(key(12), payload(12), parts=2, sent=1)
+
+
+def test_over_pins_per_client_max_a_pin_is_refused() -> None:
+    with Daemon(limits_pins_per_client_max=2, limits_pin_s_max=50) as daemon, undisturbed(daemon.start()) as other:
+        client = daemon.client()
+        for number in range(3):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+        assert [client.pin(key(number), 100.0) for number in (0, 1)] == [50.0, 50.0]
+        with pytest.raises(LimitReached, match=r"pins_per_client_max.*2"):
+            client.pin(key(2), 10.0)
+        assert client.pin(key(77), 10.0) == 0.0, "what is not there is not pinned"
+        assert other.pin(key(2), 10.0) == 10.0, "the limit is each client's own"
+        client.unpin(key(0))
+        assert client.pin(key(2), 10.0) == 10.0
+
+
+def test_over_the_share_that_pins_may_hold_a_pin_is_refused() -> None:
+    with Daemon(ring_bytes=2 * MIB, limits_pinned_share_max=0.25) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        for number in range(2):
+            assert client.put(key(number), payload(number, 300 << 10), wait=True).state == "stored"
+        assert client.pin(key(0), 10.0) == 10.0
+        with pytest.raises(LimitReached, match=r"pinned.*524288.*unpin"):
+            client.pin(key(1), 10.0)
+        client.close()
+        until(lambda: daemon.store("pins") == 0, "the pins to end with their client")
+
+
+def test_over_keys_per_request_max_a_request_is_refused() -> None:
+    with Daemon(limits_keys_per_request_max=10) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        for ask in (client.touch, client.evict):
+            with pytest.raises(LimitReached, match=r"11 keys.*keys_per_request_max is 10"):
+                ask(*[key(number) for number in range(11)])
+        assert client.touch(*[key(number) for number in OTHERS]) == len(OTHERS)
+
+
+def test_over_claims_per_client_max_a_claim_is_refused() -> None:
+    with Daemon(limits_claims_per_client_max=2) as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
+        for number in range(2):
+            assert raw.ask(lambda n, number=number: messages.Claim(n, key(number))).answer == "compute"
+        with pytest.raises(LimitReached, match=r"claims_per_client_max is 2.*raise it"):
+            raw.ask(lambda n: messages.Claim(n, key(2)))
+        assert raw.ask(lambda n: messages.Touch(n, [])).count == 0, "the connection goes on"
+
+
+def test_over_lanes_max_a_newcomer_is_refused_and_whoever_has_a_lane_may_come_back() -> None:
+    with Daemon(limits_lanes_max=2) as daemon:
+        with undisturbed(daemon.start()) as other:
+            client = daemon.client()
+            for _ in range(3):
+                with pytest.raises(LimitReached, match=r"lanes_max is 2.*raise it"):
+                    tensord.Client(daemon.socket, required=True)
+            held = client.get(key(OTHERS[0]))
+            daemon.restart()
+            assert client.wait_connected(PATIENCE_S) and other.wait_connected(PATIENCE_S)
+            assert held is not None and is_payload(held.tree, OTHERS[0])
+            client.close()
+            # Its lane is in being for as long as a view of it lives.
+            with pytest.raises(LimitReached, match="lanes_max"):
+                tensord.Client(daemon.socket, required=True)
+            del held
+            until(lambda: daemon.status()["lanes"] == 1, "the lane to go")
+            daemon.client()
+
+
+# ---- inboxes
+
+
+def test_over_inboxes_bytes_max_puts_are_refused_by_that_name_until_somebody_leaves() -> None:
+    with Daemon(limits_inbox_bytes_max=MIB, limits_inboxes_bytes_max=2 * MIB) as daemon, undisturbed(daemon.start()):
+        first, second = daemon.client(), daemon.client()
+        assert first.put(key(1), payload(1), wait=True).state == "stored"
+        for number in (2, 3):
+            put = second.put(key(number), payload(number))
+            refused(put, LimitReached, "inboxes_bytes_max", 2 * MIB, "raise it")
+        assert second.get(key(1)) is not None, "it still reads"
+        first.close()
+        until(lambda: daemon.status()["inboxes_bytes"] == MIB, "its inbox to be unmapped")
+        until(lambda: second.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "room for another")
+
+
+def test_an_inbox_over_inbox_bytes_max_is_refused() -> None:
+    with Daemon(limits_inbox_bytes_max=MIB) as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
+        with pytest.raises(LimitReached, match=r"inbox_bytes_max is 1048576.*2097152"):
+            raw.open_inbox(2 * MIB)
+        raw.open_inbox(MIB)
+        with pytest.raises(LimitReached, match="one inbox"):
+            raw.open_inbox(MIB)
+
+
+def test_a_client_goes_on_putting_when_the_daemon_comes_back_with_a_smaller_inbox_bytes_max() -> None:
+    with Daemon(limits_inbox_bytes_max=4 * MIB) as daemon:
+        client = daemon.start().client()
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+        daemon.terminate()
+        daemon.flags["limits_inbox_bytes_max"] = MIB
+        daemon.start()
+        assert client.wait_connected(PATIENCE_S)
+        until(lambda: client.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "a put to succeed")
+
+
+# ---- starting
+
+
+def test_a_second_daemon_of_an_instance_is_refused_by_name_and_the_first_goes_on() -> None:
+    with Daemon() as daemon, Daemon() as second:
+        with undisturbed(daemon.start()):
+            second.instance = daemon.instance
+            told = second.refused()
+            assert "InstanceBusy" in told and repr(daemon.instance) in told and "--instance" in told
+        second.instance = "test-none-of-the-first's"  # what it leaves is not the first one's to remove
+
+
+def test_a_daemon_at_anothers_socket_is_refused_and_leaves_nothing() -> None:
+    with Daemon() as daemon, Daemon() as second, undisturbed(daemon.start()):
+        second.socket = daemon.socket
+        told = second.refused()
+        assert "InstanceBusy" in told and str(daemon.socket) in told
+        assert not second.segments()
+
+
+def test_another_layout_version_is_refused_with_both_named_and_nothing_is_lost() -> None:
+    with Daemon() as daemon:
+        client = daemon.start().client()
+        assert client.put(key(1), payload(1), wait=True).state == "stored"
+        daemon.terminate()
+        index = next(path for path in daemon.segments() if path.name.endswith(".index"))
+        page = index.read_bytes()[:4096]
+        version_at = _version_at(page)
+        with index.open("r+b") as file:
+            file.seek(version_at)
+            file.write((77).to_bytes(4, "little"))
+        told = daemon.refused()
+        version = int.from_bytes(page[version_at : version_at + 4], "little")
+        assert "LayoutMismatch" in told and "77" in told and f"{version}" in told and "purge" in told
+        with index.open("r+b") as file:
+            file.write(page)
+        daemon.start()
+        assert client.wait_connected(PATIENCE_S)
+        lease = client.get(key(1))
+        assert lease is not None and is_payload(lease.tree, 1)
+
+
+def _version_at(page: bytes) -> int:
+    """Where the superblock's version stands: the only field that a newer one is refused for by that name."""
+    for at in range(8, 16, 4):
+        changed = bytearray(page)
+        changed[at : at + 4] = (77).to_bytes(4, "little")
+        try:
+            Superblock.unpack(bytes(changed))
+        except TensordError as error:
+            if "77" in str(error):
+                return at
+    raise AssertionError("no version in the superblock")
+
+
+@pytest.mark.root
+def test_a_ring_that_dev_shm_cannot_hold_is_refused_with_both_sizes_named() -> None:
+    with Daemon(ring_bytes=16 * MIB, max_entries=256) as daemon:
+        tiny = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
+        if subprocess.run([*tiny, "true"], capture_output=True).returncode:
+            pytest.skip("no namespaces for this user here")
+        daemon.prefix = tiny
+        told = daemon.refused()
+        assert "NotEnoughMemory" in told and str(16 * MIB) in told and "/dev/shm" in told and "ring_bytes" in told
+        daemon.flags["ring_bytes"] = 2 * MIB
+        daemon.start()
+        assert daemon.client().put(key(1), payload(1), wait=True).state == "stored"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"limits_claim_s": 10, "limits_claim_s_max": 1}, ["claim_s", "claim_s_max"]),
+        ({"ring_bytes": "1KiB"}, ["ring_bytes", "1"]),
+        ({"no_such_setting": 1}, ["no-such-setting"]),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_wrong_setting_is_refused_by_name_and_leaves_nothing(flags: dict[str, object], named: list[str]) -> None:
+    with Daemon(**flags) as daemon:
+        told = daemon.refused()
+        for what in named:
+            assert what in told
+        assert not daemon.segments()
+
+
+def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    config = tmp_path / "tensord.toml"
+    config.write_text("[limits]\npins_per_client_max = 1\n")
+    with Daemon(config=config) as daemon, undisturbed(daemon.start()):
+        client = daemon.client()
+        for number in range(2):
+            assert client.put(key(number), np.arange(3), wait=True).state == "stored"
+        assert client.pin(key(0), 5.0) == 5.0
+        with pytest.raises(LimitReached):
+            client.pin(key(1), 5.0)
+        config.write_text("[limits]\npins_per_client_max = 2\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: "setting changed" in daemon.log, "the reload")
+        assert client.pin(key(1), 5.0) == 5.0
