@@ -197,13 +197,30 @@ def test_what_is_sent_in_parts_arrives_whole_and_in_order(run: Run, sockets: Soc
         reader = asyncio.ensure_future(asyncio.to_thread(drain, theirs))
         for message in sent:
             assert channel.send(message)
-        while channel.unsent_bytes:
-            await asyncio.sleep(0)
+        assert channel.unsent_bytes > 0
+        await channel.drained()
+        assert channel.unsent_bytes == 0
         channel.close()
         return await reader
 
     found = list(FrameReader().feed(run(serve())))
     assert [obj["text"] for obj in found] == [message.text for message in sent]  # type: ignore[index]
+
+
+def test_nobody_waits_for_a_closed_channel_to_drain(run: Run, sockets: Sockets) -> None:
+    ours, _ = sockets
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, Connection.control_server(LIMITS))
+        while not channel.unsent_bytes:
+            channel.send(m.Error(None, "TensordError", "z" * 1500))
+        waiting = asyncio.ensure_future(channel.drained())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        channel.close()
+        await waiting
+
+    run(serve())
 
 
 def test_a_peer_that_never_reads_is_dropped_with_bounded_memory(run: Run, sockets: Sockets) -> None:
