@@ -279,3 +279,16 @@ def test_a_step_out_of_turn_is_a_programmers_error() -> None:
         writer.publish(slot)
     with pytest.raises(AssertionError, match="cannot be released"):
         writer.release(slot)
+
+
+def test_a_fingerprint_across_two_cells_of_a_line_is_nobodys() -> None:
+    """Keys made so that a slot read eight bytes too late would look like another key's."""
+    writer, reader = index_over(1)
+    first = (2, 17, int.from_bytes(bytes(range(1, 9)), "little"), int.from_bytes(bytes(range(2, 10)), "little"))
+    second = (4, 18, 9, 0)
+    span = 77
+    for number, words in enumerate((first, second)):
+        slot = writer.reserve(b"".join(word.to_bytes(8, "little") for word in words), span + number, 0, 1, 1)
+        assert slot == number
+        writer.publish(slot)
+    assert reader.find(b"".join(word.to_bytes(8, "little") for word in (*first[1:], span))) is None

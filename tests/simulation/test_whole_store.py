@@ -118,7 +118,7 @@ class Simulation:
         )
         ring = Ring(RING_BYTES if recovered else 0)
         self.store = Store(self.memory.index, ring, by_name(self.policy), limits, self.memory.superblock.epoch, 1e6)
-        self.copier = Copier(self.memory.ring, lambda _: None)
+        self.copier = Copier(self.memory.ring, 32, lambda _: None)
         self.copies: deque[Copy] = deque()
         self.scan: frozenset[int] | None = None
         self.scan_asked = False
