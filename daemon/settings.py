@@ -17,6 +17,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +84,7 @@ def _text(given: Any) -> str:
 SIZE: Final = Kind(SIZE_WANTS, read_size, show_size)
 DURATION: Final = Kind(DURATION_WANTS, read_duration, show_duration)
 COUNT: Final = Kind("a whole number", _count, str)
-SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{value:g}")
+SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{Decimal(repr(value)):f}")
 SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")
 MODE: Final = Kind("an octal file mode such as 0660", _mode, lambda value: f"{value:04o}")
 TEXT: Final = Kind("text", _text, str)

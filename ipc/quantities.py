@@ -8,6 +8,7 @@ Invariant: what is shown reads back as the same value.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Final
 
 SIZE_WANTS: Final = "a size in bytes such as 4GiB, 512MiB or 1048576"
@@ -59,4 +60,4 @@ def show_duration(value: float) -> str:
     for unit in ("d", "h", "m", "s", "ms"):
         if value and value >= _SECONDS[unit] and (value / _SECONDS[unit]).is_integer():
             return f"{int(value / _SECONDS[unit])}{unit}"
-    return f"{value:g}s"
+    return f"{Decimal(repr(value)):f}s"
