@@ -149,7 +149,7 @@ def _locked(path: Path) -> bool | None:
 
 def owned_by(uid: int, found: Leftover) -> None:
     """Raises SegmentError unless `uid` may remove what was found."""
-    if False:
+    if uid not in (0, found.uid):
         raise SegmentError(
             f"instance {found.instance!r} belongs to uid {found.uid}, and this is uid {uid}: run it as that user"
         )
