@@ -77,6 +77,7 @@ class Stand:
         self.views: list[View] = []
         self.copies: deque[Copy] = deque()
         self.scans = 0
+        self.seen: frozenset[int] | None = None
         self.answers: dict[int, list[Any]] = {}
         self.told: list[dict[str, Any]] = []
         self.forgotten: list[int] = []
@@ -133,9 +134,21 @@ class Stand:
         checksum = 1 if copy.last and error is None else None
         self.do(Copied(copy.client, put_id, checksum, error))
 
+    def read_lanes(self) -> None:
+        """The first half of a scan: what is pinned now is all that it will have seen."""
+        self.seen = frozenset(view.span_id for view in self.views)
+
     def scan(self) -> None:
+        """Carries the scan out, or its second half."""
+        if self.seen is None:
+            self.read_lanes()
+        assert self.seen is not None
+        pinned, self.seen = self.seen, None
+        victims = [e for e in self.store.memory.victims_in_scan() if e.span_id in pinned]
         self.scans -= 1
-        self.do(Scanned(frozenset(view.span_id for view in self.views)))
+        self.do(Scanned(pinned))
+        for entry in victims:
+            assert self.find(entry.key) is not None, "a pinned entry was evicted for its room"
 
     def settle(self, *, copies: bool = True) -> None:
         """Carries out whatever is under way, until nothing is."""

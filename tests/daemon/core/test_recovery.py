@@ -25,6 +25,7 @@ def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
     stand.store = stand.make(Ring(len(stand.bytes)), epoch)
     stand.copies.clear()
     stand.scans = 0
+    stand.seen = None
     stand.answers.clear()
     stand.store.recover(records, stand.now)
     stand.check()

@@ -127,29 +127,38 @@ class AnyOrder(RuleBasedStateMachine):
             claim=claim,
         )
 
-    def put(self, data: st.DataObject, number: int, image_bytes: int, tokens: int) -> None:
+    def put(self, data: st.DataObject, number: int, cells: int, tokens: int, pieces: int = 1) -> None:
         client = self.some_client(data)
         self.requests += 1
         self.commits.add((client, self.requests))
-        self.parts_sent[client, self.requests] = 1
-        self.stand.commit(client, self.requests, self.key(number), image_bytes, tokens=tokens)
-        self.stand.part(client, self.requests, image_bytes, last=True)
+        self.parts_sent[client, self.requests] = pieces
+        self.stand.commit(client, self.requests, self.key(number), cells * 100, tokens=tokens)
+        for piece in range(pieces):
+            size = cells * 100 // pieces if piece < pieces - 1 else cells * 100 - cells * 100 // pieces * piece
+            self.stand.part(client, self.requests, size, last=piece == pieces - 1)
 
     @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 24), tokens=st.integers(0, 6))
     def put_at_once(self, data: st.DataObject, number: int, cells: int, tokens: int) -> None:
-        self.put(data, number, cells * 100, tokens)
+        self.put(data, number, cells, tokens)
         self.stand.settle()
 
     @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9))
     def put_and_copy(self, data: st.DataObject, number: int, cells: int) -> None:
-        self.put(data, number, cells * 100, 0)
+        self.put(data, number, cells, 0)
         self.stand.settle(copies=False)
         while self.stand.copies:
             self.stand.copy()
 
-    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9))
-    def put_is_sent(self, data: st.DataObject, number: int, cells: int) -> None:
-        self.put(data, number, cells * 100, 2)
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), pieces=st.integers(1, 3))
+    def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
+        self.put(data, number, cells, 2, pieces)
+
+    @rule(data=st.data(), number=NUMBERS, cells=st.integers(2, 9))
+    def put_fails_in_the_middle(self, data: st.DataObject, number: int, cells: int) -> None:
+        copies = len(self.stand.copies)
+        self.put(data, number, cells, 1, pieces=3)
+        if len(self.stand.copies) > copies:
+            self.stand.copy(copies, BadTree("no tree"))
 
     @precondition(lambda self: self.unsent)
     @rule(data=st.data(), share=st.sampled_from([0.3, 1, 1, 1]), wrong=st.integers(0, 30))
@@ -169,6 +178,11 @@ class AnyOrder(RuleBasedStateMachine):
     def copy(self, data: st.DataObject, fails: int) -> None:
         at = data.draw(st.integers(0, len(self.stand.copies) - 1))
         self.stand.copy(at, BadTree("no tree") if fails == 9 else None)
+
+    @precondition(lambda self: self.stand.scans and self.stand.seen is None)
+    @rule()
+    def lanes_are_read(self) -> None:
+        self.stand.read_lanes()
 
     @precondition(lambda self: self.stand.scans)
     @rule()
