@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from ..errors import BadTree
 from ..shm.recipe import Recipe
 from ..shm.tensors import tensor_copy, tensor_over
 
@@ -93,7 +94,7 @@ class Batch:
     `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
     """
 
-    __slots__ = ("_lengths", "_places", "_root", "_view", "found")
+    __slots__ = ("_copies", "_lengths", "_places", "_root", "_view", "found")
 
     def __init__(self, view: View | None, root: Array, found: Array, places: Array, lengths: Array) -> None:
         """`root` covers the whole ring and holds the pins of all that was `found`."""
@@ -101,6 +102,7 @@ class Batch:
         self._places = places
         self._lengths = lengths
         self._root: Array | None = root
+        self._copies: dict[int, Lease] = {}
         self.found = found
 
     @classmethod
@@ -117,7 +119,18 @@ class Batch:
             raise ValueError("this batch was released; take the leases you need before the with block ends")
         if not self.found[position] or self._view is None:
             return None
-        return self._view.lease_within(self._root, int(self._places[position]), int(self._lengths[position]))
+        if self._copies and (copy := self._copies.get(position % len(self))) is not None:
+            return copy
+        try:
+            return self._view.lease_within(self._root, int(self._places[position]), int(self._lengths[position]))
+        except BadTree:
+            return None
+
+    def add_copy(self, position: int, copy: Lease | None) -> None:
+        """A hit that found no free lane word, copied out instead of pinned; None if it went meanwhile."""
+        if copy is not None:
+            self._copies[position] = copy
+            self.found[position] = True
 
     def __iter__(self) -> Iterator[Lease | None]:
         return (self[position] for position in range(len(self)))

@@ -18,7 +18,7 @@ from weakref import ref
 import numpy as np
 from numpy import ndarray, uint8
 
-from ..errors import Corrupt, LayoutMismatch
+from ..errors import BadTree, Corrupt, LayoutMismatch
 from ..shm.copy import checksum_of
 from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
 from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, PINS_AT, Lane
@@ -165,6 +165,10 @@ class View:
                 number = word - PINS_AT
                 lane.refs[number] = ref(root, lane.releases[number])
                 return lease
+        except BadTree:
+            lane.unpin(word)
+            lane.log_miss()
+            return None
         except BaseException:
             lane.unpin(word)
             raise
@@ -178,9 +182,8 @@ class View:
         lane_words = lane.words
         hits = np.flatnonzero(found)
         words = lane.take_many(len(hits))
-        if len(words) < len(hits):
-            found[hits[len(words) :]] = False
-            hits = hits[: len(words)]
+        hits, rest = hits[: len(words)], hits[len(words) :]
+        found[rest] = False
         root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
         lane.tie_many(words, root)
         pinned = spans[hits]
@@ -191,15 +194,19 @@ class View:
         for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
             found[i] = self._is_sound(int(places[i]), int(lengths[i]))
         lane.log_many(spans[hits][found[hits]])
-        lane.log_misses(len(keys) - int(found.sum()))
-        return Batch(self, root, found, places, lengths)
+        lane.log_misses(len(keys) - len(rest) - int(found.sum()))
+        batch = Batch(self, root, found, places, lengths)
+        for i in rest:
+            # A full lane copies out, here as in get.
+            batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
+        return batch
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. No lease, no recency."""
         return self._index.find(key) is not None
 
     def peek(self, key: bytes) -> Entry | None:
-        """The entry's metadata, without touching its recency."""
+        """The entry's metadata, without touching its recency. A damaged header is a miss."""
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
@@ -208,7 +215,10 @@ class View:
             offset = place & PLACE_OFFSET_MASK
             packed = self._ring[offset : offset + SPAN_HEADER_BYTES]
             if self._index.words[at] == seq:
-                h = SpanHeader.unpack(packed)
+                try:
+                    h = SpanHeader.unpack(packed)
+                except Corrupt:
+                    return None
                 return Entry(
                     h.key, h.image_bytes, h.tokens, h.created_unix_s, h.expires_unix_s, h.owner_uid, h.checksum
                 )

@@ -79,6 +79,10 @@ class Copier:
             if put[0] == client:
                 self._checksums.pop(put, None)
 
+    def discard(self, client: int, put_id: int) -> None:
+        """A put has ended before its last part; no copy of it is under way."""
+        self._checksums.pop((client, put_id), None)
+
     def copy(self, part: Copy) -> None:
         """Asks for a part; what becomes of it is told to `done`."""
         self._jobs.put(part)

@@ -112,6 +112,7 @@ class Memory:
                 os.close(ring_fd)
                 raise
             if former is not None:
+                segments.complete(ring_fd)
                 return cls(instance, former, ring_fd, segments.attach(index_name), recovered=True)
             # A daemon that was killed while it made its memory: nobody can have attached.
             os.close(ring_fd)

@@ -26,6 +26,7 @@ SHM_FOLDER: Final = Path("/dev/shm")
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
+_BLOCK_BYTES: Final = 512
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -126,6 +127,17 @@ def allocate(fd: int, start: int, size_bytes: int) -> None:
             f"{SHM_FOLDER} has no room for {size_bytes} bytes at {start} ({error.strerror}); "
             f"{shm_free_bytes()} bytes are free there: take a smaller ring, or remount it with a larger size="
         ) from error
+
+
+def complete(fd: int) -> None:
+    """Allocates what is missing of a segment, whose maker may have been killed before it had allocated all of it.
+
+    Raises:
+        NotEnoughMemory: it is not to be had.
+    """
+    status = os.fstat(fd)
+    if status.st_blocks * _BLOCK_BYTES < status.st_size:
+        allocate(fd, 0, status.st_size)
 
 
 def punch(fd: int, start: int, size_bytes: int) -> None:

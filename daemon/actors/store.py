@@ -148,6 +148,8 @@ class StoreActor:
                     self._copier.copy(effect)
                 case effects.Scan():
                     await self._handle(events.Scanned(await self._scan()))
+                case effects.Discard(client, put_id):
+                    self._copier.discard(client, put_id)
                 case effects.Forget(client):
                     self._copier.close_inbox(client)
                 case effects.Announce(body):

@@ -61,6 +61,14 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """A put ended after some of its parts and before its last: what the copier keeps of it may go."""
+
+    client: int
+    put_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
     """Something that watchers may want to know. `body["event"]` names it, keys are hexadecimal.
 
@@ -70,4 +78,4 @@ class Announce:
     body: dict[str, Any]
 
 
-Effect = Send | Copy | Scan | Forget | Announce
+Effect = Send | Copy | Scan | Discard | Forget | Announce

@@ -17,7 +17,7 @@ from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from .admission import crowded, no_room, overdue, too_many_parts, unfit, wrong_part
 from .claims import Claims
-from .effects import Copy
+from .effects import Copy, Discard
 from .events import Copied
 from .limits import StoreLimits
 from .memory import Memory
@@ -332,6 +332,8 @@ class Intake:
 
     def _discard(self, put: Put) -> None:
         self.stirred = True
+        if 0 < put.handed_bytes < put.commit.image_bytes:
+            self._outbox.add(Discard(put.client, put.number))
         if put.entry is not None:
             self._memory.discard(put.entry)
             put.entry = None
