@@ -321,10 +321,10 @@ def _former(index_name: str, ring_fd: int) -> Superblock | None:
     if ring_bytes != former.ring_bytes or index_bytes != former.geometry.index_bytes:
         raise LayoutMismatch(
             f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
-            f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge`"
+            f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
         )
     if former.epoch >= EPOCH_MAX:
         raise SegmentError(
-            f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge`"
+            f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge --instance NAME`"
         )
     return Superblock(former.instance_id, former.epoch + 1, former.ring_bytes, former.geometry)

@@ -162,11 +162,11 @@ class Superblock:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
         magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
         if magic != _MAGIC:
-            raise LayoutMismatch("the index does not begin with tensord's superblock; `tensorctl purge` removes it")
+            raise LayoutMismatch("the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it")
         if version != LAYOUT_VERSION:
             raise LayoutMismatch(
                 f"the segments have layout version {version}, this tensord writes {LAYOUT_VERSION}; "
-                "run the version that wrote them, or free them with `tensorctl purge`"
+                "run the version that wrote them, or free them with `tensorctl purge --instance NAME`"
             )
         if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
             raise LayoutMismatch(f"the superblock names {buckets} buckets, which is no power of two")
