@@ -1,4 +1,4 @@
-"""Child processes for tests: a function of the test's own module, run in a process of its own, talked to through a pipe.
+"""Child processes for tests: a function of the test's own module, run in its own process, talked to through a pipe.
 
     def reader(stage: Stage, socket: Path) -> None:        # at the top of the test's module
         lease = tensord.Client(socket).get(KEY)
@@ -9,8 +9,8 @@
         assert child.hear() == "holding"
         child.kill()
 
-Owns: the children, all of which have ended when their `with` blocks have. The children are forked from a server that has
-no threads, so starting one is quick, and inherits nothing from the tests.
+Owns: the children, all of which have ended when their `with` blocks have. They are forked from a server that has no
+threads, so starting one is quick, and inherits nothing from the tests.
 """
 
 from __future__ import annotations

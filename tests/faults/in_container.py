@@ -32,7 +32,8 @@ def main(socket: str) -> None:
             case "read what you hold":
                 answer = [lease.tree.tolist() for lease in held]
             case "computed":
-                answer = client.get_or_compute(bytes.fromhex(rest[0]), lambda: np.array(rest[1])).tolist()
+                computed = np.array(rest[1])
+                answer = client.get_or_compute(bytes.fromhex(rest[0]), computed.copy).tolist()
             case _:
                 raise ValueError(order)
         print(json.dumps(answer), flush=True)

@@ -47,6 +47,8 @@ def asks(stage: Stage, socket: Path, timeout_s: float) -> tuple[Any, ...]:
             raise EncoderFailed("this picture cannot be encoded")
         if order == "close":
             client.close()
+        if order == "attach again":
+            assert client.wait_connected(PATIENCE_S)
         return payload(1)
 
     try:
@@ -213,10 +215,10 @@ def test_a_value_computed_across_the_daemons_restart_is_stored(patient: Daemon) 
         company = Company(stack, patient, 0)
         patient.kill()
         patient.start()
-        patient.until(lambda s: s["clients"] == 1, "the claimant to attach again")
-        company.claimant.tell("go on")
+        company.claimant.tell("attach again")
         assert company.claimant.hear() == COMPUTED
-        assert patient.client().contains(KEY)
+        reader = patient.client()
+        until(lambda: reader.contains(KEY), "the value to be stored")
 
 
 def test_without_a_daemon_everybody_computes(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_what_cannot_be_answered_raises_a_typed_error(away: tensord.Client) -> N
         lambda: away.unpin(key(1)),
     ]
     for ask in asked:
-        with pytest.raises(Unavailable, match="daemon|closed"):
+        with pytest.raises(Unavailable, match=r"daemon|closed"):
             ask()
 
 
@@ -140,7 +140,7 @@ def test_calls_on_a_daemon_that_stands_still_end_in_time(daemon: Daemon) -> None
     try:
         lease = client.get(key(1))
         assert lease is not None and is_payload(lease.tree, 1)
-        with pytest.raises(TimedOut, match="did not answer within 0.3 s"):
+        with pytest.raises(TimedOut, match=r"did not answer within 0\.3 s"):
             client.touch(key(1))
         with pytest.raises(TimedOut, match="not acknowledged"):
             client.put(key(2), payload(2), wait=True)
@@ -161,7 +161,7 @@ def as_nobody(stage: Stage, path: Path) -> Any:
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
-    answers = []
+    answers: list[Any] = []
     with tensord.Client(path) as client:
         answers.append(client.get(key(1)) is None)
         put = client.put(key(1), payload(1))
@@ -249,7 +249,7 @@ def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_dist
         assert first.put(key(1), payload(1), wait=True).state == "stored"
         second = daemon.client()
         for _ in range(30):
-            with pytest.raises(LimitReached, match="clients_max is 2.*raise it"):
+            with pytest.raises(LimitReached, match=r"clients_max is 2.*raise it"):
                 tensord.Client(daemon.socket, required=True)
         assert first.connected and second.connected
         lease = second.get(key(1))

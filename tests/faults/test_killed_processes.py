@@ -1,9 +1,10 @@
-"""kill -9 and SIGSTOP of clients, and of the daemon: what was committed stays, what was not never shows, nothing leaks."""
+"""kill -9 and SIGSTOP of clients and of the daemon: what was committed stays, what was not never shows."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, lap, payload
+from .payloads import Words, is_payload, key, lap, payload
 from .raw import RawClient
 
 RING_BYTES = 4 * MIB
@@ -32,10 +33,12 @@ def small() -> Iterator[Daemon]:
 def as_before(daemon: Daemon, clients: int = 1) -> None:
     """Waits until only `clients` are left, and nothing of anybody else's."""
     daemon.until(
-        lambda s: s["clients"] == s["lanes"] == clients
-        and not s["pins"]
-        and not s["store"]["puts_in_flight"]
-        and not s["store"]["claims_held"],
+        lambda s: (
+            s["clients"] == s["lanes"] == clients
+            and not s["pins"]
+            and not s["store"]["puts_in_flight"]
+            and not s["store"]["claims_held"]
+        ),
         "everything of the killed process to be gone",
     )
     assert len(daemon.lanes()) == clients
@@ -136,14 +139,18 @@ def puts_for_ever(stage: Stage, socket: Path, seed: int) -> None:
             client.evict(key(random.randrange(100, 140)))
 
 
+def stored_more_than(daemon: Daemon, puts: int) -> bool:
+    return bool(daemon.store("puts")["stored"] > puts)
+
+
 def test_whatever_a_writer_killed_at_random_leaves_is_whole(small: Daemon) -> None:
     reader = small.client()
     found = 0
     for round_ in range(6):
         with Child(puts_for_ever, small.socket, round_) as writer:
             assert writer.hear() == "putting"
-            stored = small.store("puts")["stored"]
-            small.until(lambda s, more=stored + 7 * round_: s["store"]["puts"]["stored"] > more, "some puts")  # type: ignore[misc]
+            enough = small.store("puts")["stored"] + 7 * round_
+            until(partial(stored_more_than, small, enough), "some puts")
             writer.kill()
         small.until(lambda s: not s["store"]["puts_in_flight"] and s["lanes"] == s["clients"], "its puts to end")
         for number in range(100, 140):
@@ -166,11 +173,11 @@ def test_an_array_written_to_after_its_commit_never_reaches_another_key() -> Non
         assert reserved.commit(key(2), wait=True).state == "stored"
         done = threading.Event()
 
-        def scribble() -> None:
+        def scribble(array: Words) -> None:
             while not done.is_set():
-                kept[:] = 0xBAD
+                array[:] = 0xBAD
 
-        scribbler = threading.Thread(target=scribble)
+        scribbler = threading.Thread(target=scribble, args=(kept,))
         scribbler.start()
         try:
             for number in range(3, 200):
@@ -182,6 +189,7 @@ def test_an_array_written_to_after_its_commit_never_reaches_another_key() -> Non
         finally:
             done.set()
             scribbler.join()
+            del scribbler
         inbox = client._link.puts._inbox
         assert inbox is not None and inbox.used_bytes, "the array still holds its part of the inbox"
         del kept

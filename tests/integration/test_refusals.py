@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +74,7 @@ def test_a_payload_over_object_bytes_max_is_refused() -> None:
 def test_a_reservation_larger_than_the_inbox_is_refused_and_a_put_of_that_size_is_streamed() -> None:
     with Daemon(limits_inbox_bytes_max=MIB) as daemon, undisturbed(daemon.start()):
         client = daemon.client()
-        with pytest.raises(ObjectTooLarge, match="inbox of 1048576.*raise inbox_bytes_max"):
+        with pytest.raises(ObjectTooLarge, match=r"inbox of 1048576.*raise inbox_bytes_max"):
             client.reserve(tensord.Spec((2 * MIB,), "uint8"))
         assert client.put(key(1), payload(1, 3 * MIB), wait=True).state == "stored"
 
@@ -86,7 +88,9 @@ def test_a_full_ring_with_everything_pinned_refuses_and_serves_again_when_a_leas
             held.append(client.get(key(number)))
         others = [client.get(key(number)) for number in OTHERS]
         # The fence and a scan or two: it is answered, and never waits for a reader.
-        refused(client.put(key(50), payload(50, 256 << 10)), StoreFull, "largest_free_bytes", "pinned", "raise ring_bytes")
+        refused(
+            client.put(key(50), payload(50, 256 << 10)), StoreFull, "largest_free_bytes", "pinned", "raise ring_bytes"
+        )
         for number, lease in enumerate(held):
             assert lease is not None and is_payload(lease.tree, number)
         assert all(others)
@@ -169,23 +173,22 @@ def test_over_claims_per_client_max_a_claim_is_refused() -> None:
 
 
 def test_over_lanes_max_a_newcomer_is_refused_and_whoever_has_a_lane_may_come_back() -> None:
-    with Daemon(limits_lanes_max=2) as daemon:
-        with undisturbed(daemon.start()) as other:
-            client = daemon.client()
-            for _ in range(3):
-                with pytest.raises(LimitReached, match=r"lanes_max is 2.*raise it"):
-                    tensord.Client(daemon.socket, required=True)
-            held = client.get(key(OTHERS[0]))
-            daemon.restart()
-            assert client.wait_connected(PATIENCE_S) and other.wait_connected(PATIENCE_S)
-            assert held is not None and is_payload(held.tree, OTHERS[0])
-            client.close()
-            # Its lane is in being for as long as a view of it lives.
-            with pytest.raises(LimitReached, match="lanes_max"):
+    with Daemon(limits_lanes_max=2) as daemon, undisturbed(daemon.start()) as other:
+        client = daemon.client()
+        for _ in range(3):
+            with pytest.raises(LimitReached, match=r"lanes_max is 2.*raise it"):
                 tensord.Client(daemon.socket, required=True)
-            del held
-            until(lambda: daemon.status()["lanes"] == 1, "the lane to go")
-            daemon.client()
+        held = client.get(key(OTHERS[0]))
+        daemon.restart()
+        assert client.wait_connected(PATIENCE_S) and other.wait_connected(PATIENCE_S)
+        assert held is not None and is_payload(held.tree, OTHERS[0])
+        client.close()
+        # Its lane is in being for as long as a view of it lives.
+        with pytest.raises(LimitReached, match="lanes_max"):
+            tensord.Client(daemon.socket, required=True)
+        del held
+        until(lambda: daemon.status()["lanes"] == 1, "the lane to go")
+        daemon.client()
 
 
 # ---- inboxes
@@ -201,7 +204,9 @@ def test_over_inboxes_bytes_max_puts_are_refused_by_that_name_until_somebody_lea
         assert second.get(key(1)) is not None, "it still reads"
         first.close()
         until(lambda: daemon.status()["inboxes_bytes"] == MIB, "its inbox to be unmapped")
-        until(lambda: second.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "room for another")
+        until(
+            lambda: second.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "room for another"
+        )
 
 
 def test_an_inbox_over_inbox_bytes_max_is_refused() -> None:
@@ -221,7 +226,9 @@ def test_a_client_goes_on_putting_when_the_daemon_comes_back_with_a_smaller_inbo
         daemon.flags["limits_inbox_bytes_max"] = MIB
         daemon.start()
         assert client.wait_connected(PATIENCE_S)
-        until(lambda: client.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "a put to succeed")
+        until(
+            lambda: client.put(key(2), payload(2)).wait(PATIENCE_S).state in ("stored", "existed"), "a put to succeed"
+        )
 
 
 # ---- starting
@@ -311,9 +318,6 @@ def test_a_wrong_setting_is_refused_by_name_and_leaves_nothing(flags: dict[str, 
 
 
 def test_limits_changed_by_sighup_hold_at_once_for_clients_that_are_there(tmp_path: Path) -> None:
-    import os
-    import signal
-
     config = tmp_path / "tensord.toml"
     config.write_text("[limits]\npins_per_client_max = 1\n")
     with Daemon(config=config) as daemon, undisturbed(daemon.start()):
