@@ -162,7 +162,9 @@ class Superblock:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
         magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
         if magic != _MAGIC:
-            raise LayoutMismatch("the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it")
+            raise LayoutMismatch(
+                "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
+            )
         if version != LAYOUT_VERSION:
             raise LayoutMismatch(
                 f"the segments have layout version {version}, this tensord writes {LAYOUT_VERSION}; "
