@@ -87,9 +87,12 @@ class Client:
             BadKey: not 32 bytes.
             Corrupt: `verify` found that the payload is not what was stored.
         """
-        view = self._link.view or self._attach()
+        view = self._link.view
+        if view is not None and not verify:
+            return view.get(key)
+        _check_key(key)
+        view = view or self._attach()
         if view is None:
-            _check_key(key)
             return None
         return view.verified(key) if verify else view.get(key)
 

@@ -7,6 +7,7 @@ it, and every view of the payload keeps the root alive.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -30,11 +31,11 @@ class Lease:
     __slots__ = ("_recipe", "_root", "image_bytes")
 
     def __init__(self, root: Array, recipe: Recipe, image_bytes: int) -> None:
-        """`root` is the payload itself where it is one array, else its whole image as (image_bytes,) uint8.
+        """`root` is the entry's whole image, (image_bytes,) uint8.
 
         `image_bytes` is the payload's size in the ring, tree header and padding included.
         """
-        self._root: Array | None = root
+        self._root = root
         self._recipe = recipe
         self.image_bytes = image_bytes
 
@@ -45,9 +46,7 @@ class Lease:
         Raises:
             ValueError: the lease was released.
         """
-        if self._recipe.single is None or self._root is None:
-            return self._recipe.view(self._held())
-        return self._root
+        return self._recipe.view(self._root)
 
     def torch(self, *, copy: bool = True) -> Any:
         """The payload with torch tensors for leaves.
@@ -58,34 +57,56 @@ class Lease:
 
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
+            ValueError: the lease was released.
         """
-        if self._recipe.single is None:
-            return self._recipe.torch(self._held(), copy=copy)
-        import torch
-
-        return (tensor_copy if copy else tensor_over)(torch, self._held())
+        return self._recipe.torch(self._root, copy=copy)
 
     @property
     def value(self) -> Any:
         """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
-        if self._recipe.single is None:
-            return self._recipe.value(self._held())
-        return self.torch() if self._recipe.single_is_tensor else self._held()
-
-    def _held(self) -> Array:
-        if self._root is None:
-            raise ValueError("this lease was released; take the views you need before the with block ends")
-        return self._root
+        return self._recipe.value(self._root)
 
     def release(self) -> None:
         """Drops this hold on the entry; views already taken keep theirs."""
-        self._root = None
+        with suppress(AttributeError):
+            del self._root
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what `release` has taken away: a hit pays nothing for this check.
+        if name in ("_root", "tree"):
+            raise ValueError("this lease was released; take the views you need before the with block ends")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._root = None
+        self.release()
+
+
+class ArrayLease(Lease):
+    """A lease on a payload that is one array, or one tensor, and nothing else: `tree` is made at once."""
+
+    __slots__ = ("tree",)
+
+    def __init__(self, root: Array, recipe: Recipe, image_bytes: int) -> None:
+        """`root` is the payload itself."""
+        self.tree = root  # type: ignore[misc]  # a slot in the property's place: a hit reads it without a call
+        self._recipe = recipe
+        self.image_bytes = image_bytes
+
+    def torch(self, *, copy: bool = True) -> Any:
+        import torch
+
+        return (tensor_copy if copy else tensor_over)(torch, self.tree)
+
+    @property
+    def value(self) -> Any:
+        return self.torch() if self._recipe.single_is_tensor else self.tree
+
+    def release(self) -> None:
+        with suppress(AttributeError):
+            del self.tree
 
 
 class Batch:

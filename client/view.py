@@ -21,7 +21,7 @@ from numpy import ndarray, uint8
 from ..errors import BadTree, Corrupt, LayoutMismatch
 from ..shm.copy import checksum_of
 from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
-from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, PINS_AT, Lane
+from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ..shm.layout import (
     PAGE_BYTES,
     PLACE_OFFSET_MASK,
@@ -33,7 +33,7 @@ from ..shm.layout import (
     Superblock,
 )
 from ..shm.recipe import Recipe, recipe
-from .lease import Batch, Lease
+from .lease import ArrayLease, Batch, Lease
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS: Final = 4
@@ -114,15 +114,16 @@ class View:
         # Probe: the line of eight fingerprints says which slot to read.
         index = self._index
         memory = index.memory
-        line = index.lines_at + (first & index.mask) * SLOT_BYTES
+        mask = index.mask
+        line = index.lines_at + (first & mask) * SLOT_BYTES
         at = memory.find(fingerprint, line, line + SLOT_BYTES)
         if at < 0:
-            line = index.lines_at + (second & index.mask) * SLOT_BYTES
+            if not (first ^ second) & mask:
+                # Both hashes name one bucket: the other one is its neighbour.
+                second ^= 1
+            line = index.lines_at + (second & mask) * SLOT_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             if at < 0:
-                # Where both hashes name one bucket, the key may stand in that bucket's neighbour.
-                if not (first ^ second) & index.mask:
-                    return self._get_slowly(key)
                 self.lane.log_miss()
                 return None
 
@@ -150,10 +151,11 @@ class View:
                 known = self._recipes.get(header) or self._learned(header)
                 if known.single is None:
                     root: Array = ndarray((image_bytes,), uint8, ring, start)
+                    lease = Lease(root, known, image_bytes)
                 else:
                     shape, dtype, offset = known.single
                     root = ndarray(shape, dtype, ring, start + offset)
-                lease = Lease(root, known, image_bytes)
+                    lease = ArrayLease(root, known, image_bytes)
 
                 # Log the hit.
                 head = next(lane.heads)
@@ -162,8 +164,7 @@ class View:
 
                 # Tie the pin to the root's life. Last: a signal's exception is raised before it or not in here at all,
                 # so that a word is never given back twice.
-                number = word - PINS_AT
-                lane.refs[number] = ref(root, lane.releases[number])
+                lane.refs[word] = ref(root, lane.releases[word])
                 return lease
         except BadTree:
             lane.unpin(word)
@@ -185,9 +186,8 @@ class View:
         hits, rest = hits[: len(words)], hits[len(words) :]
         found[rest] = False
         root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
-        lane.tie_many(words, root)
-        pinned = spans[hits]
-        np.frombuffer(lane_words, "u8")[words] = pinned
+        numbers = lane.tie_many(words, root)
+        np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
         # SYNC POINT: as in get, pins are stored before any seq is looked at again.
         unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
         found[hits] = unchanged
@@ -236,6 +236,17 @@ class View:
         Raises:
             Corrupt: the payload is not what was stored.
         """
+        return self._pinned(key, check=True)
+
+    def _get_slowly(self, key: bytes) -> Lease | None:
+        """What `get` leaves over: a changed slot, a full lane, an entry that no one has checked yet."""
+        try:
+            return self._pinned(key, check=False)
+        except Corrupt:
+            self.lane.log_miss()
+            return None
+
+    def _pinned(self, key: bytes, *, check: bool) -> Lease | None:
         lane = self.lane
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
@@ -251,7 +262,8 @@ class View:
                 unchanged = self._index.words[at] == seq
                 if unchanged:
                     image: Array = ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
-                    _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
+                    if check or place & PLACE_UNVERIFIED:
+                        _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
                     header = image[: place >> 48].tobytes()
                     lease = _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
             except BaseException:
@@ -264,18 +276,6 @@ class View:
             return lease
         lane.log_miss()
         return None
-
-    def _get_slowly(self, key: bytes) -> Lease | None:
-        """What `get` leaves over: a miss, a changed slot, a full lane, an entry that no one has checked yet."""
-        hit = self._index.find(key)
-        if hit is None:
-            self.lane.log_miss()
-            return None
-        try:
-            return self.verified(key)
-        except Corrupt:
-            self.lane.log_miss()
-            return None
 
     def _copied_out(self, key: bytes) -> Lease | None:
         """`verified` without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
@@ -325,7 +325,7 @@ def _lease(memory: Array, start: int, image_bytes: int, known: Recipe) -> Lease:
     if known.single is None:
         return Lease(ndarray((image_bytes,), uint8, memory, start), known, image_bytes)
     shape, dtype, offset = known.single
-    return Lease(ndarray(shape, dtype, memory, start + offset), known, image_bytes)
+    return ArrayLease(ndarray(shape, dtype, memory, start + offset), known, image_bytes)
 
 
 def _check(span_header: bytes, image: Array) -> None:

@@ -40,6 +40,7 @@ KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
 _SLOT_KEY: Final = struct.Struct("@32s")
 _SPAN, _PLACE, _LENGTH = 5, 6, 7
+_ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them true
 
 Array = np.ndarray[Any, Any]
 
@@ -115,24 +116,23 @@ class IndexReader:
         """
         wide = keys.view("<u8")
         hashes = keys.view("<u4")[:, 2:4] & np.uint32(self.mask)
-        first = hashes[:, 0].astype(np.intp)
         fingerprints = wide[:, 2]
-        same = self._lines[first] == fingerprints[:, None]
-        which = same.argmax(axis=1)
-        number = first * BUCKET_SLOTS + which
-        rest = np.flatnonzero(self._lines.reshape(-1)[number] != fingerprints)
+        first = hashes[:, 0].astype(np.intp)
+        same = self._lines.take(first, axis=0) == fingerprints[:, None]
+        number = first * BUCKET_SLOTS + same.argmax(axis=1)
+        # Eight bools are one word: zero where the first bucket has no such fingerprint.
+        rest = np.flatnonzero(same.view(np.uint64)[:, 0] == 0)
         if len(rest):
             second = hashes[rest, 1].astype(np.intp)
             second ^= (second == first[rest]) & bool(self.mask)
-            which = (self._lines[second] == fingerprints[rest, None]).argmax(axis=1)
-            number[rest] = second * BUCKET_SLOTS + which
+            same = self._lines.take(second, axis=0) == fingerprints[rest, None]
+            number[rest] = second * BUCKET_SLOTS + same.argmax(axis=1)
         # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
-        seq = self._slots[number, 0]
-        slots = self._slots[number]
-        mine = slots[:, 1:5] == wide
-        found = mine[:, 0] & mine[:, 1] & mine[:, 2] & mine[:, 3] & ((seq & np.uint64(1)) == 0)
-        at = (self.slots_at >> 3) + number * SLOT_WORDS
-        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+        seq = self._slots[:, 0].take(number)
+        slots = self._slots.take(number, axis=0)
+        mine = (slots[:, 1:5] == wide).view(np.uint32)[:, 0] == _ALL_FOUR
+        found = mine & ((seq & np.uint64(1)) == 0)
+        return found, (self.slots_at >> 3) + number * SLOT_WORDS, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
 
 class IndexWriter:

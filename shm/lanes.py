@@ -49,7 +49,7 @@ class Lane:
     """The client's side of its lane. Its parts are open to the one function that every hit runs through.
 
     `free` holds the numbers of the words that pin nothing: taking one is `free.pop()`, giving it back is what
-    `releases[number - PINS_AT]` does when it is called for the last view. `refs` keeps the weak references that call
+    `releases[number]` does when it is called for the last view. `refs` keeps the weak references that call
     it, `heads` counts the records of the log.
     """
 
@@ -72,8 +72,8 @@ class Lane:
         # The finalizers hold this pair, and not the lane: a lane must die with its last view, not with a later run of
         # the cycle collector.
         self._state: list[Any] = [self.words, self.free]
-        self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(PINS_AT, LOG_AT)]
-        self.refs: list[ref[Array] | None] = [None] * LANE_WORDS
+        self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(LOG_AT)]
+        self.refs: list[ref[Array] | None] = [None] * LOG_AT
 
     @property
     def in_use(self) -> int:
@@ -106,26 +106,29 @@ class Lane:
 
         The oldest record of the log is overwritten.
         """
-        at = word - PINS_AT
-        self.refs[at] = ref(root, self.releases[at])
+        self.refs[word] = ref(root, self.releases[word])
         head = next(self.heads)
         words = self.words
         words[LOG_AT + (head & LOG_MASK)] = span_id
         words[HEAD_AT] = head + 1
 
-    def tie_many(self, words: list[int], root: Array) -> None:
-        """`tie` for a batch: all of `words` are released with `root`."""
-        if not words:
-            return
-        numbers = np.array(words)
+    def tie_many(self, words: list[int], root: Array) -> Array:
+        """`tie` for a batch: all of `words` are released with `root`.
+
+        Returns:
+            The words as (n,) integers.
+        """
+        numbers = np.array(words, np.intp)
         state = self._state
 
         def release(_: object) -> None:
             np.frombuffer(state[0], "u8")[numbers] = 0
             state[1].extend(words)
 
-        # The first word's place is free for it, since the batch holds that word.
-        self.refs[words[0] - PINS_AT] = ref(root, release)
+        if words:
+            # The first word's place is free for it, since the batch holds that word.
+            self.refs[words[0]] = ref(root, release)
+        return numbers
 
     def take_many(self, wanted: int) -> list[int]:
         """Up to `wanted` free words, fewer where the lane is nearly full."""
@@ -145,9 +148,12 @@ class Lane:
         """`log` for a batch; (n,) uint64 span ids."""
         if not len(span_ids):
             return
-        heads = np.fromiter(islice(self.heads, len(span_ids)), np.int64, len(span_ids))
+        # As many numbers as there are records. Another thread's may be among them: then one of its records is lost.
+        first = next(self.heads)
+        deque(islice(self.heads, len(span_ids) - 1), maxlen=0)
+        heads = np.arange(first, first + len(span_ids))
         np.frombuffer(self.words, "u8")[LOG_AT + (heads & LOG_MASK)] = span_ids
-        self.words[HEAD_AT] = int(heads[-1]) + 1
+        self.words[HEAD_AT] = first + len(span_ids)
 
     def log_miss(self) -> None:
         """Counts a lookup that found nothing."""

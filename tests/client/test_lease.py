@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.lease import Batch, Lease
+from tensord.client.lease import ArrayLease, Batch, Lease
 from tensord.shm.recipe import recipe
 from tensord.shm.tree import encode
 
@@ -26,7 +26,7 @@ def lease_on(tree: Any) -> tuple[Lease, np.ndarray[Any, Any]]:
     if known.single is None:
         return Lease(whole, known, image.image_bytes), whole
     shape, dtype, offset = known.single
-    return Lease(np.ndarray(shape, dtype, whole, offset), known, image.image_bytes), whole
+    return ArrayLease(np.ndarray(shape, dtype, whole, offset), known, image.image_bytes), whole
 
 
 TREES: list[Any] = [
