@@ -357,3 +357,32 @@ def test_a_client_started_before_the_daemon_finds_it(small: Daemon) -> None:
     finally:
         del lease
         client.close()
+
+
+def test_puts_while_the_daemon_comes_back_are_stored_or_lost_and_never_refused(small: Daemon) -> None:
+    client = small.client()
+    assert client.put(key(9), payload(9), wait=True).state == "stored"
+    back = threading.Event()
+    puts: list[tensord.Put] = []
+
+    def put_all_the_time() -> None:
+        number = 1000
+        while not back.is_set():
+            put = client.put(key(number), payload(number, 512), timeout_s=PATIENCE_S)
+            if put.state != "lost":
+                number += 1
+                puts.append(put)
+
+    putting = threading.Thread(target=put_all_the_time)
+    putting.start()
+    try:
+        small.kill()
+        small.start()
+        assert client.wait_connected(PATIENCE_S)
+        before = len(puts)
+        until(lambda: len(puts) > before + 20, "puts to go on")
+    finally:
+        back.set()
+        putting.join(PATIENCE_S)
+    states = {put.wait(PATIENCE_S).state for put in puts}
+    assert states <= {"stored", "existed", "lost"}, [put for put in puts if put.state == "refused"][:3]

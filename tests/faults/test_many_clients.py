@@ -68,6 +68,7 @@ def test_64_clients_at_once_are_all_served(small: Daemon) -> None:
             child.tell()
             child.wait()
     small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes_bytes"] == 0, "all to be gone")
+    assert not small.lanes()
     until(lambda: small.descriptors() == descriptors, "its descriptors to be closed")
 
 
