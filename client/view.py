@@ -23,6 +23,7 @@ from ..shm.copy import checksum_of
 from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
 from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ..shm.layout import (
+    BUCKET_BYTES,
     PAGE_BYTES,
     PLACE_OFFSET_MASK,
     PLACE_UNVERIFIED,
@@ -115,20 +116,20 @@ class View:
         index = self._index
         memory = index.memory
         mask = index.mask
-        line = index.lines_at + (first & mask) * SLOT_BYTES
+        line = index.buckets_at + (first & mask) * BUCKET_BYTES
         at = memory.find(fingerprint, line, line + SLOT_BYTES)
         if at < 0:
             if not (first ^ second) & mask:
                 # Both hashes name one bucket: the other one is its neighbour.
                 second ^= 1
-            line = index.lines_at + (second & mask) * SLOT_BYTES
+            line = index.buckets_at + (second & mask) * BUCKET_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             if at < 0:
                 self.lane.log_miss()
                 return None
 
         # Read the slot. SYNC POINT: seq first, then the body, as in IndexReader.find.
-        slot_at = index.slots_at + (at - index.lines_at) * SLOT_WORDS
+        slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
         seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
         if found != key or seq & 1 or place & PLACE_UNVERIFIED:
             return self._get_slowly(key)

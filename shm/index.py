@@ -25,6 +25,7 @@ import numpy as np
 from ..errors import BadKey
 from .layout import (
     ALIGN_BYTES,
+    BUCKET_BYTES,
     BUCKET_SLOTS,
     KEY_BYTES,
     PLACE_OFFSET_MASK,
@@ -40,6 +41,7 @@ KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
 _SLOT_KEY: Final = struct.Struct("@32s")
 _SPAN, _PLACE, _LENGTH = 5, 6, 7
+_BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
 _ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them true
 
 Array = np.ndarray[Any, Any]
@@ -70,17 +72,14 @@ class IndexReader:
     """Lookups over a (read-only) mapping of the index segment. Its parts are open to the one function that every hit
     runs through, which repeats the common case of `find` without the call."""
 
-    __slots__ = ("_lines", "_slots", "lines_at", "mask", "memory", "slots_at", "words")
+    __slots__ = ("_cells", "buckets_at", "mask", "memory", "words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
         self.memory = memory
         self.mask = geometry.bucket_count - 1
-        self.lines_at = geometry.fingerprints_at
-        self.slots_at = geometry.slots_at
+        self.buckets_at = geometry.buckets_at
         self.words = memoryview(memory).cast("Q")
-        count = geometry.slot_count
-        self._lines = np.frombuffer(memory, "u8", count, geometry.fingerprints_at).reshape(-1, BUCKET_SLOTS)
-        self._slots = np.frombuffer(memory, "u8", count * SLOT_WORDS, geometry.slots_at).reshape(-1, SLOT_WORDS)
+        self._cells = _cells(memory, geometry)
 
     def find(self, key: bytes) -> Hit | None:
         """The published slot of `key`. Whoever acts on it must see `words[at] == seq` afterwards.
@@ -94,11 +93,11 @@ class IndexReader:
             raise bad_key(key) from None
         memory = self.memory
         for bucket in (first & self.mask, _second_bucket(first, second, self.mask)):
-            line = self.lines_at + bucket * SLOT_BYTES
+            line = self.buckets_at + bucket * BUCKET_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             while at >= 0:
                 if not at & 7:
-                    slot_at = self.slots_at + (at - self.lines_at) * SLOT_WORDS
+                    slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
                     # SYNC POINT: seq is loaded first, then the body; x86-64 keeps loads in order. ARM needs an
                     # acquire load of seq.
                     seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
@@ -118,21 +117,25 @@ class IndexReader:
         hashes = keys.view("<u4")[:, 2:4] & np.uint32(self.mask)
         fingerprints = wide[:, 2]
         first = hashes[:, 0].astype(np.intp)
-        same = self._lines.take(first, axis=0) == fingerprints[:, None]
-        number = first * BUCKET_SLOTS + same.argmax(axis=1)
+        # Cells of 64 bytes: nine to a bucket, of which the first is the line of fingerprints.
+        line = first * _BUCKET_CELLS
+        same = self._cells.take(line, axis=0) == fingerprints[:, None]
+        cell = line + 1 + same.argmax(axis=1)
         # Eight bools are one word: zero where the first bucket has no such fingerprint.
         rest = np.flatnonzero(same.view(np.uint64)[:, 0] == 0)
         if len(rest):
             second = hashes[rest, 1].astype(np.intp)
             second ^= (second == first[rest]) & bool(self.mask)
-            same = self._lines.take(second, axis=0) == fingerprints[rest, None]
-            number[rest] = second * BUCKET_SLOTS + same.argmax(axis=1)
+            line = second * _BUCKET_CELLS
+            same = self._cells.take(line, axis=0) == fingerprints[rest, None]
+            cell[rest] = line + 1 + same.argmax(axis=1)
         # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
-        seq = self._slots[:, 0].take(number)
-        slots = self._slots.take(number, axis=0)
+        seq = self._cells[:, 0].take(cell)
+        slots = self._cells.take(cell, axis=0)
         mine = (slots[:, 1:5] == wide).view(np.uint32)[:, 0] == _ALL_FOUR
         found = mine & ((seq & np.uint64(1)) == 0)
-        return found, (self.slots_at >> 3) + number * SLOT_WORDS, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+        at = (self.buckets_at >> 3) + cell * SLOT_WORDS
+        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
 
 class IndexWriter:
@@ -143,8 +146,7 @@ class IndexWriter:
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
         self._mask = geometry.bucket_count - 1
-        self._line_words = geometry.fingerprints_at >> 3
-        self._slot_words = geometry.slots_at >> 3
+        self._buckets_at = geometry.buckets_at >> 3
         self._mend_lines()
         self._filled = self._count_filled()
 
@@ -152,8 +154,7 @@ class IndexWriter:
     def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
         """An empty index over zeroed `memory` (its own where none is given): every slot's seq becomes 1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
-        slots = np.frombuffer(memory, "u8", geometry.slot_count * SLOT_WORDS, geometry.slots_at)
-        slots[::SLOT_WORDS] = 1
+        _slots(_cells(memory, geometry))[:, :, 0] = 1
         return cls(memory, geometry)
 
     def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, image_bytes: int) -> int | None:
@@ -167,7 +168,7 @@ class IndexWriter:
         if self._filled[bucket] == BUCKET_SLOTS:
             return None
         for slot in range(bucket * BUCKET_SLOTS, (bucket + 1) * BUCKET_SLOTS):
-            at = self._slot_words + slot * SLOT_WORDS
+            at = self._slot_at(slot)
             if not self._words[at + _SPAN]:
                 assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
                 _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
@@ -181,29 +182,29 @@ class IndexWriter:
 
     def publish(self, slot: int) -> None:
         """Shows the reserved (or unpublished) slot to readers."""
-        at = self._slot_words + slot * SLOT_WORDS
+        at = self._slot_at(slot)
         seq = self._words[at]
         assert seq & 1 and self._words[at + _SPAN], f"slot {slot} with seq {seq} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before; x86-64 keeps stores in order, so who
         # sees the even seq sees them. ARM needs a release store here.
         self._words[at] = seq + 1
-        self._words[self._line_words + slot] = self._words[at + 3]
+        self._words[self._fingerprint_at(slot)] = self._words[at + 3]
 
     republish = publish
 
     def unpublish(self, slot: int) -> None:
         """Hides a published slot. Its span stays allocated until `release`."""
-        at = self._slot_words + slot * SLOT_WORDS
+        at = self._slot_at(slot)
         seq = self._words[at]
         assert not seq & 1, f"slot {slot} with seq {seq} is not published"
         # SYNC POINT: this store must be seen by every reader before its lane is scanned; the fence between them
         # (fence.py) orders the reader's "publish pin, load seq" against our "store seq, scan lanes".
         self._words[at] = seq + 1
-        self._words[self._line_words + slot] = 0
+        self._words[self._fingerprint_at(slot)] = 0
 
     def release(self, slot: int) -> None:
         """Frees a slot whose span nobody can reach any more."""
-        at = self._slot_words + slot * SLOT_WORDS
+        at = self._slot_at(slot)
         assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
         self._words[at + _SPAN] = 0
         self._words[(self.geometry.uses_at >> 3) + slot] = 0
@@ -211,7 +212,7 @@ class IndexWriter:
 
     def mark(self, slot: int, *, unverified: bool) -> None:
         """Sets or clears the flag that makes readers check the span's checksum first. One word, so seq may stay."""
-        at = self._slot_words + slot * SLOT_WORDS + _PLACE
+        at = self._slot_at(slot) + _PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def candidates(self, key: bytes) -> list[int]:
@@ -221,14 +222,14 @@ class IndexWriter:
 
     def read(self, slot: int) -> Slot:
         """What the slot holds, published or not."""
-        at = (self._slot_words + slot * SLOT_WORDS) * 8
+        at = self._slot_at(slot) * 8
         seq, key, span, place, image_bytes = SLOT.unpack_from(self._memory, at)
         unverified = bool(place & PLACE_UNVERIFIED)
         return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in order of their numbers."""
-        for number in np.flatnonzero(self._table()[:, _SPAN]):
+        for number in np.flatnonzero(_slots(_cells(self._memory, self.geometry))[:, :, _SPAN]):
             yield self.read(int(number))
 
     def check_invariants(self) -> None:
@@ -237,7 +238,7 @@ class IndexWriter:
         filled = [0] * self.geometry.bucket_count
         for slot in self.slots():
             filled[slot.number // BUCKET_SLOTS] += 1
-            fingerprint = self._words[self._line_words + slot.number]
+            fingerprint = self._words[self._fingerprint_at(slot.number)]
             assert slot.number in self.candidates(slot.key), f"slot {slot.number} is in no bucket of its key"
             assert not slot.offset % ALIGN_BYTES
             if slot.published:
@@ -252,23 +253,38 @@ class IndexWriter:
         first, second, _ = KEY_HASHES.unpack(key)
         return first & self._mask, _second_bucket(first, second, self._mask)
 
+    def _slot_at(self, slot: int) -> int:
+        """The word at which a slot begins: behind its bucket's line of fingerprints."""
+        return self._buckets_at + (slot // BUCKET_SLOTS + slot + 1) * SLOT_WORDS
+
+    def _fingerprint_at(self, slot: int) -> int:
+        """The word that is a slot's fingerprint."""
+        return self._buckets_at + slot // BUCKET_SLOTS * _BUCKET_CELLS * SLOT_WORDS + slot % BUCKET_SLOTS
+
     def _count_filled(self) -> bytearray:
-        taken = (self._table()[:, _SPAN] != 0).reshape(-1, BUCKET_SLOTS).sum(axis=1)
+        taken = (_slots(_cells(self._memory, self.geometry))[:, :, _SPAN] != 0).sum(axis=1)
         return bytearray(taken.astype(np.uint8).tobytes())
 
     def _mend_lines(self) -> None:
         """A daemon that was killed between a seq and its fingerprint left a line that does not agree with its slot."""
-        table = self._table()
-        published = (table[:, 0] & np.uint64(1) == 0) & (table[:, _SPAN] != 0)
-        lines = np.frombuffer(self._memory, "u8", self.geometry.slot_count, self.geometry.fingerprints_at)
-        right = np.where(published, table[:, 3], np.uint64(0))
-        wrong = np.flatnonzero(lines != right)
+        cells = _cells(self._memory, self.geometry)
+        slots = _slots(cells)
+        published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, _SPAN] != 0)
+        right = np.where(published, slots[:, :, 3], np.uint64(0))
+        lines = cells[::_BUCKET_CELLS]
+        wrong = np.nonzero(lines != right)
         lines[wrong] = right[wrong]
 
-    def _table(self) -> Array:
-        """All slots as (slot_count, 8) words."""
-        count = self.geometry.slot_count
-        return np.frombuffer(self._memory, "u8", count * SLOT_WORDS, self.geometry.slots_at).reshape(-1, SLOT_WORDS)
+
+def _cells(memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> Array:
+    """All buckets as (9 × bucket_count, 8) words."""
+    words = geometry.bucket_count * _BUCKET_CELLS * SLOT_WORDS
+    return np.frombuffer(memory, "u8", words, geometry.buckets_at).reshape(-1, SLOT_WORDS)
+
+
+def _slots(cells: Array) -> Array:
+    """All slots as (bucket_count, 8, 8) words."""
+    return cells.reshape(-1, _BUCKET_CELLS, SLOT_WORDS)[:, 1:]
 
 
 def bad_key(key: object) -> BadKey:

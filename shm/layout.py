@@ -3,10 +3,10 @@
     index segment                                     ring segment
     ┌────────────────────────────┐ 0                  ┌────────────────────────────┐
     │ superblock         1 page  │                    │ span header      128 bytes │ 64-byte aligned
-    ├────────────────────────────┤ fingerprints_at    │ image: tree header, leaves │
-    │ 8 × u64 per bucket         │                    ├────────────────────────────┤
-    ├────────────────────────────┤ slots_at           │ …                          │
-    │ 8 × 64 bytes per bucket    │                    └────────────────────────────┘
+    ├────────────────────────────┤ buckets_at         │ image: tree header, leaves │
+    │ per bucket: 8 fingerprints │                    ├────────────────────────────┤
+    │ (64 bytes), 8 slots of 64  │                    │ …                          │
+    │ …                          │                    └────────────────────────────┘
     ├────────────────────────────┤ uses_at
     │ u64 per slot: uses counted │                    lane segment
     └────────────────────────────┘                    ┌────────────────────────────┐ 0
@@ -40,6 +40,9 @@ NAMESPACE_TAG_BYTES: Final = 8
 BUCKET_SLOTS: Final = 8
 SLOT_BYTES: Final = 64
 SLOT_WORDS: Final = SLOT_BYTES // 8
+# A bucket's fingerprints stand before its slots and not in a table of their own: a lookup in a large index then
+# touches one page instead of two.
+BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
 SPAN_HEADER_BYTES: Final = 128
 TREE_BYTES_MAX: Final = 65_472
@@ -55,7 +58,7 @@ _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
-_SUPERBLOCK: Final = struct.Struct("@10Q")
+_SUPERBLOCK: Final = struct.Struct("@9Q")
 _SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddI4x")
 _LANE_HEADER: Final = struct.Struct("@QQQ?")
 
@@ -108,16 +111,12 @@ class IndexGeometry:
         return self.bucket_count * BUCKET_SLOTS
 
     @property
-    def fingerprints_at(self) -> int:
+    def buckets_at(self) -> int:
         return PAGE_BYTES
 
     @property
-    def slots_at(self) -> int:
-        return self.fingerprints_at + self.slot_count * 8
-
-    @property
     def uses_at(self) -> int:
-        return self.slots_at + self.slot_count * SLOT_BYTES
+        return self.buckets_at + self.bucket_count * BUCKET_BYTES
 
     @property
     def index_bytes(self) -> int:
@@ -145,8 +144,7 @@ class Superblock:
             self.epoch,
             self.ring_bytes,
             g.bucket_count,
-            g.fingerprints_at,
-            g.slots_at,
+            g.buckets_at,
             g.uses_at,
             g.index_bytes,
         )
@@ -174,8 +172,7 @@ class Superblock:
             raise LayoutMismatch(f"the superblock names {buckets} buckets, which is no power of two")
         geometry = IndexGeometry(buckets)
         expected = [
-            geometry.fingerprints_at,
-            geometry.slots_at,
+            geometry.buckets_at,
             geometry.uses_at,
             geometry.index_bytes,
         ]

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.errors import BadKey
 from tensord.shm.index import IndexReader, IndexWriter
-from tensord.shm.layout import SLOT_WORDS, IndexGeometry
+from tensord.shm.layout import IndexGeometry
 
 from ..memory_bench import key
 
@@ -252,7 +252,7 @@ def test_a_span_id_is_stored_last_so_that_a_slot_that_has_one_is_whole() -> None
     writer._words = watched  # type: ignore[assignment]
     slot = writer.reserve(key(1), 11, 640, 9, 100)
     assert slot is not None
-    spans_at = (writer.geometry.slots_at >> 3) + slot * SLOT_WORDS + 5
+    spans_at = writer._slot_at(slot) + 5
     before = np.frombuffer(watched.moments[-2], "u8")
     after = np.frombuffer(watched.moments[-1], "u8")
     assert (before[spans_at], after[spans_at]) == (0, 11)

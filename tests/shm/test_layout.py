@@ -20,11 +20,10 @@ TIMES = st.floats(0, 4e9)
 def test_an_index_is_at_most_two_thirds_full_and_its_parts_do_not_overlap(max_entries: int) -> None:
     geometry = IndexGeometry.for_entries(max_entries)
     assert geometry.slot_count * 2 >= max_entries * 3 or geometry.slot_count == 8
-    assert geometry.fingerprints_at >= layout.PAGE_BYTES
-    assert geometry.slots_at == geometry.fingerprints_at + 8 * geometry.slot_count
-    assert geometry.uses_at == geometry.slots_at + 64 * geometry.slot_count
+    assert geometry.buckets_at >= layout.PAGE_BYTES
+    assert geometry.uses_at == geometry.buckets_at + (64 + 8) * geometry.slot_count
     assert geometry.index_bytes >= geometry.uses_at + 8 * geometry.slot_count
-    assert not geometry.slots_at % 64
+    assert not geometry.buckets_at % 64
     assert not geometry.index_bytes % layout.PAGE_BYTES
 
 
