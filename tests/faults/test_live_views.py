@@ -277,7 +277,7 @@ def forks_without_views(stage: Stage, socket: Path) -> None:
 def test_a_fork_without_views_leaves_the_parent_as_it_was_and_attaches_the_child_anew(small: Daemon) -> None:
     with Child(forks_without_views, small.socket) as child:
         assert child.hear() == "held by the forked process"
-        assert small.status()["lanes"] == 2
+        small.until(lambda s: s["lanes"] == 2, "a lane for each side")
         overwrite(small)
         child.tell()
         assert child.hear() is True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tensord
+from tensord.errors import StoreFull
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from .payloads import is_payload, key, payload
@@ -63,7 +64,8 @@ class Crowd:
         for _ in range(400):
             number = random.randrange(NUMBERS)
             put = self.client.put(key(number), payload(number, size_of(number)), timeout_s=PATIENCE_S)
-            assert put.state in ("sent", "stored", "existed"), put
+            # What is pinned and on its way may fill the ring for a moment; then it says so.
+            assert put.state in ("sent", "stored", "existed") or isinstance(put.error, StoreFull), put
 
     def reads(self, seed: int) -> None:
         random = Random(seed)
@@ -78,20 +80,21 @@ class Crowd:
             if len(held) > 8:
                 known, view = held.pop(random.randrange(len(held)))
                 assert is_payload(view, known)
-                self.shared.append((known, view))
+                if len(self.shared) < 20:
+                    self.shared.append((known, view))
 
     def releases(self, seed: int) -> None:
         """Drops what the readers held, in another thread than they got it in."""
         random = Random(seed)
         for _ in range(1500):
-            if len(self.shared) > 20:
+            if len(self.shared) > 10:
                 known, view = self.shared.pop(random.randrange(10))
                 assert is_payload(view, known)
 
     def batches(self, seed: int) -> None:
         random = Random(seed)
         for _ in range(60):
-            numbers = random.sample(range(NUMBERS), 50)
+            numbers = random.sample(range(NUMBERS), 20)
             with self.client.get_many([key(number) for number in numbers]) as batch:
                 for number, lease in zip(numbers, batch, strict=True):
                     assert lease is None or is_payload(lease.tree, number)
