@@ -20,7 +20,7 @@ from typing import Any, Final
 from ..errors import BadConfiguration
 from ..ipc import places
 from ..shm import segments
-from .sections import DAY_S, GIB, MIB, TIB, Limits, Log, Memory, Queues
+from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues
 from .settings import (
     COUNT,
     DURATION,
@@ -42,6 +42,8 @@ CONFIG_VARIABLE: Final = "TENSORD_CONFIG"
 SYSTEM_FILE: Final = Path("/etc/tensord/tensord.toml")
 USER_FILE: Final = "tensord/tensord.toml"
 RING_BYTES_MIN: Final = 1 * MIB
+ENTRIES_MIN: Final = 1024
+BYTES_PER_ENTRY: Final = 16 * KIB
 
 
 def _instance(given: Any) -> str:
@@ -118,7 +120,11 @@ class Config:
         derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm",
     )
     max_entries: int = setting(
-        COUNT, "entries at most; the index is made for so many", 131_072, low=16, high=1 << 28
+        COUNT,
+        "entries at most; the index is made for so many",
+        low=16,
+        high=1 << 28,
+        derived="one for every 16KiB of the ring, at least 1024",
     )
     max_bytes: int | None = setting(
         SIZE,
@@ -280,9 +286,13 @@ def _derived(
     if available_bytes is None:
         available_bytes = segments.available_bytes()
     room_bytes = min(4 * GIB, available_bytes // 4, segments.shm_free_bytes() // 2)
+    ring_bytes = max(RING_BYTES_MIN, room_bytes // MIB * MIB)
+    given_bytes = ring_bytes if values["ring_bytes"] is dataclasses.MISSING else values["ring_bytes"]
     return {
         "instance": usual,
         "socket": str(folder / places.CONTROL_NAME),
         "status_socket": str(status_folder / places.STATUS_NAME),
-        "ring_bytes": max(RING_BYTES_MIN, room_bytes // MIB * MIB),
+        "ring_bytes": ring_bytes,
+        # A larger index costs a lookup more pages to walk through than it will ever have entries.
+        "max_entries": max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY),
     }
