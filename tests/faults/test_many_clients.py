@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,9 +32,9 @@ def own_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def eight_clients(stage: Stage, socket: Path, number: int) -> int:
+def eight_clients(stage: Stage, path: Path, number: int) -> int:
     """Eight clients in one process, each with a put of its own, and views of everybody's."""
-    clients = [tensord.Client(socket, timeout_s=PATIENCE_S) for _ in range(8)]
+    clients = [tensord.Client(path, timeout_s=PATIENCE_S) for _ in range(8)]
     right = 0
     for at, client in enumerate(clients):
         mine = number * 8 + at
@@ -69,7 +70,7 @@ def test_64_clients_at_once_are_all_served(small: Daemon) -> None:
             child.wait()
     small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes_bytes"] == 0, "all to be gone")
     assert not small.lanes()
-    until(lambda: small.descriptors() == descriptors, "its descriptors to be closed")
+    until(lambda: small.descriptors() <= descriptors, "its descriptors to be closed")
 
 
 def test_ten_thousand_clients_one_after_another_leave_nothing(small: Daemon) -> None:
@@ -81,19 +82,21 @@ def test_ten_thousand_clients_one_after_another_leave_nothing(small: Daemon) -> 
         # Now and then one comes with an inbox, too.
         RawClient(small.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
     small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes_bytes"] == 0, "the last to be gone")
-    until(lambda: small.descriptors() == there, "the daemon's descriptors to be closed")
+    until(lambda: small.descriptors() <= there, "the daemon's descriptors to be closed")
     assert own_descriptors() == here
     assert not small.lanes()
     assert small.memory_bytes() - held < GROWTH_BYTES_MAX
 
 
-def test_connections_that_never_say_hello_leave_nothing(small: Daemon) -> None:
+def test_connections_that_say_nothing_or_never_attach_leave_nothing(small: Daemon) -> None:
     small.status()
     before = small.descriptors()
     for _ in range(300):
         RawClient(small.socket, attach=False).close()
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(small.socket))
     small.until(lambda s: s["clients"] == 0, "them to be gone")
-    until(lambda: small.descriptors() == before, "the daemon's descriptors to be closed")
+    until(lambda: small.descriptors() <= before, "the daemon's descriptors to be closed")
 
 
 def churn(small: Daemon, client: tensord.Client, first: int, how_many: int) -> None:
