@@ -55,6 +55,8 @@ class Session:
             if joined:
                 async for message, fds in self._channel:
                     await self._pass_on(message, fds)
+            if self._channel.failure is not None:
+                raise self._channel.failure
         except ProtocolError as error:
             _log.warning("client told off", client=self._client, pid=self._peer.pid, why=str(error))
         except (TensordError, OSError) as error:

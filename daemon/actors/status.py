@@ -79,6 +79,8 @@ class StatusSession:
                 self._channel.send(await self._answer(message))
                 if isinstance(message, messages.Watch) and watching is None:
                     watching = asyncio.create_task(self._tell_events())
+            if self._channel.failure is not None:
+                raise self._channel.failure
         except ProtocolError as error:
             _log.warning("reader told off", why=str(error))
         except (TensordError, OSError) as error:

@@ -121,3 +121,15 @@ def test_the_daemons_memory_does_not_grow_with_the_entries_it_has_seen() -> None
         status = daemon.status()["store"]
         assert status["entries"] <= 512 and status["namespaces"] <= 513
         assert daemon.memory_bytes() - held < GROWTH_BYTES_MAX
+
+
+@pytest.mark.parametrize("which", ["socket", "status_socket"])
+def test_who_breaks_the_rules_is_told_so_and_shown_in_the_log(small: Daemon, which: str) -> None:
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.settimeout(PATIENCE_S)
+        rude.connect(str(getattr(small, which)))
+        rude.sendall(b"\xc1 is no msgpack")
+        assert b"BadMessage" in rude.recv(4096)
+        assert rude.recv(4096) == b"", "and hung up on"
+    until(lambda: "told off" in small.log, "a line in the log")
+    assert small.client().connected
