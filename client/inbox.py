@@ -12,6 +12,8 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from mmap import mmap
 from typing import Any, Final
 from weakref import ref
@@ -50,6 +52,15 @@ class Region:
         self._watch = ref(memory, lambda _: collected.append(self))
         self.memory = None
         return memory
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the region for whoever writes it, though the daemon may need it no more before they have finished."""
+        self.inbox.hold(self)
+        try:
+            yield
+        finally:
+            self.inbox.let_go(self)
 
     def abandon_from_finalizer(self) -> None:
         """`release` without a lock: it takes effect when the inbox is next looked at."""
@@ -95,6 +106,12 @@ class Inbox:
                 if remaining <= 0:
                     return None
                 self._changed.wait(min(remaining, _LOOK_EVERY_S))
+
+    def hold(self, region: Region) -> None:
+        """Somebody else needs a region that is held already."""
+        with self._changed:
+            assert region._held
+            region._held += 1
 
     def let_go(self, region: Region) -> None:
         """One of a region's holders needs it no more."""

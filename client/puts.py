@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
-import numpy as np
-
 from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
 from ..shm.layout import aligned
@@ -112,14 +110,13 @@ class Puts:
             # A payload that takes more than half of the inbox is streamed through it.
             streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
             pending = self._begin(
-                put, inbox, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline
+                put, inbox, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline, streamed=streamed
             )
         except TensordError as error:
             put.settle(_state_for(error), error)
             return put
         try:
             if streamed:
-                pending.whole = False
                 self._stream(pending, image, inbox, deadline)
             else:
                 self._copy(pending, image, inbox, deadline)
@@ -231,6 +228,7 @@ class Puts:
                 pending.commit.tree_bytes,
                 pending.commit.tokens,
                 pending.commit.ttl_s,
+                acks=False,
             )
             send(pending.commit, *pending.parts)
 
@@ -298,9 +296,13 @@ class Puts:
         ttl_s: float | None,
         claim: int | None,
         deadline: float,
+        *,
+        streamed: bool = False,
     ) -> Pending:
-        commit = messages.Commit(self._next_id(), put.key, image_bytes, tree_bytes, tokens, ttl_s, claim)
-        pending = Pending(put, commit, {})
+        commit = messages.Commit(
+            self._next_id(), put.key, image_bytes, tree_bytes, tokens, ttl_s, claim, acks=streamed
+        )
+        pending = Pending(put, commit, {}, whole=not streamed)
         most = self.limits.commits_in_flight_max
         with self._lock:
             if not self._lock.wait_for(lambda: len(self._pending) < most, max(0.0, deadline - time.monotonic())):
@@ -324,41 +326,48 @@ class Puts:
         return region
 
     def _copy(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
-        region = self._region(inbox, image.image_bytes, deadline)
-        if not self._hold(pending, region):
-            return
-        memory = region.memory
-        assert memory is not None
-        number = pending.commit.id
+        """One region for the whole image. Only what fits in one part waits with its Commit until it is copied."""
         size_bytes = image.image_bytes
-        if size_bytes <= PART_BYTES:
-            image.write_into(memory)
-            pending.parts.append(messages.Part(number, region.offset, size_bytes, True))
-            self._send(pending.commit, *pending.parts)
-            return
-        for start in range(0, size_bytes, PART_BYTES):
-            stop = min(start + PART_BYTES, size_bytes)
-            image.write_range(memory[start:stop], start, stop)
-            part = messages.Part(number, region.offset + start, stop - start, stop == size_bytes)
-            pending.parts.append(part)
-            if start:
-                self._send(part)
-            else:
-                self._send(pending.commit, part)
+        if size_bytes > PART_BYTES:
+            # The daemon finds room while we copy the first part.
+            self._send(pending.commit)
+        region = self._region(inbox, size_bytes, deadline)
+        with region.held():
+            memory = region.memory
+            assert memory is not None
+            if not self._hold(pending, region):
+                self._send(messages.Part(pending.commit.id, 0, size_bytes, True))
+                return
+            for start in range(0, size_bytes, PART_BYTES):
+                stop = min(start + PART_BYTES, size_bytes)
+                if pending.put.state != "sent":
+                    # It ended: the daemon wants the rest announced, and not to have it.
+                    self._send(messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True))
+                    return
+                image.write_range(memory[start:stop], start, stop)
+                part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
+                pending.parts.append(part)
+                if size_bytes > PART_BYTES:
+                    self._send(part)
+                else:
+                    self._send(pending.commit, part)
 
     def _stream(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
+        """A region for each part, which is free again when the daemon has copied it."""
         self._send(pending.commit)
         size_bytes = image.image_bytes
         part_bytes = min(PART_BYTES, inbox.size_bytes // 4)
         for start in range(0, size_bytes, part_bytes):
             stop = min(start + part_bytes, size_bytes)
             region = self._region(inbox, stop - start, deadline)
-            if not self._hold(pending, region):
-                return
-            memory: np.ndarray[Any, Any] | None = region.memory
-            assert memory is not None
-            image.write_range(memory, start, stop)
-            self._send(messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes))
+            with region.held():
+                memory = region.memory
+                assert memory is not None
+                if not self._hold(pending, region):
+                    self._send(messages.Part(pending.commit.id, 0, size_bytes - start, True))
+                    return
+                image.write_range(memory, start, stop)
+                self._send(messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes))
 
     def _hold(self, pending: Pending, region: Region) -> bool:
         """Gives the put a region, to be released with it; False where the put has ended meanwhile."""

@@ -78,7 +78,10 @@ class OpenInbox(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Begins a put; one or more Parts of the same id follow, `image_bytes` in sum."""
+    """Begins a put; one or more Parts of the same id follow, `image_bytes` in sum.
+
+    `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
+    """
 
     id: Id
     key: Key
@@ -87,6 +90,7 @@ class Commit(Message, frozen=True):
     tokens: Count = 0
     ttl_s: Seconds | None = None
     claim: Token | None = None
+    acks: bool = True
 
 
 class Part(Message, frozen=True):

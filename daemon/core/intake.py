@@ -5,9 +5,9 @@
 
 Owns the decisions about puts; memory, room, claims and tenure do their parts of it.
 
-Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part by exactly one
-PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves; puts get
-their room in the order in which they came (but those that wait for the ring to grow let others pass).
+Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part of one with `acks` by
+exactly one PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves;
+puts get their room in the order in which they came (but those that wait for the ring to grow let others pass).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Intake:
         """A part is in the ring, or could not be copied."""
         put = self.puts.number(event.put_id)
         inbox_offset = put.copying.popleft()
-        self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
+        self._acknowledge(put, inbox_offset)
         if put.stage is Stage.ENDING:
             if not put.copying:
                 self._discard(put)
@@ -194,7 +194,7 @@ class Intake:
     def refuse(self, put: Put, error: TensordError) -> None:
         """Answers a put with an error, and lets go of what it has."""
         for part in put.parts:
-            self._outbox.send(put.client, messages.PartCopied(put.commit.id, part.inbox_offset))
+            self._acknowledge(put, part.inbox_offset)
         self._refused(put.client, put.commit, error)
         self._end(put)
 
@@ -215,7 +215,7 @@ class Intake:
         if stored is None:
             return False
         for part in put.parts:
-            self._outbox.send(put.client, messages.PartCopied(put.commit.id, part.inbox_offset))
+            self._acknowledge(put, part.inbox_offset)
         self._existed(put, now)
         return True
 
@@ -318,6 +318,10 @@ class Intake:
         self._outbox.send(client, messages.Committed(commit.id, "refused", body))
         if commit.claim is not None:
             self._outbox.tell(self._claims.refused(commit.claim, client, commit.key))
+
+    def _acknowledge(self, put: Put, inbox_offset: int) -> None:
+        if put.commit.acks:
+            self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
     def _end(self, put: Put) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
