@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
@@ -19,7 +19,7 @@ from ..shm.tree import Image
 from .inbox import Inbox, Region
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
-PART_BYTES: Final = 2 << 20
+PART_BYTES: Final = 4 << 20
 
 PutState = Literal["sent", "stored", "existed", "refused", "lost"]
 
@@ -328,7 +328,7 @@ class Puts:
     def _copy(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
         """One region for the whole image. Only what fits in one part waits with its Commit until it is copied."""
         size_bytes = image.image_bytes
-        if size_bytes > PART_BYTES:
+        if size_bytes >= 2 * PART_BYTES:
             # The daemon finds room while we copy the first part.
             self._send(pending.commit)
         region = self._region(inbox, size_bytes, deadline)
@@ -338,8 +338,7 @@ class Puts:
             if not self._hold(pending, region):
                 self._send(messages.Part(pending.commit.id, 0, size_bytes, True))
                 return
-            for start in range(0, size_bytes, PART_BYTES):
-                stop = min(start + PART_BYTES, size_bytes)
+            for start, stop in _parts(size_bytes, PART_BYTES):
                 if pending.put.state != "sent":
                     # It ended: the daemon wants the rest announced, and not to have it.
                     self._send(messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True))
@@ -347,7 +346,7 @@ class Puts:
                 image.write_range(memory[start:stop], start, stop)
                 part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
                 pending.parts.append(part)
-                if size_bytes > PART_BYTES:
+                if size_bytes >= 2 * PART_BYTES:
                     self._send(part)
                 else:
                     self._send(pending.commit, part)
@@ -356,9 +355,8 @@ class Puts:
         """A region for each part, which is free again when the daemon has copied it."""
         self._send(pending.commit)
         size_bytes = image.image_bytes
-        part_bytes = min(PART_BYTES, inbox.size_bytes // 4)
-        for start in range(0, size_bytes, part_bytes):
-            stop = min(start + part_bytes, size_bytes)
+        part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
+        for start, stop in _parts(size_bytes, part_bytes):
             region = self._region(inbox, stop - start, deadline)
             with region.held():
                 memory = region.memory
@@ -387,6 +385,14 @@ class Puts:
         for region in regions.values():
             region.release()
         pending.put.settle(state, error)
+
+
+def _parts(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Stretches of about `part_bytes`, none much smaller: a last part of a few bytes would cost as much as a large."""
+    count = max(1, size_bytes // part_bytes)
+    step = aligned(-(-size_bytes // count))
+    for start in range(0, size_bytes, step):
+        yield start, min(start + step, size_bytes)
 
 
 def _state_for(error: TensordError) -> PutState:
