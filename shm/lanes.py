@@ -185,7 +185,7 @@ def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
 @dataclass(frozen=True, slots=True)
 class Drained:
     """What a lane recorded since it was last drained: `span_ids` of hits in order, (n,) uint64; how many records were
-    `lost`, overwritten before they were read; and how many lookups found nothing."""
+    `lost`, overwritten or left out before they were read; and how many lookups found nothing."""
 
     span_ids: Array
     lost: int
@@ -220,8 +220,8 @@ class LaneReader:
         self.pinned = len(found)
         return found
 
-    def drain(self) -> Drained | None:
-        """What was recorded since the last call; None if nothing was."""
+    def drain(self, most: int = LANE_LOG_WORDS) -> Drained | None:
+        """What was recorded since the last call, the latest `most` of it; None if nothing was."""
         header = self._header
         if os.preadv(self._fd, [header.data], 0) < header.nbytes:
             return None
@@ -231,7 +231,7 @@ class LaneReader:
         # Two threads may store their heads in the wrong order, so it can seem to go back; the next record mends it.
         if fresh <= 0 and misses <= 0:
             return None
-        kept = max(0, min(fresh, LANE_LOG_WORDS))
+        kept = max(0, min(fresh, most, LANE_LOG_WORDS))
         log = np.zeros(LANE_LOG_WORDS, np.uint64)
         os.preadv(self._fd, [log.data], LOG_AT * 8)
         ids = log.take(np.arange(self.hits - kept, self.hits), mode="wrap")
