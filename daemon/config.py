@@ -43,6 +43,7 @@ SYSTEM_FILE: Final = Path("/etc/tensord/tensord.toml")
 USER_FILE: Final = "tensord/tensord.toml"
 RING_BYTES_MIN: Final = 1 * MIB
 ENTRIES_MIN: Final = 1024
+ENTRIES_MAX: Final = 1 << 28
 BYTES_PER_ENTRY: Final = 16 * KIB
 
 
@@ -123,7 +124,7 @@ class Config:
         COUNT,
         "entries at most; the index is made for so many",
         low=16,
-        high=1 << 28,
+        high=ENTRIES_MAX,
         derived="one for every 16KiB of the ring, at least 1024",
     )
     max_bytes: int | None = setting(
@@ -294,5 +295,5 @@ def _derived(
         "status_socket": str(status_folder / places.STATUS_NAME),
         "ring_bytes": ring_bytes,
         # A larger index costs a lookup more pages to walk through than it will ever have entries.
-        "max_entries": max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY),
+        "max_entries": min(max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY), ENTRIES_MAX),
     }
