@@ -42,9 +42,9 @@ CONFIG_VARIABLE: Final = "TENSORD_CONFIG"
 SYSTEM_FILE: Final = Path("/etc/tensord/tensord.toml")
 USER_FILE: Final = "tensord/tensord.toml"
 RING_BYTES_MIN: Final = 1 * MIB
-ENTRIES_MIN: Final = 1024
+ENTRIES_MIN: Final = 4096
 ENTRIES_MAX: Final = 1 << 28
-BYTES_PER_ENTRY: Final = 16 * KIB
+BYTES_PER_ENTRY: Final = 64 * KIB
 
 
 def _instance(given: Any) -> str:
@@ -125,7 +125,7 @@ class Config:
         "entries at most; the index is made for so many",
         low=16,
         high=ENTRIES_MAX,
-        derived="one for every 16KiB of the ring, at least 1024",
+        derived="one for every 64KiB of the ring, at least 4096",
     )
     max_bytes: int | None = setting(
         SIZE,

@@ -26,7 +26,7 @@ _DERIVED: Final = {
     "socket": "/run/tensord/control.sock",
     "status_socket": "/run/tensord/status.sock",
     "ring_bytes": "4GiB",
-    "max_entries": "262144",
+    "max_entries": "65536",
 }
 """What the example file shows of the settings that have no fixed default."""
 
