@@ -39,9 +39,10 @@ from .words import (
 # How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
 _TURN_MESSAGES: Final = 64
 _DRAIN_EVERY_S: Final = 0.1
-# Of one lane at a time. A client that reads faster than 10,000 times a second is sampled, by what it read last: to know
-# its every read better would cost everybody else their turn.
-_DRAIN_RECORDS: Final = 1024
+# Of all lanes together. Clients that read faster are sampled, by what they read last: to know their every read better
+# would cost everybody else their turn.
+_DRAIN_RECORDS: Final = 4096
+_DRAIN_RECORDS_MIN: Final = 64
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 _log = logger("store")
@@ -165,8 +166,10 @@ class StoreActor:
         return await asyncio.to_thread(self._memory.pins)
 
     async def _drain(self) -> None:
-        for lane in self._memory.lanes:
-            drained = lane.reader.drain(_DRAIN_RECORDS)
+        lanes = self._memory.lanes
+        most = max(_DRAIN_RECORDS // max(1, len(lanes)), _DRAIN_RECORDS_MIN)
+        for lane in lanes:
+            drained = lane.reader.drain(most)
             if drained is not None:
                 await self._handle(events.Accessed(drained.span_ids.tolist(), drained.misses, drained.lost))
                 await asyncio.sleep(0)
