@@ -189,7 +189,7 @@ class _Daemon:
             _log.info(
                 "serving",
                 instance=config.instance,
-                socket=str(config.socket),
+                socket=sockets.control.getsockname(),
                 ring_bytes=ring_bytes,
                 epoch=memory.superblock.epoch,
                 recovered=memory.recovered,
