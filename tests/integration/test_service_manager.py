@@ -20,10 +20,10 @@ from ..daemon_process import PATIENCE_S
 
 # What a service manager does between fork and exec: the sockets become 3 and 4, the process id is named.
 _AS_MANAGER: Final = """
-import os, sys
-control, status = int(sys.argv[1]), int(sys.argv[2])
-for there, fd in ((os.dup(control), 3), (os.dup(status), 4)):
-    os.dup2(there, fd, inheritable=True)
+import fcntl, os, sys
+control, status = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 32) for fd in sys.argv[1:3])
+os.dup2(control, 3, inheritable=True)
+os.dup2(status, 4, inheritable=True)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2", LISTEN_FDNAMES="control:status")
 os.execv(sys.executable, [sys.executable, "-m", "tensord.daemon", *sys.argv[3:]])
 """
@@ -51,9 +51,9 @@ def managed(folder: Path, instance: str) -> Iterator[tuple[subprocess.Popen[byte
     manager.settimeout(PATIENCE_S)
     with manager, listening(folder / "control.sock") as control, listening(folder / "status.sock") as status:
         environ = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "200000"}
+        flags = ["--instance", instance, "--ring-bytes", "4MiB", "--log-level", "error"]
         process = subprocess.Popen(
-            [sys.executable, "-c", _AS_MANAGER, str(control.fileno()), str(status.fileno())]
-            + ["--instance", instance, "--ring-bytes", "4MiB", "--log-level", "error"],
+            [sys.executable, "-c", _AS_MANAGER, str(control.fileno()), str(status.fileno()), *flags],
             env=environ,
             pass_fds=(control.fileno(), status.fileno()),
         )
