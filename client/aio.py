@@ -20,7 +20,8 @@ from .cache import TIMEOUT_S, Client, Keys
 from .lease import Batch, Lease
 from .namespace import Namespace
 from .once import Answer, Compute, Store, Tally
-from .puts import Put, Reservation
+from .puts import Put
+from .reservation import Reservation
 from .view import Entry
 
 Value = TypeVar("Value")

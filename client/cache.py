@@ -33,7 +33,8 @@ from .lease import Batch, Lease
 from .link import Link
 from .namespace import Namespace
 from .once import Answer, Compute, Steps, Store, Tally, compute_once
-from .puts import Put, Reservation
+from .puts import Put
+from .reservation import Reservation
 from .view import Entry, View
 
 Value = TypeVar("Value")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
@@ -397,43 +397,3 @@ def _parts(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
 
 def _state_for(error: TensordError) -> PutState:
     return "lost" if isinstance(error, Unavailable) else "refused"
-
-
-class Reservation:
-    """Arrays in the inbox, to be filled in place and committed without another copy on this side.
-
-    `tree` has writable numpy arrays for leaves. They may be written until `commit`; what is written later reaches
-    either this entry, while it is being copied, or nobody.
-    """
-
-    __slots__ = ("_commit", "_region", "tree")
-
-    def __init__(self, tree: Any, region: Region, commit: Callable[..., Put]) -> None:
-        self.tree = tree
-        self._region: Region | None = region
-        self._commit = commit
-
-    def commit(
-        self, key: bytes, *, tokens: int = 0, ttl_s: float | None = None, wait: bool = False, timeout_s: float = 5.0
-    ) -> Put:
-        """Hands the arrays over as the payload of `key`. See `Client.put`.
-
-        Raises:
-            ValueError: it was committed or abandoned before.
-        """
-        region, self._region, self.tree = self._region, None, None
-        if region is None:
-            raise ValueError("this reservation was committed or abandoned before; reserve again")
-        return self._commit(region, key, tokens=tokens, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
-
-    def abandon(self) -> None:
-        """Gives the memory back once no array of it lives."""
-        region, self._region, self.tree = self._region, None, None
-        if region is not None:
-            region.release()
-
-    def __del__(self) -> None:
-        # A finalizer takes no lock: the inbox sweeps what stands here.
-        region = self._region
-        if region is not None:
-            region.abandon_from_finalizer()

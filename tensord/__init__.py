@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .client.lease import Lease as Lease
     from .client.namespace import Namespace as Namespace
     from .client.puts import Put as Put
-    from .client.puts import Reservation as Reservation
+    from .client.reservation import Reservation as Reservation
     from .client.view import Entry as Entry
     from .errors import TensordError as TensordError
     from .shm.tree import Spec as Spec
@@ -27,7 +27,7 @@ _PLACES = {
     "Lease": ".client.lease",
     "Namespace": ".client.namespace",
     "Put": ".client.puts",
-    "Reservation": ".client.puts",
+    "Reservation": ".client.reservation",
     "Spec": ".shm.tree",
     "TensordError": ".errors",
 }

@@ -1,0 +1,52 @@
+"""Arrays in the inbox, for a payload that is produced where the daemon will copy it from.
+
+Owns: handing the region over exactly once, whether by commit, by abandoning it, or by being forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .inbox import Region
+from .puts import Put
+
+
+class Reservation:
+    """Arrays in the inbox, to be filled in place and committed without another copy on this side.
+
+    `tree` has writable numpy arrays for leaves. They may be written until `commit`; what is written later reaches
+    either this entry, while it is being copied, or nobody.
+    """
+
+    __slots__ = ("_commit", "_region", "tree")
+
+    def __init__(self, tree: Any, region: Region, commit: Callable[..., Put]) -> None:
+        self.tree = tree
+        self._region: Region | None = region
+        self._commit = commit
+
+    def commit(
+        self, key: bytes, *, tokens: int = 0, ttl_s: float | None = None, wait: bool = False, timeout_s: float = 5.0
+    ) -> Put:
+        """Hands the arrays over as the payload of `key`. See `Client.put`.
+
+        Raises:
+            ValueError: it was committed or abandoned before.
+        """
+        region, self._region, self.tree = self._region, None, None
+        if region is None:
+            raise ValueError("this reservation was committed or abandoned before; reserve again")
+        return self._commit(region, key, tokens=tokens, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
+
+    def abandon(self) -> None:
+        """Gives the memory back once no array of it lives."""
+        region, self._region, self.tree = self._region, None, None
+        if region is not None:
+            region.release()
+
+    def __del__(self) -> None:
+        # A finalizer takes no lock: the inbox sweeps what stands here.
+        region = self._region
+        if region is not None:
+            region.abandon_from_finalizer()
