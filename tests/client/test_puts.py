@@ -104,3 +104,18 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: in
     assert put.state == "lost"
     assert desk.used_bytes == 0
     desk.puts.close()
+
+
+def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended() -> None:
+    desk = Desk()
+    desk.answer = desk.store
+    desk.put(1000)
+    inbox = desk.puts._inbox
+    assert inbox is not None
+    region = inbox.take(INBOX_BYTES, time.monotonic() + 1)
+    assert region is not None
+    with region.held():
+        region.release()
+        assert inbox.take(64, time.monotonic()) is None
+    assert inbox.take(64, time.monotonic()) is not None
+    desk.puts.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensord.daemon.core.effects import Announce, Copy, Effect, Forget, Scan, Send
+from tensord.daemon.core.effects import Announce, Copy, Discard, Effect, Forget, Scan, Send
 from tensord.daemon.core.events import (
     ClientJoined,
     ClientLeft,
@@ -81,6 +81,8 @@ class Stand:
         self.answers: dict[int, list[Any]] = {}
         self.told: list[dict[str, Any]] = []
         self.forgotten: list[int] = []
+        self.half_copied: set[int] = set()
+        """Puts of which the copier keeps a checksum."""
 
     def make(self, ring: Ring, epoch: int) -> Store:
         policy = by_name(self.policy)
@@ -102,6 +104,9 @@ class Stand:
                 case Scan():
                     assert self.scans == 0, "two scans in flight"
                     self.scans += 1
+                case Discard(_, put_id):
+                    assert not any(copy.put_id == put_id for copy in self.copies)
+                    self.half_copied.remove(put_id)
                 case Forget(client):
                     assert client not in self.answers
                     assert not any(copy.client == client for copy in self.copies)
@@ -131,6 +136,9 @@ class Stand:
             self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
             if copy.header is not None:
                 self.headers[copy.image_offset - SPAN_HEADER_BYTES] = copy.header
+        self.half_copied.discard(put_id)
+        if error is None and not copy.last:
+            self.half_copied.add(put_id)
         checksum = 1 if copy.last and error is None else None
         self.do(Copied(copy.client, put_id, checksum, error))
 

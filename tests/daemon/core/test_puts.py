@@ -181,3 +181,23 @@ def test_a_put_is_not_overdue_while_its_copies_are(make: Make) -> None:
     stand.part(1, 1, 100, last=False)
     stand.pass_time(1000)
     assert stand.outcome(1, 1) is None
+
+
+def test_the_copier_is_told_to_forget_a_put_that_ends_between_its_parts(make: Make) -> None:
+    stand = make()
+    stand.commit(1, 1, key(1), 300)
+    stand.part(1, 1, 128, last=False)
+    stand.copy()
+    assert len(stand.half_copied) == 1
+    stand.leave(1)
+    assert stand.half_copied == set()
+
+
+def test_a_sender_that_wants_no_acknowledgements_hears_only_how_its_put_ended(make: Make) -> None:
+    stand = make()
+    stand.send(1, messages.Commit(1, key(1), 200, 20, acks=False))
+    stand.part(1, 1, 128, last=False)
+    stand.part(1, 1, 72, last=True)
+    stand.copy()
+    stand.copy()
+    assert [type(answer) for answer in stand.answers[1]] == [messages.Committed]
