@@ -103,7 +103,7 @@ class IndexGeometry:
     @classmethod
     def for_entries(cls, max_entries: int) -> IndexGeometry:
         """Room for `max_entries`, filled to two thirds at most, where two choices hardly ever overflow."""
-        slots = max(BUCKET_SLOTS, max_entries * 3 // 2)
+        slots = max(BUCKET_SLOTS, -(-max_entries * 3 // 2))
         return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length())
 
     @property
