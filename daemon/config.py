@@ -14,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import BadConfiguration
 from ..ipc import places
 from ..shm import segments
+from .governing import Device, Gauges, Metrics, Pressure, Queueing
 from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues
 from .settings import (
     COUNT,
@@ -161,6 +163,11 @@ class Config:
     memory: Memory
     limits: Limits
     queues: Queues
+    gauges: Gauges
+    pressure: Pressure
+    device: Device
+    queueing: Queueing
+    metrics: Metrics
     log: Log
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
 
@@ -230,14 +237,24 @@ class Config:
             ("limits.object_bytes_max", "ring_bytes"),
             ("limits.inbox_bytes_max", "limits.inboxes_bytes_max"),
             ("limits.claim_s", "limits.claim_s_max"),
+            ("gauges.sample_pressed_s", "gauges.sample_s"),
         ):
             if self.value(low) is not None and self.value(low) > self.value(high):
                 raise BadConfiguration(f"{self._said(low)}: must be at most {self._said(high)}")
-        if self.socket == self.status_socket:
-            raise BadConfiguration(
-                f"{self._said('status_socket')}: must differ from {self._said('socket')}"
-            )
-        for key in ("socket", "status_socket"):
+        for low, high in pairwise(("normal", "pressure", "critical", "emergency")):
+            # Two points of hysteresis between neighbours at least, or a mode could be left before it is entered.
+            if not getattr(self.pressure, low) + self.pressure.hysteresis < getattr(self.pressure, high):
+                raise BadConfiguration(
+                    f"{self._said(f'pressure.{low}')}: must be less than {self._said(f'pressure.{high}')} by more than "
+                    f"{self._said('pressure.hysteresis')}"
+                )
+        if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
+            raise BadConfiguration(f"{self._said('gauges.file')}: name the file that gauges.device or gauges.host wants")
+        sockets = ("socket", "status_socket", "metrics.socket")
+        for first, second in combinations(sockets, 2):
+            if self.value(first) == self.value(second):
+                raise BadConfiguration(f"{self._said(second)}: must differ from {self._said(first)}")
+        for key in sockets:
             path: Path = self.value(key)
             if not path.is_absolute():
                 raise BadConfiguration(f"{self._said(key)}: must be an absolute path")
@@ -293,6 +310,7 @@ def _derived(
         "instance": usual,
         "socket": str(folder / places.CONTROL_NAME),
         "status_socket": str(status_folder / places.STATUS_NAME),
+        "metrics.socket": str(status_folder / places.METRICS_NAME),
         "ring_bytes": ring_bytes,
         # A larger index costs a lookup more pages to walk through than it will ever have entries.
         "max_entries": min(max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY), ENTRIES_MAX),

@@ -1,7 +1,8 @@
 """What both sides of a socket say: every message as a frozen, typed class.
 
-Owns: names and fields, and which socket they belong to. Does not own the ranges of fields
-(`words`), how bytes become objects (`frames`), nor who may say what when (`connection`).
+Owns: names and fields (the governor's stand in `governance`), and which socket they belong to.
+Does not own the ranges of fields (`words`), how bytes become objects (`frames`), nor who may say
+what when (`connection`).
 
 On the wire a message is a msgpack map whose `type` is the class's name. Unknown fields are ignored,
 so that a field may be added without a new protocol version; an unknown `type` is told apart from a
@@ -23,6 +24,30 @@ from msgspec import Meta
 from ..errors import TensordError, from_code
 from .decode import UnknownMessage as UnknownMessage
 from .decode import decode as decode
+from .governance import AcknowledgeOrder as AcknowledgeOrder
+from .governance import AdvanceWorkflow as AdvanceWorkflow
+from .governance import DeviceOpened as DeviceOpened
+from .governance import Drill as Drill
+from .governance import Drilled as Drilled
+from .governance import EndWorkflow as EndWorkflow
+from .governance import ModeChanged as ModeChanged
+from .governance import Modes as Modes
+from .governance import OpenDevice as OpenDevice
+from .governance import Order as Order
+from .governance import ReadDevice as ReadDevice
+from .governance import Registered as Registered
+from .governance import RegisterEntry as RegisterEntry
+from .governance import RegisterWorkflow as RegisterWorkflow
+from .governance import ReleaseEntries as ReleaseEntries
+from .governance import ReleaseReservation as ReleaseReservation
+from .governance import RequestCompleted as RequestCompleted
+from .governance import RequestsArrived as RequestsArrived
+from .governance import Reserved as Reserved
+from .governance import ReserveDevice as ReserveDevice
+from .governance import Step as Step
+from .governance import Subscribe as Subscribe
+from .governance import TierState as TierState
+from .governance import UseEntries as UseEntries
 from .words import (
     ENTRIES_MAX,
     Bytes,
@@ -308,6 +333,25 @@ class Event(Message, frozen=True):
     dropped: Count = 0
 
 
+GovernorRequest = (
+    Subscribe
+    | OpenDevice
+    | RegisterEntry
+    | UseEntries
+    | ReleaseEntries
+    | AcknowledgeOrder
+    | ReserveDevice
+    | ReleaseReservation
+    | ReadDevice
+    | RegisterWorkflow
+    | AdvanceWorkflow
+    | EndWorkflow
+    | RequestsArrived
+    | RequestCompleted
+    | Drill
+)
+"""What the governor is asked; the store knows nothing of these."""
+GovernorAnswer = Modes | ModeChanged | DeviceOpened | Registered | Order | Reserved | Drilled
 ControlRequest = (
     Hello
     | Attach
@@ -324,6 +368,7 @@ ControlRequest = (
     | Pin
     | Unpin
     | Limit
+    | GovernorRequest
 )
 ControlAnswer = (
     Welcome
@@ -337,6 +382,7 @@ ControlAnswer = (
     | Pinned
     | Limited
     | Error
+    | GovernorAnswer
 )
 StatusRequest = StatusQuery | EntriesQuery | EntryQuery | ClientsQuery | HealthQuery | Watch
 StatusAnswer = Document | Event | Error

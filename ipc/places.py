@@ -28,6 +28,7 @@ CONTROL_VARIABLE: Final = "TENSORD_SOCKET"
 STATUS_VARIABLE: Final = "TENSORD_STATUS_SOCKET"
 CONTROL_NAME: Final = "control.sock"
 STATUS_NAME: Final = "status.sock"
+METRICS_NAME: Final = "metrics.sock"
 SYSTEM_FOLDER: Final = Path("/run/tensord")
 FALLBACK_FOLDER: Final = Path("/tmp")
 SOCKET_PATH_BYTES_MAX: Final = 107

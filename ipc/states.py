@@ -36,7 +36,9 @@ class State(StrEnum):
 Kind = type[Message]
 
 # These need no lane, so that a command can send them without attaching.
-UNATTACHED: Final[frozenset[Kind]] = frozenset({m.Evict, m.Touch, m.Clear, m.Invalidate, m.Limit})
+UNATTACHED: Final[frozenset[Kind]] = frozenset(
+    {m.Evict, m.Touch, m.Clear, m.Invalidate, m.Limit, *kinds(m.GovernorRequest).values()}
+)
 ATTACHED: Final[frozenset[Kind]] = frozenset(kinds(m.ControlRequest).values()) - {
     m.Hello,
     m.Attach,
@@ -93,7 +95,18 @@ ANSWERS: Final[dict[Kind, frozenset[Kind]]] = {
     m.Pin: frozenset({m.Pinned}),
     m.Unpin: COUNTS,
     m.Limit: frozenset({m.Limited}),
+    m.Subscribe: frozenset({m.Modes}),
+    m.OpenDevice: frozenset({m.DeviceOpened}),
+    m.RegisterEntry: frozenset({m.Registered}),
+    m.ReleaseEntries: COUNTS,
+    m.AcknowledgeOrder: COUNTS,
+    m.ReserveDevice: frozenset({m.Reserved}),
+    m.ReleaseReservation: COUNTS,
+    m.RegisterWorkflow: COUNTS,
+    m.AdvanceWorkflow: COUNTS,
+    m.EndWorkflow: COUNTS,
+    m.Drill: frozenset({m.Drilled}),
     **{query: frozenset({m.Document}) for query in QUERIES},
 }
 """What may answer a request; an Error may answer each. Who is not here gets no answer."""
-PUSHES: Final[frozenset[Kind]] = frozenset({m.PartCopied, m.Event})
+PUSHES: Final[frozenset[Kind]] = frozenset({m.PartCopied, m.Event, m.ModeChanged, m.Order})

@@ -5,11 +5,20 @@
     │   ├── BadKey                not 32 bytes
     │   ├── BadNamespace          a namespace without what makes two encoders' outputs differ
     │   ├── UnsupportedLeaf       a type or dtype that no payload tree can hold
-    │   └── BadConfiguration      an unknown or invalid setting
+    │   ├── BadConfiguration      an unknown or invalid setting
+    │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
+    │   ├── BadStep               a workflow that is not known, or moved backwards
+    │   ├── BadGaugeFile          a line that is no reading
+    │   └── UnknownOrder          an acknowledgement, or a reservation, that the daemon knows nothing of
     ├── Refusal                   the daemon said no; nothing changed, nothing stored was lost
     │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
     │   ├── StoreFull             no room: what is there is pinned or in flight
     │   ├── LimitReached          one of the configured limits
+    │   ├── UnderPressure         the tier is in emergency; it accepts again when that ends
+    │   ├── BelowFloor            only by evicting below the queueing floor would there be room
+    │   ├── DeviceFull            not so much of the device is free, or within its budget
+    │   ├── NoGauge               nothing is known of the device, or of how full it is
+    │   ├── OwnedElsewhere        another client has registered that key on that device
     │   ├── ClaimLost             a commit under a claim that has ended
     │   └── Invalidated           the key's namespace was invalidated meanwhile
     ├── Unavailable               nobody answered; reads are misses meanwhile
@@ -62,6 +71,22 @@ class BadConfiguration(UsageError):
     """An unknown or invalid setting."""
 
 
+class BadGraph(UsageError):
+    """A workflow's steps that have a cycle or an unknown dependency."""
+
+
+class BadStep(UsageError):
+    """A workflow that nobody registered, or that would move backwards."""
+
+
+class BadGaugeFile(UsageError):
+    """A line of a gauge file that is no reading; the message names line and field."""
+
+
+class UnknownOrder(UsageError):
+    """An acknowledgement or a reservation that the daemon knows nothing of; nothing has changed."""
+
+
 class Refusal(TensordError):
     """The daemon said no; nothing changed, and nothing stored was lost."""
 
@@ -76,6 +101,26 @@ class StoreFull(Refusal):
 
 class LimitReached(Refusal):
     """One of the configured limits; the message names it."""
+
+
+class UnderPressure(Refusal):
+    """The tier is in emergency: nothing new is taken in until that ends."""
+
+
+class BelowFloor(Refusal):
+    """Only by evicting below the queueing floor would there be room."""
+
+
+class DeviceFull(Refusal):
+    """Not so much of the device is free, or left of its budget."""
+
+
+class NoGauge(Refusal):
+    """The device is not known here, or nobody knows how full it is."""
+
+
+class OwnedElsewhere(Refusal):
+    """Another client has registered that key on that device."""
 
 
 class ClaimLost(Refusal):

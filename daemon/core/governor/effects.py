@@ -1,0 +1,54 @@
+"""What the governor asks for. The actor carries effects out in the order given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ....ipc import messages
+
+Said = messages.GovernorAnswer | messages.Done | messages.Counted | messages.Error
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An answer or a push, for a client that has not left."""
+
+    client: int
+    message: Said
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """To the store, whenever one of these has changed; all at their defaults: as if there were no pressure.
+
+    `resident_bytes_max`: the ring may keep so many bytes in memory; None: all that it has.
+    `idle_s`: entries not used for so long go, once per Press. `refuse`: puts are refused, for `reason`.
+    """
+
+    resident_bytes_max: int | None = None
+    idle_s: float | None = None
+    refuse: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Something that watchers may want to know.
+
+    `body["event"]` names it: mode, order, refuse, owner, workflow, stuck.
+    """
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for the operator: every transition, and every owner that does not answer."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+Effect = Send | Press | Announce | Log

@@ -1,0 +1,36 @@
+"""The governor's settings, each under the name that it has in the configuration and in refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...policy.modes import Thresholds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorLimits:
+    """Bytes, counts, seconds and shares. None stands for "no limit"."""
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    sample_s: float = 2.0
+    sample_pressed_s: float = 0.25
+    relaxed_idle_s: float = 600.0
+    normal_idle_s: float = 120.0
+    critical_idle_s: float = 30.0
+    pass_share: float = 0.25
+    ack_s: float = 10.0
+    retry_s: float = 30.0
+    copy_bytes_per_s: int = 2 << 30
+    compute_s_per_token: float = 20e-6
+    max_bytes: int | None = None
+    max_tokens: int | None = None
+    max_entries: int = 1_000_000
+    devices_max: int = 64
+    keys_per_request_max: int = 1024
+    reservations_max: int = 64
+    reserve_s_max: float = 60.0
+    remembered_max: int = 65_536
+    workflows_max: int = 256
+    lookahead_steps: int = 1
+    block_bytes: int = 2 << 20
+    window_s: float = 60.0

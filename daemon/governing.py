@@ -1,0 +1,159 @@
+"""The tables of the configuration for the governor: [gauges], [pressure], [device], [queueing] and [metrics].
+
+Owns: their settings, defaults and bounds. Does not own: the rest of the tree (config.py), nor what follows from a
+setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
+from .settings import COUNT, DURATION, MODE, PATH, SHARE, SIZE, TEXT, choice, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Gauges:
+    """Where it is read how full a tier is."""
+
+    device: str = setting(
+        choice("auto", "amd", "nvidia", "sysfs", "owners", "file", "none"),
+        """auto: pyrsmi, nvidia-ml-py, sysfs, what the tensors' owners see through torch, whichever answers first; file:
+        drills and tests""",
+        "auto",
+    )
+    host: str = setting(
+        choice("auto", "file", "none"), "auto: the cgroup's limit, or MemAvailable where it has none", "auto"
+    )
+    file: Path | None = setting(
+        PATH, "the gauge file, a line `NAME USED TOTAL` a gauge, read anew at each sample", None, optional=True
+    )
+    sample_s: float = setting(DURATION, "time between two samples", 2.0, low=0.01, high=HOUR_S, reload=True)
+    sample_pressed_s: float = setting(
+        DURATION, "the same while a tier is in pressure or above", 0.25, low=0.01, high=HOUR_S, reload=True
+    )
+    psi_stall_s: float = setting(
+        DURATION,
+        "a sample at once when tasks stood still for so long within 2 s, waiting for memory; 0: no such trigger",
+        0.15,
+        low=0.0,
+        high=1.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pressure:
+    """The modes: where each begins, and what it does to entries that are idle."""
+
+    normal: float = setting(SHARE, "share of a tier at which it is normal", 0.70, low=0.01, high=0.99, reload=True)
+    pressure: float = setting(SHARE, "share at which it is under pressure", 0.85, low=0.02, high=0.995, reload=True)
+    critical: float = setting(SHARE, "share at which it is critical", 0.92, low=0.03, high=0.999, reload=True)
+    emergency: float = setting(SHARE, "share at which it is in emergency", 0.96, low=0.04, high=1.0, reload=True)
+    hysteresis: float = setting(
+        SHARE, "a mode is left so far below its threshold, at two samples", 0.02, low=0.0, high=0.2, reload=True
+    )
+    relaxed_idle_s: float = setting(
+        DURATION, "relaxed: device entries idle for so long go", 600.0, low=0.01, high=365 * DAY_S, reload=True
+    )
+    normal_idle_s: float = setting(
+        DURATION, "normal: device entries idle for so long go", 120.0, low=0.01, high=365 * DAY_S, reload=True
+    )
+    critical_idle_s: float = setting(
+        DURATION,
+        "critical and emergency: entries idle for so long go",
+        30.0,
+        low=0.01,
+        high=365 * DAY_S,
+        reload=True,
+    )
+    pass_share: float = setting(
+        SHARE, "pressure: the most of a device's entries that one pass takes", 0.25, low=0.01, high=1.0, reload=True
+    )
+    ack_s: float = setting(
+        DURATION,
+        "time an owner has to carry an order out before it counts as not answering",
+        10.0,
+        low=0.05,
+        high=HOUR_S,
+        reload=True,
+    )
+    retry_s: float = setting(
+        DURATION,
+        "time before an entry is ordered again that was kept, or whose owner did not answer",
+        30.0,
+        low=0.05,
+        high=DAY_S,
+        reload=True,
+    )
+    copy_bytes_per_s: int = setting(
+        SIZE,
+        "offload: what a copy to the host and back is reckoned at, a second",
+        2 * GIB,
+        low=1 * MIB,
+        high=16 * TIB,
+        reload=True,
+    )
+    compute_s_per_token: float = setting(
+        DURATION,
+        """offload: what computing a token anew is reckoned at; an entry whose copy would take longer is dropped. One
+        without tokens is worth its copy""",
+        20e-6,
+        low=0.0,
+        high=10.0,
+        reload=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Budgets of each device's entries, and limits on what clients say of them."""
+
+    max_bytes: int | None = setting(
+        SIZE,
+        "bytes of entries on one device; none: no such budget",
+        None,
+        low=1,
+        high=16 * TIB,
+        optional=True,
+        reload=True,
+    )
+    max_tokens: int | None = setting(
+        COUNT, "their tokens; none: no such budget", None, low=1, high=1 << 48, optional=True, reload=True
+    )
+    max_entries: int = setting(COUNT, "entries on one device", 1_000_000, low=1, high=1 << 24, reload=True)
+    devices_max: int = setting(COUNT, "devices known by name", 64, low=1, high=1024)
+    reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
+    reserve_s_max: float = setting(
+        DURATION, "a reservation ends after this time", 60.0, low=0.05, high=DAY_S, reload=True
+    )
+    remembered_max: int = setting(
+        COUNT, "offloaded entries remembered for promotion; the oldest are forgotten", 65_536, low=0, high=1 << 24
+    )
+    workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
+    lookahead_steps: int = setting(
+        COUNT, "agents within so many steps are up next: theirs is promoted", 1, low=0, high=1024, reload=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Queueing:
+    """The queueing floor: how much cache a device needs so that its requests do not queue up without end."""
+
+    block_bytes: int = setting(
+        SIZE, "what one block is, as clients count blocks", 2 * MIB, low=1, high=1 * TIB, reload=True
+    )
+    window_s: float = setting(
+        DURATION, "arrivals and services of the last so long are counted", 60.0, low=0.1, high=DAY_S, reload=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Prometheus text, over HTTP."""
+
+    socket: Path = setting(PATH, "the Unix socket it is served on", derived="metrics.sock beside the control socket")
+    mode: int = setting(MODE, "who may read the metrics", 0o660, low=0o600, high=0o777)
+    listen: str | None = setting(
+        TEXT, "HOST:PORT to serve it on by TCP too; none: no TCP. Nobody is asked who they are", None, optional=True
+    )

@@ -1,0 +1,243 @@
+"""What the governor and its clients say: modes, device entries and orders about them, workflows, requests, drills.
+
+Owns: names and fields, as `messages`, which has all of them in its unions. Gauges and devices go by one name: a
+device's gauge is called as the device is (its PCI address, `0000:65:00.0`), the host's `host`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from .modes import Mode, Tier
+from .words import Bytes, Count, Id, Key, Keys, Message, Name, Seconds, SecondsOrNone, SomeBytes, Token
+
+STEPS_MAX = 1024
+DEPENDENCIES_MAX = 64
+
+GaugeName = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A device, or `host`."""
+AgentName = Annotated[str, Meta(max_length=128)]
+"""Empty: no agent's."""
+WorkflowName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class TierState(Struct, frozen=True):
+    """One gauge as it stands. `refuses`: nothing new is taken in until the mode is left."""
+
+    gauge: GaugeName
+    tier: Tier
+    mode: Mode
+    used_bytes: Bytes
+    total_bytes: Bytes
+    refuses: bool = False
+
+
+class Step(Struct, frozen=True):
+    """One step of a workflow, as `steps.AgentStep` says it."""
+
+    agent_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    step_index: Count
+    depends_on: Annotated[list[AgentName], Meta(max_length=DEPENDENCIES_MAX)] = field(default_factory=list)
+    estimated_tokens: Count = 0
+    is_optional: bool = False
+
+
+# ---- requests
+
+
+class Subscribe(Message, frozen=True):
+    """Answered by Modes; a ModeChanged follows at every transition."""
+
+    id: Id
+
+
+class OpenDevice(Message, frozen=True):
+    """This client will register entries on `device`. Once per device and connection; again is the same as once."""
+
+    id: Id
+    device: GaugeName
+
+
+class RegisterEntry(Message, frozen=True):
+    """A tree of tensors lies in this client's VRAM. Again for a key that it has: its sizes are replaced, its uses kept.
+
+    `uses`: what a former daemon knew of, for an entry that is registered anew after a restart.
+    """
+
+    id: Id
+    device: GaugeName
+    key: Key
+    size_bytes: SomeBytes
+    tokens: Count = 0
+    agent: AgentName = ""
+    uses: Count = 0
+
+
+class UseEntries(Message, frozen=True):
+    """No answer. One use for each time that a key stands here; unknown keys are ignored."""
+
+    device: GaugeName
+    keys: Keys
+
+
+class ReleaseEntries(Message, frozen=True):
+    """This client deleted entries of its own. Answered by how many were known."""
+
+    id: Id
+    device: GaugeName
+    keys: Keys
+
+
+class AcknowledgeOrder(Message, frozen=True):
+    """What became of an order's entries, all of them or the next few, each in one of the lists.
+
+    `offloaded` lie in the ring now; `dropped` do not; `kept` are in use here, and go on being device entries.
+    `freed_bytes`: what the driver got back for these.
+    """
+
+    id: Id
+    device: GaugeName
+    order: Token
+    offloaded: Keys = field(default_factory=list)
+    dropped: Keys = field(default_factory=list)
+    kept: Keys = field(default_factory=list)
+    freed_bytes: Bytes = 0
+
+
+class ReserveDevice(Message, frozen=True):
+    """Sets free memory of a device aside, for `for_s` at most. Answered by Reserved, or by why there is not so much."""
+
+    id: Id
+    device: GaugeName
+    size_bytes: SomeBytes
+    for_s: Seconds
+
+
+class ReleaseReservation(Message, frozen=True):
+    """The memory was taken, or is not wanted."""
+
+    id: Id
+    reservation: Token
+
+
+class ReadDevice(Message, frozen=True):
+    """No answer. What the driver tells this client, for a daemon that has no library to ask it."""
+
+    device: GaugeName
+    used_bytes: Bytes
+    total_bytes: SomeBytes
+
+
+class RegisterWorkflow(Message, frozen=True):
+    """Ended with EndWorkflow, or with its client. Registering it again replaces its steps and keeps its place."""
+
+    id: Id
+    workflow: WorkflowName
+    steps: Annotated[list[Step], Meta(min_length=1, max_length=STEPS_MAX)]
+
+
+class AdvanceWorkflow(Message, frozen=True):
+    """The workflow is at `step` now; never less than before."""
+
+    id: Id
+    workflow: WorkflowName
+    step: Count
+
+
+class EndWorkflow(Message, frozen=True):
+    id: Id
+    workflow: WorkflowName
+
+
+class RequestsArrived(Message, frozen=True):
+    """No answer. So many inference requests arrived at this client, for a device's queueing floor."""
+
+    device: GaugeName
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class RequestCompleted(Message, frozen=True):
+    """No answer. An inference request was served in `service_s`, holding `blocks` of the device's cache."""
+
+    device: GaugeName
+    service_s: SecondsOrNone
+    blocks: Annotated[int, Meta(ge=0, le=1 << 32)]
+
+
+class Drill(Message, frozen=True):
+    """A made-up reading. `act`: it replaces the gauge until this connection ends; else nothing follows from it."""
+
+    id: Id
+    gauge: GaugeName
+    used_bytes: Bytes
+    total_bytes: SomeBytes
+    act: bool = False
+
+
+# ---- answers and pushes
+
+
+class Modes(Message, frozen=True):
+    """Answers Subscribe, with every gauge there is."""
+
+    id: Id
+    tiers: Annotated[list[TierState], Meta(max_length=1024)]
+
+
+class ModeChanged(Message, frozen=True):
+    """A push, to whoever subscribed."""
+
+    before: Mode
+    state: TierState
+
+
+class DeviceOpened(Message, frozen=True):
+    """Answers OpenDevice. `state` is None while no gauge of that name is known.
+
+    `report_every_s`: send ReadDevice so often; 0 where the daemon has a gauge of its own for it.
+    """
+
+    id: Id
+    state: TierState | None = None
+    report_every_s: SecondsOrNone = 0.0
+
+
+class Registered(Message, frozen=True):
+    """Answers RegisterEntry where it was not refused; `renewed`: this client had the key registered."""
+
+    id: Id
+    renewed: bool = False
+
+
+class Order(Message, frozen=True):
+    """A push: what to do with entries. `promote`: get them from the host tier, and register them again.
+
+    `offload` and `drop` are acknowledged, with `order`; `promote` is not. `reason`: the mode, or the budget passed.
+    """
+
+    order: Token
+    device: GaugeName
+    kind: Literal["offload", "drop", "promote"]
+    keys: Keys
+    reason: Name
+
+
+class Reserved(Message, frozen=True):
+    id: Id
+    reservation: Token
+    lasts_s: SecondsOrNone
+
+
+class Drilled(Message, frozen=True):
+    """What follows, or would follow, from a made-up reading."""
+
+    id: Id
+    before: Mode
+    state: TierState
+    offload_entries: Count = 0
+    offload_bytes: Bytes = 0
+    drop_entries: Count = 0
+    drop_bytes: Bytes = 0
+    shrink_bytes: Bytes = 0
