@@ -249,7 +249,7 @@ class Config:
                     f"{self._said('pressure.hysteresis')}"
                 )
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
-            raise BadConfiguration(f"{self._said('gauges.file')}: name the file that gauges.device or gauges.host wants")
+            raise BadConfiguration(f"{self._said('gauges.file')}: name the file for gauges.device or gauges.host")
         sockets = ("socket", "status_socket", "metrics.socket")
         for first, second in combinations(sockets, 2):
             if self.value(first) == self.value(second):

@@ -27,6 +27,7 @@ _DERIVED: Final = {
     "status_socket": "/run/tensord/status.sock",
     "ring_bytes": "4GiB",
     "max_entries": "65536",
+    "metrics.socket": "/run/tensord/metrics.sock",
 }
 """What the example file shows of the settings that have no fixed default."""
 

@@ -1,8 +1,8 @@
 """In which mode a tier is: thresholds, hysteresis, and nothing else.
 
-A rise takes effect at the sample that shows it. A fall needs FALLS samples in a row that lie `hysteresis` or more below
-the threshold of the level it leaves, and goes as far down as all of them allow. A step graph changes the name of normal and
-pressure to workflow_aware, and no level.
+A rise takes effect at the sample that shows it. A fall needs FALLS samples in a row that lie `hysteresis` or more
+below the threshold of the level it leaves, and goes as far down as all of them allow. A step graph changes the name of
+normal and pressure to workflow_aware, and no level.
 
 Invariant: `mode` follows from `level` and `workflow` alone.
 """

@@ -1,0 +1,42 @@
+"""What has happened to device entries since the daemon began, counted as it happens.
+
+Invariant (checked by whoever knows what is resident):
+registered == resident + offloaded + dropped + released + gone_with_owner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only ever rising. `refused` by the error's code, `transitions` by the mode that was entered.
+
+    `renewed`: registrations of what was there; `promoted`: registrations of what had been offloaded, among `registered`.
+    `freed_bytes` is what owners say their drivers got back.
+    """
+
+    registered: int = 0
+    renewed: int = 0
+    promoted: int = 0
+    offloaded: int = 0
+    dropped: int = 0
+    released: int = 0
+    gone_with_owner: int = 0
+    kept: int = 0
+    timed_out: int = 0
+    ordered: int = 0
+    passes: int = 0
+    offloaded_bytes: int = 0
+    dropped_bytes: int = 0
+    freed_bytes: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for status."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}
