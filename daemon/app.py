@@ -24,15 +24,24 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.ring import Ring
 from . import logs, notify, usage
+from .actors.governor import GovernorActor
 from .actors.listener import Listener
+from .actors.metrics import MetricsServer
+from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
-from .actors.status import StatusSession, Watchers
+from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
 from .actors.words import Grown, Reconfigured, Scrubbed
 from .config import Config
+from .core.governor import events as governor_events
+from .core.governor.governor import Governor
+from .core.governor.limits import GovernorLimits
 from .core.limits import StoreLimits
 from .core.store import Store
+from .gauges.gauges import open_gauges
+from .gauges.psi import StallTrigger
 from .memory import Memory
+from .policy.modes import Thresholds
 from .policy.replacement import by_name
 from .sockets import Sockets
 
@@ -111,6 +120,38 @@ def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
     )
 
 
+def governor_limits(config: Config) -> GovernorLimits:
+    """The governor's limits, from the configuration."""
+    gauges, pressure, device, queueing = config.gauges, config.pressure, config.device, config.queueing
+    return GovernorLimits(
+        thresholds=Thresholds(
+            pressure.normal, pressure.pressure, pressure.critical, pressure.emergency, pressure.hysteresis
+        ),
+        sample_s=gauges.sample_s,
+        sample_pressed_s=gauges.sample_pressed_s,
+        relaxed_idle_s=pressure.relaxed_idle_s,
+        normal_idle_s=pressure.normal_idle_s,
+        critical_idle_s=pressure.critical_idle_s,
+        pass_share=pressure.pass_share,
+        ack_s=pressure.ack_s,
+        retry_s=pressure.retry_s,
+        copy_bytes_per_s=pressure.copy_bytes_per_s,
+        compute_s_per_token=pressure.compute_s_per_token,
+        max_bytes=device.max_bytes,
+        max_tokens=device.max_tokens,
+        max_entries=device.max_entries,
+        devices_max=device.devices_max,
+        keys_per_request_max=config.limits.keys_per_request_max,
+        reservations_max=device.reservations_max,
+        reserve_s_max=device.reserve_s_max,
+        remembered_max=device.remembered_max,
+        workflows_max=device.workflows_max,
+        lookahead_steps=device.lookahead_steps,
+        block_bytes=queueing.block_bytes,
+        window_s=queueing.window_s,
+    )
+
+
 class _Daemon:
     def __init__(self, config: Config, argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
         self._config = config
@@ -147,7 +188,29 @@ class _Daemon:
             unix_at_zero_s=time.time() - time.monotonic(),
         )
         watchers = Watchers(config.queues.watch_outbox_max)
-        actor = StoreActor(store, memory, config, clock=time.monotonic, tell_watchers=watchers.tell)
+        actor = StoreActor(
+            store,
+            memory,
+            config,
+            clock=time.monotonic,
+            tell_watchers=watchers.tell,
+            tell_governor=lambda holds: governor.inbox.tell_now(holds),
+        )
+        governor = GovernorActor(
+            Governor(governor_limits(config), unix_at_zero_s=time.time() - time.monotonic()),
+            config.queues.store_inbox_max,
+            clock=time.monotonic,
+            press=actor.inbox.tell_now,
+            reading=lambda message: pressure.reading(message),
+            tell_watchers=watchers.tell,
+        )
+        pressure = PressureActor(
+            open_gauges(config.gauges, _log),
+            clock=time.monotonic,
+            report=governor.inbox.tell_now,
+            every_s=lambda: governor.sample_every_s,
+        )
+        documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
             store.recover(memory.found(), time.monotonic())
             actor.inbox.tell_now(Grown(ring_bytes))
@@ -162,6 +225,7 @@ class _Daemon:
                 AsyncChannel(accepted, Connection.control_server(wire_limits(config, ring_bytes))),
                 peer_of(accepted),
                 actor.inbox,
+                governor.inbox,
                 welcome=welcome,
                 outbox_max=config.queues.session_outbox_max,
                 hello_s_max=limits.hello_s_max,
@@ -170,7 +234,7 @@ class _Daemon:
 
         async def serve_reader(_: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(wire_limits(config, ring_bytes)))
-            await StatusSession(channel, actor.inbox, watchers).run()
+            await StatusSession(channel, documents, watchers).run()
 
         listeners = [
             Listener(sockets.control, "clients_max", lambda: self._config.limits.clients_max, serve_client),
@@ -178,10 +242,14 @@ class _Daemon:
                 sockets.status, "status_clients_max", lambda: self._config.limits.status_clients_max, serve_reader
             ),
         ]
-        self._catch_signals(actor)
+        metrics = MetricsServer(sockets.metrics, documents.status)
+        self._catch_signals(actor, governor)
         serving = asyncio.create_task(actor.run())
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(listener.run()) for listener in listeners]
+            running.append(tasks.create_task(governor.run()))
+            running.append(tasks.create_task(pressure.run()))
+            running.append(tasks.create_task(metrics.run()))
             running.append(tasks.create_task(self._watchdog()))
             running.append(tasks.create_task(self._grow(memory, actor)))
             running.append(tasks.create_task(_scrub(memory, actor)))
@@ -204,7 +272,7 @@ class _Daemon:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
-    def _catch_signals(self, actor: StoreActor) -> None:
+    def _catch_signals(self, actor: StoreActor, governor: GovernorActor) -> None:
         loop = asyncio.get_running_loop()
 
         def stop(*, drop: bool) -> None:
@@ -213,9 +281,9 @@ class _Daemon:
 
         loop.add_signal_handler(signal.SIGTERM, lambda: stop(drop=False))
         loop.add_signal_handler(signal.SIGINT, lambda: stop(drop=True))
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload(actor))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload(actor, governor))
 
-    def _reload(self, actor: StoreActor) -> None:
+    def _reload(self, actor: StoreActor, governor: GovernorActor) -> None:
         self._notifier.send(notify.reloading())
         try:
             reload = self._config.reloaded(Config.load(self._argv, self._environ))
@@ -226,6 +294,7 @@ class _Daemon:
             logs.level(reload.config.log.level)
             ring_bytes = actor.ring_bytes
             actor.inbox.tell_now(Reconfigured(store_limits(reload.config, ring_bytes), reload.config))
+            governor.inbox.tell_now(governor_events.LimitsChanged(governor_limits(reload.config)))
             for key, before, after in reload.applied:
                 _log.info("setting changed", key=key, before=before, after=after)
             for key, before, after in reload.waiting:

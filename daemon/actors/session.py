@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from typing import cast, get_args
 
 from ... import __version__
 from ...errors import ProtocolError, TensordError
@@ -16,12 +17,25 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.peer import Peer
 from ...ipc.words import PROTOCOL_VERSION, Limits
+from ..core.events import Request
 from ..logs import logger
 from .inbox import Inbox
-from .words import Asked, Deliver, HangUp, Joined, Left, Requested, SessionInbox, StoreMessage
+from .words import (
+    Asked,
+    Deliver,
+    Governed,
+    GovernorMessage,
+    HangUp,
+    Joined,
+    Left,
+    Requested,
+    SessionInbox,
+    StoreMessage,
+)
 
 _log = logger("session")
 _TURN_MESSAGES = 64
+_GOVERNED = frozenset(get_args(messages.GovernorRequest))
 
 
 class Session:
@@ -33,6 +47,7 @@ class Session:
         channel: AsyncChannel,
         peer: Peer,
         store: Inbox[StoreMessage],
+        governor: Inbox[GovernorMessage],
         *,
         welcome: Callable[[int], messages.Welcome],
         outbox_max: int,
@@ -43,16 +58,16 @@ class Session:
         self._channel = channel
         self._peer = peer
         self._store = store
+        self._governor = governor
         self._welcome = welcome
         self._hello_s_max = hello_s_max
+        self._joined = False
 
     async def run(self) -> None:
         """Serves until the connection is closed, by whom- and whatever."""
         speaking = asyncio.create_task(self._speak())
-        joined = False
         try:
-            joined = await self._greet()
-            if joined:
+            if await self._greet():
                 async for message, fds in self._channel:
                     await self._pass_on(message, fds)
             if self._channel.failure is not None:
@@ -65,18 +80,19 @@ class Session:
             speaking.cancel()
             self._channel.close()
             self._return_descriptors()
-            if joined:
+            if self._joined:
                 self._store.tell_now(Left(self._client))
+                self._governor.tell_now(Left(self._client))
 
     async def _greet(self) -> bool:
         try:
             async with asyncio.timeout(self._hello_s_max):
                 async for message, _ in self._channel:
-                    await self._store.tell(
-                        Joined(
-                            self._client, self._peer, message.name, message.pid, message.fence, self.inbox
-                        )
-                    )
+                    joined = Joined(self._client, self._peer, message.name, message.pid, message.fence, self.inbox)
+                    await self._store.tell(joined)
+                    self._governor.tell_now(joined)
+                    # From here on both must hear of its end, however that comes about.
+                    self._joined = True
                     self._channel.send(self._welcome(message.id))
                     return True
         except TimeoutError:
@@ -84,10 +100,15 @@ class Session:
         return False
 
     async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
-        if isinstance(message, messages.Attach | messages.OpenInbox):
-            await self._store.tell(Asked(self._client, message, fds))
-        elif not isinstance(message, messages.Hello):
-            await self._store.tell(Requested(self._client, message))
+        match message:
+            case messages.Attach() | messages.OpenInbox():
+                await self._store.tell(Asked(self._client, message, fds))
+            case messages.Hello():
+                pass
+            case _ if type(message) in _GOVERNED:
+                await self._governor.tell(Governed(self._client, cast(messages.GovernorRequest, message)))
+            case _:
+                await self._store.tell(Requested(self._client, cast(Request, message)))
 
     async def _speak(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ..logs import logger
 from .inbox import Inbox
-from .words import Happened, Question, StoreMessage
+from .words import GovernorMessage, Happened, Question, StoreMessage
 
 _log = logger("status")
 
@@ -63,12 +63,42 @@ class _Watcher:
         return messages.Event(self._events.popleft(), dropped)
 
 
+class Documents:
+    """What is told of the daemon, put together from what the store and the governor each know."""
+
+    def __init__(self, store: Inbox[StoreMessage], governor: Inbox[GovernorMessage]) -> None:
+        self._store = store
+        self._governor = governor
+
+    async def answer(self, message: messages.StatusRequest) -> dict[str, Any]:
+        """The body of one answer."""
+        told = _asked()
+        await self._store.tell(Question(message, told))
+        if not isinstance(message, messages.StatusQuery | messages.HealthQuery):
+            return await told
+        governed = _asked()
+        await self._governor.tell(Question(message, governed))
+        body, more = await told, await governed
+        if isinstance(message, messages.StatusQuery):
+            return {**body, "governor": more}
+        problems = body["problems"] + more["problems"]
+        return {**body, "problems": problems, "healthy": not problems}
+
+    async def status(self) -> dict[str, Any]:
+        """What StatusQuery is answered."""
+        return await self.answer(messages.StatusQuery(0))
+
+
+def _asked() -> asyncio.Future[dict[str, Any]]:
+    return asyncio.get_running_loop().create_future()
+
+
 class StatusSession:
     """One reader of the status socket."""
 
-    def __init__(self, channel: AsyncChannel, store: Inbox[StoreMessage], watchers: Watchers) -> None:
+    def __init__(self, channel: AsyncChannel, documents: Documents, watchers: Watchers) -> None:
         self._channel = channel
-        self._store = store
+        self._documents = documents
         self._watchers = watchers
 
     async def run(self) -> None:
@@ -91,10 +121,8 @@ class StatusSession:
             self._channel.close()
 
     async def _answer(self, message: messages.StatusRequest) -> messages.StatusAnswer:
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        await self._store.tell(Question(message, answer))
         try:
-            return messages.Document(message.id, await answer)
+            return messages.Document(message.id, await self._documents.answer(message))
         except TensordError as error:
             return messages.Error.of(error, message.id)
 

@@ -11,6 +11,7 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
 from ..core.events import Copied, Request
+from ..core.governor import events as governor
 from ..core.limits import StoreLimits
 from .inbox import Inbox
 
@@ -36,7 +37,7 @@ SessionInbox = Inbox[Deliver | HangUp]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """To the store: a client has said Hello."""
+    """To store and governor: a client has said Hello."""
 
     client: int
     peer: Peer
@@ -64,8 +65,16 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class Governed:
+    """To the governor: a request for its core, or a reading for its gauges."""
+
+    client: int
+    message: messages.GovernorRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
-    """To the store: the connection is gone. The last that is heard of a client."""
+    """To store and governor: the connection is gone. The last that is heard of a client."""
 
     client: int
 
@@ -89,7 +98,7 @@ class Scrubbed:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """To the store: something that a status socket's reader wants to know."""
+    """To store or governor: something that a status socket's reader wants to know."""
 
     message: messages.StatusRequest
     answer: asyncio.Future[dict[str, Any]]
@@ -104,6 +113,11 @@ class Reconfigured:
 
 
 StoreMessage = Joined | Asked | Requested | Left | Copied | Grown | Scrubbed | Question | Reconfigured
+
+
+GovernorMessage = (
+    Joined | Left | Governed | Question | governor.Sampled | governor.HostHolds | governor.LimitsChanged
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 class Counters:
     """Only ever rising. `refused` by the error's code, `transitions` by the mode that was entered.
 
-    `renewed`: registrations of what was there; `promoted`: registrations of what had been offloaded, among `registered`.
+    `renewed`: registrations of what was there; `promoted`: those of what had been offloaded, among `registered`.
     `freed_bytes` is what owners say their drivers got back.
     """
 

@@ -1,0 +1,126 @@
+"""The governor actor: modes, device entries, workflows. It touches no memory; the core says what is to be done.
+
+Turns what arrives in its inbox into the core's events, and carries the core's effects out: answers and pushes to
+sessions, what the ring may keep to the store, one line a transition to the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, assert_never
+
+from ...ipc import messages
+from ..core import events as store_events
+from ..core.governor import effects, events
+from ..core.governor.governor import Governor
+from ..logs import logger
+from .inbox import Inbox
+from .words import Deliver, Governed, GovernorMessage, HangUp, Happened, Joined, Left, Question
+
+_TURN_MESSAGES: Final = 64
+_log = logger("governor")
+
+
+class GovernorActor:
+    """Owns `inbox`. `press` tells the store, `reading` the gauges what an owner sees; neither may block."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        inbox_max: int,
+        *,
+        clock: Callable[[], float],
+        press: Callable[[store_events.Pressed], object],
+        reading: Callable[[messages.ReadDevice], object],
+        tell_watchers: Callable[[Happened], object],
+    ) -> None:
+        self.inbox: Inbox[GovernorMessage] = Inbox(inbox_max)
+        self._governor = governor
+        self._clock = clock
+        self._press = press
+        self._reading = reading
+        self._tell_watchers = tell_watchers
+        self._clients: dict[int, Joined] = {}
+
+    @property
+    def sample_every_s(self) -> float:
+        """How often the gauges are to be read, by the modes as they are."""
+        return self._governor.sample_every_s
+
+    async def run(self) -> None:
+        """Serves until it is cancelled."""
+        while True:
+            for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
+                self._receive(message)
+            timer = self._governor.next_timer()
+            if timer is not None and timer <= self._clock():
+                self._handle(events.Tick())
+            # A pass over many entries goes on slice by slice; everybody else on the loop gets a turn between two.
+            await asyncio.sleep(0)
+
+    def _idle_s(self) -> float | None:
+        timer = self._governor.next_timer()
+        return None if timer is None else max(0.0, timer - self._clock())
+
+    def _receive(self, message: GovernorMessage) -> None:
+        match message:
+            case Governed(_, messages.ReadDevice() as reading):
+                self._reading(reading)
+            case Governed(client, request):
+                if client in self._clients:
+                    self._handle(events.Received(client, request))
+            case events.Sampled() | events.HostHolds() | events.LimitsChanged():
+                self._handle(message)
+            case Joined():
+                self._clients[message.client] = message
+                self._handle(events.ClientJoined(message.client, message.name, message.pid))
+            case Left(client):
+                if self._clients.pop(client, None) is not None:
+                    self._handle(events.ClientLeft(client))
+            case Question():
+                if not message.answer.cancelled():
+                    message.answer.set_result(self._tell(message.message))
+            case _:
+                assert_never(message)
+
+    def _handle(self, event: events.Event) -> None:
+        for effect in self._governor.handle(event, self._clock()):
+            match effect:
+                case effects.Send(client, message):
+                    self._send(client, Deliver(message))
+                case effects.Press(resident_bytes_max, idle_s, refuse, reason):
+                    self._press(store_events.Pressed(resident_bytes_max, idle_s, refuse, reason))
+                case effects.Announce(body):
+                    self._tell_watchers(Happened(body))
+                case effects.Log(level, event_name, fields):
+                    getattr(_log, level)(event_name, **fields)
+                case _:
+                    assert_never(effect)
+
+    def _send(self, client: int, delivery: Deliver) -> None:
+        inbox = self._clients[client].inbox
+        if not inbox.offer(delivery):
+            inbox.tell_now(HangUp(f"{inbox.capacity} messages wait for it (session_outbox_max)"))
+
+    def _tell(self, question: messages.StatusRequest) -> dict[str, Any]:
+        status = self._governor.status()
+        if isinstance(question, messages.HealthQuery):
+            return {"problems": problems(status)}
+        return status
+
+
+def problems(status: dict[str, Any]) -> list[str]:
+    """What an operator must look at, of the governor's status, though the daemon serves."""
+    found = [
+        f"gauge {gauge['gauge']} cannot be read; its last value stands ({gauge['source']})"
+        for gauge in status["gauges"]
+        if gauge["stale"]
+    ]
+    found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
+    found += [
+        f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for {owner['device']}"
+        for owner in status["owners"]
+        if owner["unresponsive"]
+    ]
+    return found
