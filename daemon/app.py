@@ -210,6 +210,7 @@ class _Daemon:
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
         )
+        stalls = StallTrigger(config.gauges.psi_stall_s, pressure.sample_now, _log)
         documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
             store.recover(memory.found(), time.monotonic())
@@ -245,6 +246,7 @@ class _Daemon:
         metrics = MetricsServer(sockets.metrics, documents.status)
         self._catch_signals(actor, governor)
         serving = asyncio.create_task(actor.run())
+        stalls.start()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(listener.run()) for listener in listeners]
             running.append(tasks.create_task(governor.run()))
@@ -269,6 +271,7 @@ class _Daemon:
             _log.info("stopping", drop=self._drop)
             for task in running:
                 task.cancel()
+        stalls.stop()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
