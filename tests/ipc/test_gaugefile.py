@@ -1,0 +1,157 @@
+"""What may stand in a gauge file, and what is said of a line that may not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.errors import BadGaugeFile
+from tensord.ipc.gaugefile import FILE_CHARS_MAX, GAUGES_MAX, READINGS_MAX, Reading, read_drill, read_gauges
+from tensord.ipc.words import DURATION_S_MAX, SIZE_BYTES_MAX
+
+GIB = 1 << 30
+CARD = "0000:65:00.0"
+
+
+def test_gauges_are_read_by_name_with_sizes_and_shares() -> None:
+    text = f"# NAME USED TOTAL\n\nhost 12GiB\t64GiB\r\n  {CARD}   87.5% 80GiB  # the card\nfull 100% 1000\nempty 0 1\n"
+    assert read_gauges(text) == {
+        "host": (12 * GIB, 64 * GIB),
+        CARD: (70 * GIB, 80 * GIB),
+        "full": (1000, 1000),
+        "empty": (0, 1),
+    }
+    assert list(read_gauges(text)) == ["host", CARD, "full", "empty"]
+
+
+def test_a_drill_is_read_in_order_of_time() -> None:
+    text = f"0 host 1GiB 2GiB\n0 {CARD} 50% 80GiB\n250ms {CARD} 97% 100\n1.5 host 0 2GiB\n1.5 {CARD} 1 2\n1m host 1 2"
+    assert read_drill(text) == [
+        Reading(0.0, "host", GIB, 2 * GIB),
+        Reading(0.0, CARD, 40 * GIB, 80 * GIB),
+        Reading(0.25, CARD, 97, 100),
+        Reading(1.5, "host", 0, 2 * GIB),
+        Reading(1.5, CARD, 1, 2),
+        Reading(60.0, "host", 1, 2),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n  # here"])
+def test_a_file_without_lines_has_no_readings(text: str) -> None:
+    assert read_gauges(text) == {}
+    assert read_drill(text) == []
+
+
+def test_a_driver_may_show_more_used_than_there_is_up_to_twice() -> None:
+    assert read_gauges("card 200 100\nother 150% 100") == {"card": (200, 100), "other": (150, 100)}
+    for used in ("201", "200.9%", "1GiB"):
+        with pytest.raises(BadGaugeFile, match=rf"line 1: USED = '{used}'; wanted: 200 bytes at most"):
+            read_gauges(f"card {used} 100")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("host nan 64GiB", "USED = 'nan'; wanted: a size in bytes such as 4GiB"),
+        ("host inf 64GiB", "USED = 'inf'; wanted"),
+        ("host nan% 64GiB", "USED = 'nan%'; wanted"),
+        ("host -1 64GiB", "USED = '-1'; wanted"),
+        ("host -5% 64GiB", "USED = '-5%'; wanted: .* or a share of TOTAL such as 75%"),
+        ("host 1e9 64GiB", "USED = '1e9'; wanted"),
+        ("host 5XB 64GiB", "USED = '5XB'; wanted"),
+        ("host 0 0", "TOTAL = '0'; wanted: from 1 to 281474976710656 bytes"),
+        ("host 50% 0", "TOTAL = '0'; wanted: from 1 to"),
+        ("host 0 -64GiB", "TOTAL = '-64GiB'; wanted: a size"),
+        ("host 0 75%", "TOTAL = '75%'; wanted: a size"),
+        ("host 0 NaN", "TOTAL = 'NaN'; wanted: a size"),
+        ("host 0 1024TiB", "TOTAL = '1024TiB'; wanted: from 1 to"),
+        (f"host 0 {'9' * 300}", "TOTAL = '9{64}'…; wanted: from 1 to"),
+        (f"host 0 {'9' * 400}.5GiB", "TOTAL = '9{64}'…; wanted: a size"),
+        (f"{'n' * 65} 0 1", "NAME = 'n{64}'…; wanted: a gauge's name: printable, 64 characters"),
+        ("ho\x1bst 0 1", r"NAME = 'ho\\x1bst'; wanted"),
+    ],
+)
+def test_a_line_that_is_no_reading_is_named_with_field_value_and_what_is_wanted(line: str, said: str) -> None:
+    with pytest.raises(BadGaugeFile, match=f"^line 2: {said}"):
+        read_gauges(f"card 1 2\n{line}")
+    with pytest.raises(BadGaugeFile, match=f"^line 2: {said}"):
+        read_drill(f"0 card 1 2\n0 {line}")
+
+
+@pytest.mark.parametrize("line", ["host 12GiB", "host 12 GiB 64 GiB", '{"host": 1}', "host", "0 " * 100])
+def test_a_line_has_as_many_fields_as_are_named(line: str) -> None:
+    with pytest.raises(BadGaugeFile, match=r"^line 2: '.* has \d+ fields; wanted: NAME USED TOTAL"):
+        read_gauges(f"card 1 2\n{line}")
+    with pytest.raises(BadGaugeFile, match=r"^line 2: '.* has \d+ fields; wanted: SECONDS NAME USED TOTAL"):
+        read_drill(f"0 card 1 2\n{line}")
+
+
+def test_a_line_is_of_a_bounded_length() -> None:
+    with pytest.raises(BadGaugeFile, match="line 1: 609 characters; at most 512"):
+        read_gauges(f"host 0 1 {'x' * 600}")
+    assert read_gauges(f"#{'x' * 600}\nhost 0 1") == {"host": (0, 1)}
+
+
+def test_a_gauge_stands_in_one_line_only() -> None:
+    with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that stands in no line before"):
+        read_gauges("host 1 2\ncard 1 2\nhost 1 2")
+    with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that has no reading at 0 s yet"):
+        read_drill("0 host 1 2\n0 card 1 2\n0 host 1 2")
+
+
+@pytest.mark.parametrize("given_", ["-1", "nan", "inf", "soon", "1e3", "9" * 400, str(int(DURATION_S_MAX) + 1)])
+def test_a_drills_seconds_are_seconds(given_: str) -> None:
+    with pytest.raises(BadGaugeFile, match=r"line 1: SECONDS = '.*; wanted: a duration such as 10m"):
+        read_drill(f"{given_} host 1 2")
+
+
+def test_a_drills_seconds_never_fall() -> None:
+    with pytest.raises(BadGaugeFile, match=r"line 2: SECONDS = '1.5'; wanted: no less than the 2 of the line before"):
+        read_drill("2 host 1 2\n1.5 host 1 2")
+
+
+def test_a_file_that_is_too_long_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadGaugeFile, match="more than 1048576 characters"):
+        read_gauges("#" * (FILE_CHARS_MAX + 1))
+    assert len(read_gauges("".join(f"g{n} 1 2\n" for n in range(GAUGES_MAX)))) == GAUGES_MAX
+    with pytest.raises(BadGaugeFile, match=f"line {GAUGES_MAX + 1}: more than {GAUGES_MAX} readings"):
+        read_gauges("".join(f"g{n} 1 2\n" for n in range(GAUGES_MAX + 1)))
+    with pytest.raises(BadGaugeFile, match=f"line {READINGS_MAX + 1}: more than {READINGS_MAX} readings"):
+        read_drill("".join(f"{n} g 1 2\n" for n in range(READINGS_MAX + 1)))
+
+
+lines = st.lists(
+    st.one_of(
+        st.text(max_size=30),
+        st.lists(st.sampled_from(["host", "0", "1", "75%", "4GiB", "-1", "nan", "1.5", "#", "9" * 50]), max_size=5).map(
+            " ".join
+        ),
+    ),
+    max_size=6,
+).map("\n".join)
+
+
+@given(lines)
+def test_any_text_is_read_or_refused_and_what_is_read_fits_the_wire(text: str) -> None:
+    try:
+        gauges = list(read_gauges(text).items())
+    except BadGaugeFile:
+        gauges = []
+    try:
+        readings = read_drill(text)
+    except BadGaugeFile:
+        readings = []
+    assert [each.at_s for each in readings] == sorted(each.at_s for each in readings)
+    every = gauges + [(each.gauge, (each.used_bytes, each.total_bytes)) for each in readings]
+    for name, (used_bytes, total_bytes) in every:
+        assert 1 <= len(name) <= 64
+        assert 1 <= total_bytes <= SIZE_BYTES_MAX
+        assert 0 <= used_bytes <= min(2 * total_bytes, SIZE_BYTES_MAX)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.integers(0, 100), st.integers(50, 100)), max_size=20, unique=True))
+def test_a_drill_that_is_written_down_reads_back(points: list[tuple[float, int, int]]) -> None:
+    points.sort()
+    text = "".join(f"{at:.3f} g{n} {used} {total}\n" for n, (at, used, total) in enumerate(points))
+    assert read_drill(text) == [Reading(float(f"{at:.3f}"), f"g{n}", u, t) for n, (at, u, t) in enumerate(points)]
