@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
-from .settings import COUNT, DURATION, MODE, PATH, SHARE, SIZE, TEXT, choice, setting
+from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,5 +155,8 @@ class Metrics:
     socket: Path = setting(PATH, "the Unix socket it is served on", derived="metrics.sock beside the control socket")
     mode: int = setting(MODE, "who may read the metrics", 0o660, low=0o600, high=0o777)
     listen: str | None = setting(
-        TEXT, "HOST:PORT to serve it on by TCP too; none: no TCP. Nobody is asked who they are", None, optional=True
+        ADDRESS,
+        "HOST:PORT to serve it on by TCP too; none: no TCP. Nobody is asked who they are",
+        None,
+        optional=True,
     )

@@ -20,6 +20,9 @@ from ..errors import BadConfiguration
 FIRST_FD: Final = 3
 """SD_LISTEN_FDS_START."""
 
+METRICS_NAME: Final = "metrics"
+_ANY_FAMILY: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
@@ -73,7 +76,8 @@ def listen_sockets(
 ) -> dict[str, socket.socket]:
     """The listening sockets handed in, by name; none where they are another process's or nobody's.
 
-    Each is a non-blocking AF_UNIX stream socket that listens, and closes on exec.
+    Each is a non-blocking stream socket that listens, and closes on exec; AF_UNIX, but for `metrics`, where a manager
+    may listen by TCP for a daemon that may not.
     Raises BadConfiguration: two of one name, a count or descriptor that is none. The descriptors
     then stay open: the daemon is about to end.
     """
@@ -103,7 +107,8 @@ def _listening(fd: int, name: str) -> socket.socket:
             f"descriptor {fd} ({name}) was to be a socket: {error.strerror}"
         ) from error
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if not listens or (listener.family, listener.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+    families = _ANY_FAMILY if name == METRICS_NAME else (socket.AF_UNIX,)
+    if not listens or listener.type != socket.SOCK_STREAM or listener.family not in families:
         listener.detach()
         raise BadConfiguration(
             f"descriptor {fd} ({name}) is no listening Unix stream socket: "

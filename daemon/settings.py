@@ -35,6 +35,8 @@ PREFIX: Final = "TENSORD_"
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True,
           "false": False, "no": False, "off": False, "0": False}  # fmt: skip
+_ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]/]+)|\[(?P<host6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})")
+_PORT_MAX: Final = 65535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,19 @@ def _text(given: Any) -> str:
     return given
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """The two of "127.0.0.1:9477", "metrics.example:9477" or "[::1]:9477". Raises ValueError."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > _PORT_MAX:
+        raise ValueError(text)
+    return found["host"] or found["host6"], int(found["port"])
+
+
+def _address(given: Any) -> str:
+    host_and_port(_text(given))
+    return str(given)
+
+
 SIZE: Final = Kind(SIZE_WANTS, read_size, show_size)
 DURATION: Final = Kind(DURATION_WANTS, read_duration, show_duration)
 COUNT: Final = Kind("a whole number", _count, str)
@@ -88,6 +103,7 @@ SHARE: Final = Kind("a share such as 0.5 or 50%", _share, lambda value: f"{Decim
 SWITCH: Final = Kind("true or false", _switch, lambda value: "true" if value else "false")
 MODE: Final = Kind("an octal file mode such as 0660", _mode, lambda value: f"{value:04o}")
 TEXT: Final = Kind("text", _text, str)
+ADDRESS: Final = Kind("HOST:PORT such as 127.0.0.1:9477 or [::1]:9477", _address, str)
 PATH: Final = Kind("an absolute path", lambda given: Path(_text(given)), str)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.settings import COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind
+from tensord.daemon.settings import ADDRESS, COUNT, DURATION, MODE, SHARE, SIZE, SWITCH, Kind, host_and_port
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,25 @@ def test_a_duration_reads_back_as_it_is_shown(value: float) -> None:
 @given(st.integers(0o600, 0o777))
 def test_a_mode_reads_back_as_it_is_shown(value: int) -> None:
     assert MODE.read(MODE.show(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("127.0.0.1:9477", ("127.0.0.1", 9477)),
+        ("[::1]:9477", ("::1", 9477)),
+        ("metrics.example:0", ("metrics.example", 0)),
+    ],
+)
+def test_addresses(text: str, value: tuple[str, int]) -> None:
+    assert host_and_port(text) == value
+    assert ADDRESS.read(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "9477", ":9477", "::1:9477", "[::1]", "[::1", "a:b", "a:70000", "a b:1", "http://a:1", "a:1/x", "a:-1", "a:٣"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the caller words the complaint
+        ADDRESS.read(text)
