@@ -1,0 +1,278 @@
+"""The status document as Prometheus families: names, labels and help, and nothing else.
+
+Owns: which figure of the document is called what, and which are counters. Does not own the figures (core), when they
+are asked for, nor the socket (actors/metrics.py). Writing and escaping are prometheus_client's.
+
+Invariants: pure; the same names whatever has happened so far, but for labels that nothing was counted for; as many
+samples as there are gauges, devices, reasons and codes, and none per entry or client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
+
+from ..ipc.modes import Mode
+
+Figures = Mapping[str, Any]
+Labelled = Iterable[tuple[Sequence[str], float]]
+
+# name without its prefix, the figure's name, help
+_DAEMON: Final = (
+    ("uptime_seconds", "uptime_s", "Time since this daemon began to serve."),
+    ("epoch", "epoch", "Which incarnation of the daemon this is."),
+    ("recovered", "recovered", "1 if this daemon took over what a former one left."),
+    ("ring_bytes", "ring_bytes", "Size of the ring, as configured."),
+    ("ring_ready_bytes", "ring_ready_bytes", "Of the ring, what is allocated so far."),
+    ("index_bytes", "index_bytes", "Size of the index."),
+    ("clients", "clients", "Connected clients."),
+    ("lanes", "lanes", "Lanes that somebody holds."),
+    ("lanes_orphaned", "lanes_orphaned", "Of the lanes, those whose connection has ended."),
+    ("leases", "pins", "Entries that readers keep in place, each counted once a reader."),
+    ("inboxes_bytes", "inboxes_bytes", "Memory of all inboxes."),
+)
+_STORE: Final = (
+    ("entries", "entries", "Entries in the host tier."),
+    ("entries_max", "max_entries", "Entries that the host tier may have."),
+    ("tokens", "tokens", "Encoder tokens of the entries, as their clients count them."),
+    ("namespaces", "namespaces", "Namespaces with entries."),
+    ("used_bytes", "used_bytes", "Of the ring, what is allocated to entries."),
+    ("limit_bytes", "max_bytes", "What entries may take of the ring."),
+    ("largest_free_bytes", "largest_free_bytes", "The largest entry that would fit without evicting any."),
+    ("holes", "holes", "Free ranges of the ring."),
+    ("retired_bytes", "retired_bytes", "Memory of entries that are gone, and still viewed by somebody."),
+    ("resident_bytes", "resident_bytes", "Of the ring, what is in memory now."),
+    ("withdrawn_bytes", "withdrawn_bytes", "Of the ring, what was given back to the system under pressure."),
+    ("message_pins", "pins", "Entries pinned for a time, by message."),
+    ("message_pinned_bytes", "pinned_bytes", "Their bytes."),
+    ("puts_in_flight", "puts_in_flight", "Puts that have begun and not ended."),
+    ("puts_waiting", "puts_waiting", "Of them, those that wait for room or for their turn."),
+    ("claims_held", "claims_held", "Missing keys that somebody computes."),
+    ("claims_waiting", "claims_waiting", "Clients that wait for one of them."),
+)
+_STORE_TOTALS: Final = (
+    ("put_bytes", "put_bytes", "Bytes stored by puts."),
+    ("evicted_bytes", "evicted_bytes", "Bytes of entries that went, for whatever reason."),
+    ("claims_granted", "claims_granted", "Claims given to somebody."),
+    ("claims_handed_over", "claims_handed_over", "Claims given on to one who waited."),
+    ("scans", "scans", "Fences and scans of all lanes."),
+    ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
+    ("log_lost", "log_lost", "Hits that recency and frequency do not know of."),
+    ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
+    ("found_failed", "found_failed", "Must stay 0: lookups that found an entry and could not read it."),
+    ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted under a reader."),
+    ("found_corrupt", "found_corrupt", "Must stay 0: entries that were not what was stored."),
+)
+_STORE_BY: Final = (
+    ("puts", "puts", "outcome", "Puts that have ended."),
+    ("evictions", "evictions", "reason", "Entries that went."),
+    ("refusals", "refusals", "code", "Requests that the store refused, by the error's name."),
+    ("claims", "claims", "answer", "Claims that were asked for, by what was answered."),
+)
+_DEVICE: Final = (
+    ("entries", "entries", "Entries in the device tier."),
+    ("entries_bytes", "bytes", "Their bytes."),
+    ("tokens", "tokens", "Their encoder tokens."),
+    ("ordered_entries", "ordered_entries", "Entries that their owners were told to give up, and have not yet."),
+    ("ordered_bytes", "ordered_bytes", "Their bytes."),
+    ("reserved_bytes", "reserved_bytes", "Free memory that clients have set aside."),
+    ("owners", "owners", "Clients with entries on the device."),
+    ("floor_blocks", "floor_blocks", "Blocks below which nothing is evicted, by the queueing of requests."),
+    ("capacity_blocks", "capacity_blocks", "Blocks that the device has."),
+)
+_DEVICE_TOTALS: Final = (
+    ("registered", "registered", "Entries that owners have registered."),
+    ("renewed", "renewed", "Registrations of what was there."),
+    ("promoted", "promoted", "Registrations of what had been offloaded."),
+    ("offloaded", "offloaded", "Entries that went to the host tier."),
+    ("dropped", "dropped", "Entries that went, and to nowhere."),
+    ("released", "released", "Entries that their owners gave up by themselves."),
+    ("gone_with_owner", "gone_with_owner", "Entries whose owner went."),
+    ("kept", "kept", "Entries that their owner could not give up when told."),
+    ("timed_out", "timed_out", "Entries whose owner did not answer in time."),
+    ("ordered", "ordered", "Entries that owners were told to give up."),
+    ("passes", "passes", "Times that victims were chosen."),
+    ("offloaded_bytes", "offloaded_bytes", "Bytes of offloaded entries."),
+    ("dropped_bytes", "dropped_bytes", "Bytes of dropped entries."),
+    ("freed_bytes", "freed_bytes", "Bytes that drivers got back, by their owners' word."),
+)
+
+
+def text(status: Figures, accept: str = "") -> tuple[bytes, str]:
+    """The document in the format that an HTTP `Accept` asks for, and that format's content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(_Told(status)), content_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What prometheus_client calls a collector."""
+
+    status: Figures
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self.status)
+
+
+def families(status: Figures) -> Iterator[Metric]:
+    """Every family, in a fixed order. Figures that the document does not have are left out."""
+    yield InfoMetricFamily(
+        "tensord", "The daemon.", {name: str(status[name]) for name in ("version", "instance", "protocol")}
+    )
+    yield from _gauges(status, _DAEMON)
+    store: Figures = status["store"]
+    governor: Figures = status.get("governor", {})
+    yield from _gauges(store, _STORE)
+    yield from _lookups(store, governor.get("counters", {}))
+    yield from _counters(store, _STORE_TOTALS)
+    for name, figure, label, said in _STORE_BY:
+        yield _counter(name, said, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
+    yield from _histograms(store.get("departures", {}))
+    if governor:
+        yield from _tiers(governor)
+        yield from _devices(governor)
+
+
+def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
+    """`hits` has what was not found as a tier too: all of it together is `queries`."""
+    # No distributed store exists yet: its series is there, so that sums and dashboards need no change when it does.
+    tiers = {"device": counters.get("used", 0), "host": store["hits"], "remote": 0, "miss": store["misses"]}
+    yield _counter("queries", "Lookups.", (), [((), sum(tiers.values()))])
+    yield _counter(
+        "hits", "Lookups by the tier that had it, or miss.", ("tier",), (((name,), n) for name, n in tiers.items())
+    )
+
+
+def _histograms(departures: Figures) -> Iterator[Metric]:
+    for name, figure, said in (
+        ("residence_seconds", "residence_s", "How long entries had been stored when they went."),
+        ("idle_at_eviction_seconds", "idle_s", "How long nobody had used entries when they went."),
+    ):
+        family = HistogramMetricFamily(f"tensord_{name}", said, labels=("reason",))
+        for reason, told in sorted(departures.get(figure, {}).items()):
+            bounds = [*map(floatToGoString, told["bounds"]), "+Inf"]
+            buckets = list(zip(bounds, accumulate(told["counts"]), strict=True))
+            family.add_metric((reason,), buckets, told["sum"])
+        yield family
+
+
+def _tiers(governor: Figures) -> Iterator[Metric]:
+    gauges: list[Figures] = governor["gauges"]
+    labels = ("gauge", "tier")
+    for name, figure, said in (
+        ("gauge_used_bytes", "used_bytes", "Used bytes of what the gauge measures."),
+        ("gauge_total_bytes", "total_bytes", "All bytes of what the gauge measures."),
+        ("gauge_stale", "stale", "1 while the gauge cannot be read, and its last value stands."),
+        ("gauge_refuses", "refuses", "1 while nothing new is taken in."),
+        ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),
+    ):
+        yield _gauge(name, said, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
+    yield _gauge(
+        "gauge_source",
+        "1 for where the gauge is read; `drill` and `file` are made up.",
+        (*labels, "source"),
+        (((each["gauge"], each["tier"], each["source"]), 1) for each in gauges),
+    )
+    yield _gauge(
+        "mode",
+        "1 for the mode that the gauge is in, 0 for the others.",
+        (*labels, "mode"),
+        (((each["gauge"], each["tier"], mode.value), each["mode"] == mode) for each in gauges for mode in Mode),
+    )
+    yield _gauge(
+        "threshold_ratio",
+        "Share of a tier at which a mode begins.",
+        ("mode",),
+        (((name,), share) for name, share in governor["thresholds"].items() if name != "hysteresis"),
+    )
+    transitions: Figures = governor["counters"]["transitions"]
+    yield _counter(
+        "transitions",
+        "Times that a mode was entered, by any gauge.",
+        ("mode",),
+        (((mode.value,), transitions.get(mode.value, 0)) for mode in Mode),
+    )
+
+
+def _devices(governor: Figures) -> Iterator[Metric]:
+    devices: list[Figures] = governor["devices"]
+    for name, figure, said in _DEVICE:
+        yield _gauge(f"device_{name}", said, ("device",), _by_device(devices, figure))
+    yield _gauge(
+        "device_stuck",
+        "1 after a pass that lowered nothing, which is not repeated.",
+        ("device",),
+        (((each["device"],), bool(each["stuck"])) for each in devices),
+    )
+    yield _gauge(
+        "device_owners_unresponsive",
+        "Owners that do not carry out orders.",
+        ("device",),
+        (
+            ((name,), sum(owner["device"] == name and owner["unresponsive"] for owner in governor["owners"]))
+            for name in (each["device"] for each in devices)
+        ),
+    )
+    queueing = [{"device": each["device"], **each["queueing"]} for each in devices]
+    for figure in sorted({figure for each in queueing for figure in each} - {"device"}):
+        said = "What the queueing floor of a device is reckoned from."
+        yield _gauge(f"queueing_{figure}", said, ("device",), _by_device(queueing, figure))
+    counters: Figures = governor["counters"]
+    yield from _counters(counters, _DEVICE_TOTALS, "device_")
+    yield _counter(
+        "device_refused",
+        "Requests that the governor refused, by the error's name.",
+        ("code",),
+        (((code,), count) for code, count in sorted(counters["refused"].items())),
+    )
+    for name, told, said in (
+        ("workflows", len(governor["workflows"]), "Workflows with a step graph."),
+        ("reservations", governor["reservations"], "Reservations of device memory."),
+        ("remembered_entries", governor["remembered"], "Offloaded entries that are remembered for promotion."),
+    ):
+        yield _gauge(name, said, (), [((), told)])
+
+
+def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[str], float]]:
+    """One sample a device that has the figure; none for what is a word, or not known."""
+    for row in rows:
+        if isinstance(row.get(figure), int | float):
+            yield (row["device"],), row[figure]
+
+
+def _gauges(figures: Figures, wanted: Iterable[tuple[str, str, str]]) -> Iterator[Metric]:
+    for name, figure, said in wanted:
+        if figure in figures:
+            yield _gauge(name, said, (), [((), figures[figure])])
+
+
+def _counters(figures: Figures, wanted: Iterable[tuple[str, str, str]], prefix: str = "") -> Iterator[Metric]:
+    for name, figure, said in wanted:
+        if figure in figures:
+            yield _counter(prefix + name, said, (), [((), figures[figure])])
+
+
+def _gauge(name: str, said: str, labels: Sequence[str], samples: Labelled) -> Metric:
+    family = GaugeMetricFamily(f"tensord_{name}", said, labels=labels)
+    for values, amount in samples:
+        family.add_metric(values, amount)
+    return family
+
+
+def _counter(name: str, said: str, labels: Sequence[str], samples: Labelled) -> Metric:
+    family = CounterMetricFamily(f"tensord_{name}", said, labels=labels)
+    for values, amount in samples:
+        family.add_metric(values, amount)
+    return family

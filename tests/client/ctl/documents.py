@@ -1,0 +1,216 @@
+"""Documents as a daemon tells them, written out: what a test needs of one, without a daemon or a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GIB = 1 << 30
+MIB = 1 << 20
+CARD = "0000:65:00.0"
+OTHER = "0000:b3:00.0"
+
+
+def status(**changed: Any) -> dict[str, Any]:
+    """A daemon with a card under pressure, and another in a drill. `changed` replaces figures of the first level."""
+    return {
+        "version": "0.1.0",
+        "protocol": 1,
+        "instance": "system",
+        "epoch": 3,
+        "recovered": True,
+        "pid": 4242,
+        "uid": 997,
+        "uptime_s": 5025.5,
+        "ring_bytes": 8 * GIB,
+        "ring_ready_bytes": 8 * GIB,
+        "index_bytes": 16 * MIB,
+        "clients": 3,
+        "lanes": 3,
+        "lanes_orphaned": 1,
+        "pins": 12,
+        "inboxes_bytes": 128 * MIB,
+        "fence": "expedited",
+        "store": store(),
+        "governor": governor(),
+        **changed,
+    }
+
+
+def store(**changed: Any) -> dict[str, Any]:
+    return {
+        "epoch": 3,
+        "policy": "lru",
+        "entries": 640,
+        "max_entries": 131072,
+        "tokens": 655360,
+        "max_tokens": None,
+        "used_bytes": 5 * GIB,
+        "max_bytes": 8 * GIB,
+        "ring_bytes": 8 * GIB,
+        "ring_bytes_final": 8 * GIB,
+        "ring_growing": False,
+        "largest_free_bytes": 2 * GIB,
+        "holes": 7,
+        "retired_bytes": 9 * MIB,
+        "pinned_spans_seen": 12,
+        "puts_in_flight": 1,
+        "puts_waiting": 0,
+        "claims_held": 2,
+        "claims_waiting": 5,
+        "pins": 1,
+        "pinned_bytes": 9 * MIB,
+        "namespaces": 2,
+        "sweeps": 0,
+        "evicted_while_pinned": 0,
+        "claims_granted": 900,
+        "claims_handed_over": 3,
+        "puts": {"stored": 800, "existed": 20, "refused": 4},
+        "evictions": {"capacity": 100, "ttl": 60},
+        "refusals": {"LimitReached": 4},
+        "claims": {"compute": 900, "hit": 50},
+        "put_bytes": 7 * GIB,
+        "evicted_bytes": 2 * GIB,
+        "scans": 40,
+        "republished": 1,
+        "hits": 9000,
+        "hits_unknown": 2,
+        "misses": 1000,
+        "log_lost": 0,
+        "recovered": 10,
+        "found_corrupt": 0,
+        "departures": {
+            "residence_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}},
+            "idle_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [0, 90, 10], "sum": 3000.0}},
+        },
+        **changed,
+    }
+
+
+def gauge(name: str, used_bytes: int, total_bytes: int, mode: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "gauge": name,
+        "tier": "host" if name == "host" else "device",
+        "source": "cgroup" if name == "host" else "nvidia",
+        "used_bytes": used_bytes,
+        "total_bytes": total_bytes,
+        "share": used_bytes / total_bytes,
+        "mode": mode,
+        "level": mode,
+        "stale": False,
+        "since_s": 192.4,
+        "refuses": mode == "emergency",
+        **changed,
+    }
+
+
+def device(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "device": name,
+        "entries": 300,
+        "bytes": 6 * GIB,
+        "tokens": 307200,
+        "ordered_entries": 12,
+        "ordered_bytes": 240 * MIB,
+        "reserved_bytes": GIB,
+        "owners": 2,
+        "stuck": "",
+        "floor_blocks": 35,
+        "capacity_blocks": 40960,
+        "queueing": {"arrival_rate": 10.0, "mean_service_s": 0.2, "stable": True},
+        **changed,
+    }
+
+
+def owner(client: int, **changed: Any) -> dict[str, Any]:
+    return {
+        "client": client,
+        "name": f"engine-{client}",
+        "pid": 5000 + client,
+        "device": CARD,
+        "entries": 150,
+        "bytes": 3 * GIB,
+        "ordered_entries": 6,
+        "unresponsive": False,
+        **changed,
+    }
+
+
+def governor(**changed: Any) -> dict[str, Any]:
+    return {
+        "gauges": [
+            gauge("host", 30 * GIB, 64 * GIB, "relaxed"),
+            gauge(CARD, 70 * GIB, 80 * GIB, "pressure"),
+            gauge(OTHER, 79 * GIB, 80 * GIB, "emergency", source="drill"),
+        ],
+        "thresholds": {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02},
+        "devices": [device(CARD), device(OTHER, entries=0, bytes=0, owners=0, queueing={})],
+        "owners": [owner(1), owner(2)],
+        "workflows": [{"workflow": "w", "client": 1, "step": 2, "agents": 4, "steps": 6}],
+        "host": {"resident_bytes": 5 * GIB, "wanted_bytes": 5 * GIB, "resident_bytes_max": None},
+        "transitions": [
+            {
+                "unix_s": 1_700_000_000.0 + at,
+                "gauge": CARD,
+                "tier": "device",
+                "before": before,
+                "mode": mode,
+                "share": 0.8,
+            }
+            for at, before, mode in ((0, "relaxed", "normal"), (60, "normal", "pressure"))
+        ],
+        "remembered": 17,
+        "reservations": 1,
+        "counters": {
+            "registered": 500,
+            "renewed": 40,
+            "promoted": 30,
+            "offloaded": 120,
+            "dropped": 40,
+            "released": 30,
+            "gone_with_owner": 10,
+            "kept": 5,
+            "timed_out": 0,
+            "ordered": 177,
+            "passes": 9,
+            "offloaded_bytes": 3 * GIB,
+            "dropped_bytes": GIB,
+            "freed_bytes": 4 * GIB,
+            "refused": {"UnderPressure": 6},
+            "transitions": {"normal": 1, "pressure": 1, "emergency": 1},
+        },
+        **changed,
+    }
+
+
+def client(number: int | None, **changed: Any) -> dict[str, Any]:
+    return {
+        "client": number,
+        "name": f"engine-{number}",
+        "pid": 5000 + (number or 0),
+        "uid": 1000,
+        "lane": 10 + (number or 0),
+        "orphaned": number is None,
+        "pins": 4,
+        "hits": 3000,
+        "misses": 300,
+        **changed,
+    }
+
+
+def entry(number: int, **changed: Any) -> dict[str, Any]:
+    return {
+        "key": f"{number:064x}",
+        "namespace": f"{0:016x}",
+        "image_bytes": 9 * MIB,
+        "span_bytes": 9 * MIB + 128,
+        "tree_bytes": 64,
+        "tokens": 1024,
+        "uses": number,
+        "created_unix_s": 1_700_000_000.0,
+        "used_unix_s": 1_700_000_050.0,
+        "expires_unix_s": None,
+        "pinned_by_message": False,
+        "owner_uid": 1000,
+        "span_id": number,
+        **changed,
+    }

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from tensord.daemon import metrics
+from tensord.ipc.modes import Mode
+
+from ..client.ctl import documents
+from ..client.ctl.documents import CARD, OTHER
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def read(families: Iterable[Metric]) -> dict[Sample, float]:
+    return {(each.name, frozenset(each.labels.items())): each.value for one in families for each in one.samples}
+
+
+def told(status: dict[str, Any]) -> dict[Sample, float]:
+    return read(parse_text(metrics.text(status)[0].decode()))
+
+
+def at(samples: dict[Sample, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+def test_the_text_is_what_a_scraper_reads() -> None:
+    samples = told(documents.status())
+    assert at(samples, "tensord_info", version="0.1.0", instance="system", protocol="1") == 1
+    assert at(samples, "tensord_uptime_seconds") == 5025.5
+    assert at(samples, "tensord_largest_free_bytes") == 2 << 30
+    assert at(samples, "tensord_evictions_total", reason="ttl") == 60
+    assert at(samples, "tensord_puts_total", outcome="existed") == 20
+    assert at(samples, "tensord_device_entries_bytes", device=CARD) == 6 << 30
+    assert at(samples, "tensord_device_offloaded_total") == 120
+    assert at(samples, "tensord_device_refused_total", code="UnderPressure") == 6
+    assert at(samples, "tensord_queueing_arrival_rate", device=CARD) == 10.0
+    assert at(samples, "tensord_queueing_stable", device=CARD) == 1
+
+
+def test_both_formats_say_the_same() -> None:
+    status = documents.status()
+    wanted = "application/openmetrics-text; version=1.0.0"
+    body, content_type = metrics.text(status, wanted)
+    assert content_type.startswith(wanted)
+    families = parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]
+    assert read(families) == told(status)
+    assert metrics.text(status, "text/plain")[1].startswith("text/plain; version=0.0.4")
+
+
+def test_hits_by_tier_and_misses_are_all_the_queries() -> None:
+    status = documents.status()
+    status["governor"]["counters"]["used"] = 500
+    samples = told(status)
+    by_tier = {tier: at(samples, "tensord_hits_total", tier=tier) for tier in ("device", "host", "remote", "miss")}
+    assert by_tier == {"device": 500, "host": 9000, "remote": 0, "miss": 1000}
+    assert at(samples, "tensord_queries_total") == sum(by_tier.values())
+
+
+def test_a_gauge_is_in_one_mode() -> None:
+    samples = told(documents.status())
+    for name, tier, mode in (("host", "host", "relaxed"), (CARD, "device", "pressure"), (OTHER, "device", "emergency")):
+        modes = {each: at(samples, "tensord_mode", gauge=name, tier=tier, mode=each.value) for each in Mode}
+        assert modes == {each: float(each == mode) for each in Mode}
+    assert at(samples, "tensord_gauge_source", gauge=OTHER, tier="device", source="drill") == 1
+    assert at(samples, "tensord_gauge_refuses", gauge=OTHER, tier="device") == 1
+    assert at(samples, "tensord_gauge_used_bytes", gauge=CARD, tier="device") == 70 << 30
+    assert at(samples, "tensord_transitions_total", mode="pressure") == 1
+    assert at(samples, "tensord_transitions_total", mode="critical") == 0
+    assert at(samples, "tensord_threshold_ratio", mode="critical") == 0.92
+
+
+def test_what_is_wrong_with_a_tier_shows() -> None:
+    governor = documents.governor(
+        gauges=[documents.gauge(CARD, 1, 2, "normal", stale=True)],
+        devices=[documents.device(CARD, stuck="it lowered nothing"), documents.device(OTHER)],
+        owners=[documents.owner(1, unresponsive=True), documents.owner(2)],
+    )
+    samples = told(documents.status(governor=governor))
+    assert at(samples, "tensord_gauge_stale", gauge=CARD, tier="device") == 1
+    assert at(samples, "tensord_device_stuck", device=CARD) == 1
+    assert at(samples, "tensord_device_stuck", device=OTHER) == 0
+    assert at(samples, "tensord_device_owners_unresponsive", device=CARD) == 1
+    assert at(samples, "tensord_device_owners_unresponsive", device=OTHER) == 0
+
+
+def test_histograms_sum_up() -> None:
+    samples = told(documents.status())
+    name = "tensord_residence_seconds"
+    buckets = [at(samples, f"{name}_bucket", reason="capacity", le=le) for le in ("1.0", "60.0", "+Inf")]
+    assert buckets == [10, 90, 100]
+    assert at(samples, f"{name}_count", reason="capacity") == 100
+    assert at(samples, f"{name}_sum", reason="capacity") == 4000.0
+    assert at(samples, "tensord_idle_at_eviction_seconds_bucket", reason="capacity", le="1.0") == 0
+
+
+def test_counters_that_must_stay_0_are_there_from_the_start() -> None:
+    samples = told(documents.status())
+    for name in ("evicted_while_pinned", "found_corrupt"):
+        assert at(samples, f"tensord_{name}_total") == 0
+    assert at(told(documents.status(store=documents.store(found_corrupt=2))), "tensord_found_corrupt_total") == 2
+
+
+def test_names_cannot_break_out_of_their_label() -> None:
+    name = 'a"} 1\nb{x="\\'
+    governor = documents.governor(gauges=[documents.gauge(name, 1, 2, "normal")])
+    samples = told(documents.status(instance=name, governor=governor))
+    assert at(samples, "tensord_gauge_used_bytes", gauge=name, tier="device") == 1
+    assert at(samples, "tensord_info", version="0.1.0", instance=name, protocol="1") == 1
+
+
+def test_names_follow_the_conventions() -> None:
+    for family in metrics.families(documents.status()):
+        assert family.name.startswith("tensord")
+        assert family.documentation.endswith(".")
+        # A counter's samples end in _total, and nothing else does.
+        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
+        assert not any(word in family.name for word in ("_ms", "_mib", "_kib", "_percent"))
+
+
+def test_a_daemon_without_gauges_or_devices_has_the_same_families() -> None:
+    bare = documents.governor(gauges=[], devices=[], owners=[], workflows=[], transitions=[])
+    names = [family.name for family in metrics.families(documents.status(governor=bare))]
+    full = [family.name for family in metrics.families(documents.status())]
+    assert names == [name for name in full if not name.startswith("tensord_queueing_")]
+    assert len(set(full)) == len(full)
