@@ -1,0 +1,194 @@
+"""The metrics actor on real sockets, with figures that are written down; the daemon itself: tests/integration."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+import uvloop
+
+from tensord.daemon.actors.metrics import MetricsServer
+from tensord.errors import DaemonUnavailable
+
+from ..client.ctl import documents
+from ..daemon_process import PATIENCE_S
+
+CONNECTIONS_MAX: Final = 2
+
+
+class Serving:
+    """A server in a thread of its own, on a Unix socket and on TCP."""
+
+    def __init__(self, folder: Path, loop: Callable[[], asyncio.AbstractEventLoop], connection_s_max: float) -> None:
+        self.path = folder / "metrics.sock"
+        self.status: Callable[[], dict[str, Any]] = documents.status
+        self._sockets = [socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 0))]
+        self._sockets[0].bind(str(self.path))
+        for each in self._sockets:
+            each.listen(64)
+            each.setblocking(False)
+        self.address = self._sockets[1].getsockname()
+        self._loop = loop
+        self._connection_s_max = connection_s_max
+        self._stop: Callable[[], object] = lambda: None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        for each in self._sockets:
+            each.close()
+
+    def _run(self) -> None:
+        async def tell() -> dict[str, Any]:
+            return self.status()
+
+        async def serve() -> None:
+            server = MetricsServer(
+                self._sockets, tell, connections_max=CONNECTIONS_MAX, connection_s_max=self._connection_s_max
+            )
+            serving = asyncio.create_task(server.run())
+            loop = asyncio.get_running_loop()
+            self._stop = lambda: loop.call_soon_threadsafe(serving.cancel)
+            self._started.set()
+            await asyncio.gather(serving, return_exceptions=True)
+
+        with asyncio.Runner(loop_factory=self._loop) as runner:
+            runner.run(serve())
+
+    def connect(self, *, tcp: bool = False) -> socket.socket:
+        if tcp:
+            return socket.create_connection(self.address, timeout=PATIENCE_S)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(PATIENCE_S)
+        sock.connect(str(self.path))
+        return sock
+
+    def ask(
+        self, method: str = "GET", path: str = "/metrics", body: bytes = b"", *, tcp: bool = False, **headers: str
+    ) -> tuple[http.client.HTTPResponse, str]:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = self.connect(tcp=tcp)
+        connection.request(method, path, body=body or None, headers=headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return response, text
+
+    def say(self, said: bytes) -> bytes:
+        """What comes back until the server closes."""
+        with self.connect() as sock:
+            sock.sendall(said)
+            return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path, request.param, PATIENCE_S) as running:
+        yield running
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/metrics?name=x"])
+def test_a_scrape_gets_the_metrics(serving: Serving, path: str, tcp: bool) -> None:
+    for _ in range(2 * CONNECTIONS_MAX):
+        response, text = serving.ask(path=path, tcp=tcp)
+        assert response.status == 200
+        assert (response.getheader("Content-Type") or "").startswith("text/plain; version=0.0.4")
+        assert "tensord_entries 640.0\n" in text
+
+
+def test_a_scraper_that_asks_for_openmetrics_gets_it(serving: Serving) -> None:
+    response, text = serving.ask(Accept="application/openmetrics-text; version=1.0.0")
+    assert (response.getheader("Content-Type") or "").startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+def test_head_says_how_much_there_would_be(serving: Serving) -> None:
+    response, text = serving.ask("HEAD")
+    assert (response.status, text) == (200, "")
+    assert int(response.getheader("Content-Length") or 0) > 1000
+
+
+def test_other_paths_and_methods_are_refused(serving: Serving) -> None:
+    response, text = serving.ask(path="/etc/passwd")
+    assert response.status == 404
+    assert "/metrics" in text
+    response, _ = serving.ask("POST", body=b"x" * 100_000)
+    assert response.status == 405
+    assert response.getheader("Allow") == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"\x00\x01\x02\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),  # no Host
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nY: " + b"y" * 100_000, b"431"),
+        (b"GET /" + b"x" * 100_000, b"431"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
+def test_no_bytes_end_it(serving: Serving, said: bytes, status: bytes) -> None:
+    assert serving.say(said).split(b" ")[1] == status
+    assert serving.ask()[0].status == 200
+
+
+def test_who_hangs_up_at_once_is_no_trouble(serving: Serving) -> None:
+    for said in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
+        for _ in range(2 * CONNECTIONS_MAX):
+            with serving.connect() as sock:
+                sock.sendall(said)
+    assert serving.ask()[0].status == 200
+
+
+def test_connections_that_say_nothing_keep_others_out_for_a_time_only(tmp_path: Path) -> None:
+    with Serving(tmp_path, uvloop.new_event_loop, 0.05) as serving, ExitStack() as silent:
+        for _ in range(3 * CONNECTIONS_MAX):
+            silent.enter_context(serving.connect())
+        assert serving.ask()[0].status == 200
+
+
+def test_silence_on_one_socket_keeps_nobody_from_the_other(serving: Serving) -> None:
+    with ExitStack() as silent:
+        for _ in range(2 * CONNECTIONS_MAX):
+            silent.enter_context(serving.connect(tcp=True))
+        assert serving.ask()[0].status == 200
+
+
+def test_figures_that_cannot_be_had_are_an_error_of_the_server_s(serving: Serving) -> None:
+    def gone() -> dict[str, Any]:
+        raise DaemonUnavailable("the store is going")
+
+    serving.status = gone
+    response, text = serving.ask()
+    assert response.status == 503
+    assert "the store is going" in text
+    serving.status = dict
+    assert serving.ask()[0].status == 500
+    serving.status = documents.status
+    assert serving.ask()[0].status == 200
+
+
+def test_its_end_ends_every_connection(tmp_path: Path) -> None:
+    with Serving(tmp_path, uvloop.new_event_loop, PATIENCE_S) as serving:
+        held = serving.connect()
+        # One behind it was answered, so it has been accepted.
+        assert serving.ask()[0].status == 200
+    with held:
+        assert held.recv(1) == b""
