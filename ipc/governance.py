@@ -6,7 +6,7 @@ device's gauge is called as the device is (its PCI address, `0000:65:00.0`), the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -23,6 +23,15 @@ AgentName = Annotated[str, Meta(max_length=128)]
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
+_STEP_NAMES: Final = {
+    "agent_id": "agent",
+    "step_index": "step",
+    "depends_on": "after",
+    "estimated_tokens": "tokens",
+    "is_optional": "optional",
+}
+
+
 class TierState(Struct, frozen=True):
     """One gauge as it stands. `refuses`: nothing new is taken in until the mode is left."""
 
@@ -34,8 +43,8 @@ class TierState(Struct, frozen=True):
     refuses: bool = False
 
 
-class Step(Struct, frozen=True):
-    """One step of a workflow, as `steps.AgentStep` says it."""
+class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
+    """One step of a workflow, as `steps.AgentStep` says it. Its names are short on the wire: STEPS_MAX in a message."""
 
     agent_id: Annotated[str, Meta(min_length=1, max_length=128)]
     step_index: Count

@@ -1,0 +1,292 @@
+"""A workflow's steps: what is a graph, who is needed how soon, and whose entries can be spared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.errors import BadGraph
+from tensord.ipc import messages as m
+from tensord.ipc.frames import FrameReader, pack
+from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
+from tensord.ipc.messages import decode
+from tensord.ipc.steps import AgentStep, AgentStepGraph
+
+
+def chain(*agents: str) -> AgentStepGraph:
+    """Each agent runs one step after the one before, and waits for it."""
+    return AgentStepGraph(AgentStep(name, tuple(agents[max(at - 1, 0) : at]), at) for at, name in enumerate(agents))
+
+
+def names(steps: list[AgentStep]) -> list[str]:
+    return [step.agent_id for step in steps]
+
+
+# ---- how soon
+
+
+def test_steps_to_execution_count_from_the_current_step() -> None:
+    """The fault of an earlier design: they ignored the current step."""
+    graph = chain("plan", "draft", "review", "edit")
+    for current in range(4):
+        found = [graph.compute_steps_to_execution(agent, current) for agent in graph.get_all_agents()]
+        assert found == [at - current if at >= current else None for at in range(4)]
+
+
+def test_an_agent_that_is_past_is_needed_again_if_the_graph_says_so() -> None:
+    graph = chain("plan", "draft", "review")
+    graph.add_step(AgentStep("plan", ("review",), 7))
+    assert [graph.compute_steps_to_execution("plan", at) for at in (0, 1, 6, 7, 8)] == [0, 6, 1, 0, None]
+    assert [graph.compute_steps_to_execution("draft", at) for at in (0, 1, 2)] == [1, 0, None]
+
+
+def test_an_agent_that_is_in_no_step_is_never_needed_and_is_told_apart() -> None:
+    graph = chain("plan", "draft")
+    assert graph.compute_steps_to_execution("nobody", 0) is None
+    assert "nobody" not in graph
+    assert "plan" in graph
+
+
+def test_agents_up_next_come_nearest_first_and_required_before_optional() -> None:
+    graph = AgentStepGraph(
+        [
+            AgentStep("past", (), 0),
+            AgentStep("now", (), 1),
+            AgentStep("far", (), 4),
+            AgentStep("maybe", (), 2, is_optional=True),
+            AgentStep("soon", (), 2, 100),
+            AgentStep("later", (), 3),
+        ]
+    )
+    assert names(graph.get_prefetch_candidates(1, 2)) == ["soon", "maybe", "later"]
+    assert names(graph.get_prefetch_candidates(1, 1)) == ["soon", "maybe"]
+    assert graph.get_prefetch_candidates(1, 0) == []
+    assert graph.get_prefetch_candidates(5, 10) == []
+
+
+def test_a_candidate_is_the_step_that_runs_next() -> None:
+    graph = AgentStepGraph([AgentStep("a", (), 0, 10), AgentStep("a", (), 3, 77, True), AgentStep("b", (), 1)])
+    assert graph.get_prefetch_candidates(1, 5) == [AgentStep("a", (), 3, 77, True)]
+    assert names(graph.get_prefetch_candidates(0, 5)) == ["b"], "an agent that is running needs no prefetch"
+
+
+# ---- who can be spared
+
+
+def test_finished_agents_go_first_then_the_farthest_and_who_runs_now_last() -> None:
+    """The fault of an earlier design: the order was iterated backwards, and took from those that run."""
+    graph = chain("first", "second", "running", "next", "last")
+    assert graph.get_eviction_priority_order(2) == ["first", "second", "last", "next", "running"]
+    assert graph.get_eviction_priority_order(0) == ["last", "next", "running", "second", "first"]
+    assert graph.get_eviction_priority_order(5) == ["first", "second", "running", "next", "last"]
+
+
+def test_of_one_distance_optional_agents_can_be_spared_before_required_ones() -> None:
+    graph = AgentStepGraph(
+        [
+            AgentStep("far", (), 3),
+            AgentStep("far, maybe", (), 3, 0, True),
+            AgentStep("near", (), 1),
+            AgentStep("near, maybe", (), 1, 0, True),
+        ]
+    )
+    assert graph.get_eviction_priority_order(1) == ["far, maybe", "far", "near, maybe", "near"]
+
+
+def test_an_agent_that_comes_again_is_as_far_as_its_next_step() -> None:
+    graph = chain("a", "b", "c", "d")
+    graph.add_step(AgentStep("a", ("d",), 9))
+    assert graph.get_eviction_priority_order(2) == ["b", "a", "d", "c"]
+
+
+agents = st.sampled_from("abcdef")
+some_steps = st.lists(
+    st.builds(AgentStep, agents, st.just(()), st.integers(0, 12), st.just(0), st.booleans()),
+    max_size=20,
+    unique_by=lambda step: (step.agent_id, step.step_index),
+)
+
+
+@given(some_steps, st.integers(0, 14), st.integers(-1, 5))
+def test_every_question_is_answered_as_by_a_look_at_all_the_steps(
+    steps: list[AgentStep], current: int, lookahead: int
+) -> None:
+    graph = AgentStepGraph(steps)
+    graph.check_invariants()
+    known = list(dict.fromkeys(names(steps)))
+    assert graph.get_all_agents() == known
+    assert graph.size() == len(graph) == len(steps)
+    nearest = {
+        agent: min(
+            (step for step in steps if step.agent_id == agent and step.step_index >= current),
+            key=lambda step: step.step_index,
+            default=None,
+        )
+        for agent in known
+    }
+    for agent, step in nearest.items():
+        wanted = None if step is None else step.step_index - current
+        assert graph.compute_steps_to_execution(agent, current) == wanted
+
+    candidates = graph.get_prefetch_candidates(current, lookahead)
+    expected = [step for step in nearest.values() if step and 0 < step.step_index - current <= lookahead]
+    assert sorted(names(candidates)) == sorted(names(expected))
+    places = [(step.step_index, step.is_optional) for step in candidates]
+    assert places == sorted(places)
+
+    order = graph.get_eviction_priority_order(current)
+    assert sorted(order) == sorted(known)
+    ends = [nearest[agent] for agent in order]
+    finished = sum(step is None for step in ends)
+    assert ends[:finished] == [None] * finished
+    waiting = [(-step.step_index, not step.is_optional) for step in ends[finished:] if step]
+    assert waiting == sorted(waiting)
+    assert len(waiting) == len(order) - finished
+
+
+# ---- what is no graph
+
+
+def test_a_chain_a_diamond_and_a_loop_over_time_are_graphs() -> None:
+    chain("a", "b", "c").validate_dag()
+    AgentStepGraph(
+        [AgentStep("d", ("b", "c"), 2), AgentStep("b", ("a",), 1), AgentStep("c", ("a",), 1), AgentStep("a")]
+    ).validate_dag()
+    AgentStepGraph(
+        [AgentStep("a"), AgentStep("b", ("a",), 1), AgentStep("a", ("b", "a"), 2), AgentStep("b", ("a",), 3)]
+    ).validate_dag()
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([], "a workflow without steps: add one"),
+        ([AgentStep("a", ("ghost",), 1)], "depends_on: agent 'a' at step 1 depends on 'ghost', which has no step"),
+        (
+            [AgentStep("a", ("b",), 0), AgentStep("b", ("a",), 0)],
+            r"depends_on: a cycle: '(a|b)' \(step 0\) waits for '(a|b)' \(step 0\) waits for '(a|b)' \(step 0\)",
+        ),
+        (
+            [AgentStep("a", ("c",), 0), AgentStep("b", ("a",), 1), AgentStep("c", ("b",), 2)],
+            r"a cycle: .*'a' \(step 0\) waits for 'c' \(step 2\)",
+        ),
+        ([AgentStep("a", ("a",), 3)], r"a cycle: 'a' \(step 3\) waits for 'a' \(step 3\)"),
+        (
+            [AgentStep("a", ("b",), 1), AgentStep("b", (), 1)],
+            "agent 'a' at step 1 depends on 'b', which first runs at step 1: a dependency must run earlier",
+        ),
+        ([AgentStep("a", ("b",), 1), AgentStep("b", (), 4)], "which first runs at step 4: a dependency must run"),
+    ],
+)
+def test_what_cannot_be_run_is_no_graph_and_the_agents_are_named(steps: list[AgentStep], said: str) -> None:
+    graph = AgentStepGraph(steps)
+    with pytest.raises(BadGraph, match=said):
+        graph.validate_dag()
+    assert list(graph) == steps
+    with pytest.raises(BadGraph, match=said):
+        AgentStepGraph.from_steps(graph.to_messages())
+
+
+@given(
+    st.lists(
+        st.builds(AgentStep, agents, st.lists(agents, max_size=3).map(tuple), st.integers(0, 4)),
+        min_size=1,
+        max_size=10,
+        unique_by=lambda step: (step.agent_id, step.step_index),
+    )
+)
+def test_a_graph_is_valid_if_every_dependency_first_runs_earlier(steps: list[AgentStep]) -> None:
+    first = {step.agent_id: step.step_index for step in sorted(steps, key=lambda step: -step.step_index)}
+    good = all(agent in first and first[agent] < step.step_index for step in steps for agent in step.depends_on)
+    graph = AgentStepGraph(steps)
+    if good:
+        graph.validate_dag()
+    else:
+        with pytest.raises(BadGraph, match="depends_on: "):
+            graph.validate_dag()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"agent_id": ""}, "agent_id: '' has 0 characters; 1 to 128"),
+        ({"agent_id": "x" * 129}, "agent_id: 'x{40}' has 129 characters; 1 to 128"),
+        ({"agent_id": 7}, "agent_id: 7 is no agent"),
+        ({"agent_id": "\ud800"}, "agent_id: .* no text that can be sent"),
+        ({"depends_on": "abc"}, "depends_on = 'abc': give a tuple of agents"),
+        ({"depends_on": None}, "depends_on = None"),
+        ({"depends_on": ("a", "")}, "depends_on: '' has 0 characters"),
+        ({"depends_on": (1,)}, "depends_on: 1 is no agent"),
+        ({"depends_on": ("a",) * (DEPENDENCIES_MAX + 1)}, "depends_on of 65 agents; at most 64"),
+        ({"step_index": -1}, "step_index = -1: from 0 to"),
+        ({"step_index": 1 << 63}, "step_index = 9223372036854775808: from 0 to 9223372036854775807"),
+        ({"step_index": 1.0}, "step_index = 1.0: give a whole number"),
+        ({"step_index": True}, "step_index = True: give a whole number"),
+        ({"estimated_tokens": -5}, "estimated_tokens = -5: from 0 to"),
+        ({"estimated_tokens": float("nan")}, "estimated_tokens = nan: give a whole number"),
+        ({"is_optional": 1}, "is_optional = 1: give True or False"),
+    ],
+)
+def test_a_bad_field_of_a_step_is_named(fields: dict[str, Any], said: str) -> None:
+    graph = chain("a", "b")
+    before = list(graph)
+    with pytest.raises(BadGraph, match=said):
+        graph.add_step(AgentStep(**({"agent_id": "c"} | fields)))
+    assert list(graph) == before
+
+
+def test_a_step_that_is_there_already_is_refused_and_nothing_changes() -> None:
+    graph = chain("a", "b")
+    before = list(graph)
+    with pytest.raises(BadGraph, match="step_index = 1: agent 'b' has that step already"):
+        graph.add_step(AgentStep("b", (), 1, 500, True))
+    assert list(graph) == before
+    assert graph.get_step("b") == AgentStep("b", ("a",), 1)
+    graph.check_invariants()
+
+
+def test_a_graph_has_as_many_steps_as_a_message_may() -> None:
+    graph = AgentStepGraph(AgentStep("a", (), at) for at in range(STEPS_MAX))
+    with pytest.raises(BadGraph, match=f"over {STEPS_MAX} steps"):
+        graph.add_step(AgentStep("a", (), STEPS_MAX))
+    with pytest.raises(BadGraph, match=f"'new' over {STEPS_MAX} steps"):
+        graph.add_step(AgentStep("new", (), 0))
+    assert graph.size() == STEPS_MAX
+    assert graph.get_all_agents() == ["a"]
+    graph.check_invariants()
+
+
+# ---- looking up, and the way over the wire
+
+
+def test_a_step_is_found_by_agent_and_index() -> None:
+    graph = chain("a", "b")
+    again = AgentStep("a", (), 5, 9)
+    graph.add_step(again)
+    assert graph.get_step("a") == AgentStep("a", (), 0)
+    assert graph.get_step("a", 5) is again
+    assert graph.get_step("a", 1) is None
+    assert graph.get_step("nobody") is graph.get_step("nobody", 0) is None
+
+
+@given(some_steps.filter(bool))
+def test_a_graph_crosses_the_socket_unchanged(steps: list[AgentStep]) -> None:
+    sent = m.RegisterWorkflow(1, "w", AgentStepGraph(steps).to_messages())
+    found = decode(msgpack.unpackb(pack(sent)), m.ControlRequest)
+    assert found == sent
+    assert list(AgentStepGraph.from_steps(found.steps)) == steps
+
+
+def test_the_largest_workflow_fits_into_a_message() -> None:
+    graph = AgentStepGraph(
+        AgentStep(f"agent-{at:04}", (f"agent-{at - 1:04}",) if at else (), at, 4096) for at in range(STEPS_MAX)
+    )
+    sent = m.RegisterWorkflow(1, "nightly", graph.to_messages())
+    (found,) = FrameReader().feed(pack(sent))
+    received = decode(found, m.ControlRequest)
+    assert isinstance(received, m.RegisterWorkflow)
+    assert list(AgentStepGraph.from_steps(received.steps)) == list(graph)
