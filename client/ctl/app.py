@@ -21,6 +21,7 @@ from .completion import completion
 from .configuration import config
 from .daemon import NAME, Daemon
 from .doctor.command import doctor
+from .drill import drill
 from .entries import ls, show
 from .live import clients, watch
 from .orders import clear, evict, limit
@@ -77,7 +78,22 @@ def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, tim
     ctx.call_on_close(daemon.close)
 
 
-for _command in (status, ls, show, clients, watch, limit, evict, clear, purge, health, doctor, config, completion):
+for _command in (
+    status,
+    ls,
+    show,
+    clients,
+    watch,
+    limit,
+    evict,
+    clear,
+    drill,
+    purge,
+    health,
+    doctor,
+    config,
+    completion,
+):
     cli.add_command(_command)
 
 

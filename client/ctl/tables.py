@@ -66,7 +66,7 @@ def counts(by_name: dict[str, Any]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Aligned columns under `head`; columns whose number is in `right` are right-aligned."""
-    lines = [tuple(head), *(tuple(_printable(cell) for cell in row) for row in rows)]
+    lines = [tuple(head), *(tuple(printable(cell) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -79,7 +79,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[in
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
     """Names and what belongs to them, in two columns; what is too long goes on in the next line, under itself."""
-    listed = [(name, _printable(text)) for name, text in rows]
+    listed = [(name, printable(text)) for name, text in rows]
     width = max((len(name) for name, _ in listed), default=0)
     lines = []
     for name, text in listed:
@@ -100,6 +100,6 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a client calls itself must not move the cursor of whoever looks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,147 @@
+"""`drill`: made-up readings of gauges, to see what follows, or what would.
+
+Owns: when each reading of the file is told, and the line that shows what came of it. Does not own the file's format
+(ipc/gaugefile), nor what follows (the daemon's governor).
+
+Invariant: nothing is told before the whole file was read and found sound.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ...errors import BadGaugeFile
+from ...ipc import messages
+from ...ipc.gaugefile import FILE_CHARS_MAX, Reading, read_drill
+from ...ipc.modes import HOST_GAUGE
+from .daemon import Daemon, pass_daemon
+from .tables import age, number, printable, share, size
+
+_HEAD: Final = ("AT", "GAUGE", "USED", "SHARE", "MODE", "WHAT GOES")
+_WIDTHS: Final = (7, 14, 10, 7, 26)
+_SPEED_MIN, _SPEED_MAX = 0.001, 1e6
+_STDIN: Final = "-"
+
+
+def readings_of(file: Path) -> list[Reading]:
+    """The drill's readings; `-` is standard input.
+
+    Raises:
+        BadParameter: it cannot be read, or is no drill; the line is named.
+    """
+    try:
+        if str(file) == _STDIN:
+            text = sys.stdin.read(FILE_CHARS_MAX + 1)
+        else:
+            with file.open(encoding="utf-8") as opened:
+                text = opened.read(FILE_CHARS_MAX + 1)
+        found = read_drill(text)
+        if not found:
+            raise BadGaugeFile("no line of it is a reading: SECONDS NAME USED TOTAL")
+    except OSError as error:
+        raise _refused(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _refused(f"{file}: no text") from None
+    except BadGaugeFile as error:
+        raise _refused(f"{file}: {error}") from None
+    return found
+
+
+def _refused(why: str) -> click.BadParameter:
+    return click.BadParameter(why, param_hint="'FILE'")
+
+
+def heading(readings: Sequence[Reading], *, act: bool, speed: float) -> str:
+    """What is about to happen, and the table's head."""
+    gauges = sorted({reading.gauge for reading in readings})
+    named = ", ".join(map(printable, gauges))
+    lasts = age(readings[-1].at_s / speed)
+    count = number(len(readings))
+    if act:
+        said = (
+            f"ACTING: {count} made-up readings replace {named} for {lasts}. Entries go and puts are refused, as if "
+            "they were true. When this command ends, however it does, the gauge itself stands again."
+        )
+    else:
+        said = f"Asking only: {count} made-up readings of {named}, {lasts}. Nothing changes; --act would make it so."
+    return f"{said}\n\n{_row(_HEAD)}"
+
+
+def line(reading: Reading, told: messages.Drilled) -> str:
+    """One reading and what came of it, within 100 columns but for what goes."""
+    mode = told.state.mode.value
+    if told.before is not told.state.mode:
+        mode = f"{told.before.value} -> {mode}"
+    return _row(
+        (
+            f"{reading.at_s:.1f}s",
+            printable(reading.gauge),
+            size(reading.used_bytes),
+            share(reading.used_bytes, reading.total_bytes),
+            mode,
+            consequences(told),
+        )
+    )
+
+
+def consequences(told: messages.Drilled) -> str:
+    """What goes, or would: "offload 12 (240 MiB), drop 3 (1.00 MiB)"; "-" for nothing."""
+    found = []
+    if told.offload_entries:
+        found.append(f"offload {number(told.offload_entries)} ({size(told.offload_bytes)})")
+    if told.drop_entries:
+        found.append(f"drop {number(told.drop_entries)} ({size(told.drop_bytes)})")
+    if told.shrink_bytes:
+        found.append(f"ring gives back {size(told.shrink_bytes)}")
+    if told.state.refuses:
+        found.append("puts refused" if told.state.gauge == HOST_GAUGE else "registrations refused")
+    return ", ".join(found) or "-"
+
+
+def _row(cells: Sequence[str]) -> str:
+    *left, last = cells
+    return "  ".join([*(cell.ljust(width) for cell, width in zip(left, _WIDTHS, strict=True)), last]).rstrip()
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--act", is_flag=True, help="Really: until this ends, the readings stand in place of the gauges'.")
+@click.option(
+    "--speed", type=click.FloatRange(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast."
+)
+@pass_daemon
+def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:
+    """Plays made-up readings of gauges, and says what mode follows and what would go.
+
+    \b
+    FILE has a reading a line, in the order of time; - is standard input. A fall needs two.
+        # SECONDS  NAME          USED  TOTAL
+        0          host          50%   64GiB
+        2.5        0000:65:00.0  97%   80GiB
+
+    Without --act nothing changes. With it, entries are offloaded and dropped and registrations refused as if the
+    readings were true, until this command ends, by Ctrl-C too.
+    """
+    readings = readings_of(file)
+    daemon.greeted()
+    click.echo(heading(readings, act=act, speed=speed))
+    began = time.monotonic()
+    for reading in readings:
+        time.sleep(max(0.0, began + reading.at_s / speed - time.monotonic()))
+        make = partial(
+            messages.Drill,
+            gauge=reading.gauge,
+            used_bytes=reading.used_bytes,
+            total_bytes=reading.total_bytes,
+            act=act,
+        )
+        click.echo(line(reading, daemon.order(make, messages.Drilled)))
+    if act:
+        click.echo("\nThe drill ends: the gauges themselves stand again.")
