@@ -1,0 +1,204 @@
+"""The queueing floor: how much cache a device needs so that its requests do not queue up without end.
+
+By Little's law (J. D. C. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961) λ · E[S]
+requests are served at once in the mean, where λ arrive a second and each is served for E[S] seconds. They hold
+λ · E[S] · E[blocks] blocks; whoever evicts below that, and MARGIN, has work done twice, which raises E[S], and the
+queue grows.
+
+Owns: counts of the last window, and the floor. Does not own the entries, nor what a block is.
+
+Time is an argument; one that is before the latest counts as the latest. Counts stand in BUCKETS buckets a window, so
+that memory and work are bounded however many requests there are: the window moves by a bucket, and is shorter than
+`window_s` by less than one. λ is of the time that the window has really covered.
+
+Invariants: the sums are those of the buckets; the floor is exact, in whole numbers: no error of floating point lifts
+it by a block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import Final
+
+MARGIN_PERCENT: Final = 115
+"""Of the mean need, in percent: requests do not arrive evenly."""
+BUCKETS: Final = 64
+COVERED_BUCKETS_MIN: Final = 4
+"""λ is over no less time than this, so that the first few requests are not taken for a storm."""
+
+# Clocks differ by fractions that floats show inexactly; services are given as they are.
+_CLOCK_PER_S: Final = 1_000_000
+_SERVICE_PER_S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StabilityState:
+    """What is known of a device's requests. Means are 0 where nothing was completed within the window.
+
+    `arrivals_per_s` is λ, `service_s` E[S], `blocks_per_request` E[blocks], `offered_load` λ · E[S] in Erlang: requests
+    served at once in the mean. `utilisation`: the share of the capacity that they hold, without the margin; 0 where no
+    capacity was given. `stable`: the floor is 0, or below the capacity, or none was given. `samples`: completions.
+    """
+
+    arrivals_per_s: float
+    service_s: float
+    blocks_per_request: float
+    offered_load: float
+    minimum_stable_blocks: int
+    utilisation: float
+    stable: bool
+    samples: int
+
+
+@dataclass(slots=True)
+class _Bucket:
+    index: int
+    arrivals: int = 0
+    completions: int = 0
+    service: int = 0
+    blocks: int = 0
+
+    def add(self, other: _Bucket) -> None:
+        self.arrivals += other.arrivals
+        self.completions += other.completions
+        self.service += other.service
+        self.blocks += other.blocks
+
+    def subtract(self, other: _Bucket) -> None:
+        self.arrivals -= other.arrivals
+        self.completions -= other.completions
+        self.service -= other.service
+        self.blocks -= other.blocks
+
+
+class QueueingController:
+    """One device's arrivals and services of the last `window_s` seconds."""
+
+    def __init__(self, window_s: float) -> None:
+        assert window_s > 0, window_s
+        self._width = max(1, round(window_s * _CLOCK_PER_S / BUCKETS))
+        self._buckets: deque[_Bucket] = deque()
+        self._sum = _Bucket(0)
+        self._began: int | None = None
+        self._latest = 0
+
+    def record_request_arrival(self, now: float, count: int = 1) -> None:
+        """`count` requests have arrived."""
+        assert count >= 0, count
+        self._record(now, _Bucket(0, arrivals=count))
+
+    def record_request_completion(self, now: float, service_s: float, blocks: int) -> None:
+        """A request was served in `service_s` seconds, and held `blocks` meanwhile."""
+        assert 0 <= service_s < float("inf"), service_s
+        assert blocks >= 0, blocks
+        self._record(now, _Bucket(0, completions=1, service=round(service_s * _SERVICE_PER_S), blocks=blocks))
+
+    def compute_stability_state(self, now: float, capacity_blocks: int | None = None) -> StabilityState:
+        """All that follows from the window that ends now."""
+        sums, covered = self._window(now)
+        floor = _floor(sums, covered)
+        arrivals_per_s = sums.arrivals * _CLOCK_PER_S / covered
+        served = max(sums.completions, 1)
+        service_s = sums.service / served / _SERVICE_PER_S
+        blocks = sums.blocks / served
+        in_use = arrivals_per_s * service_s * blocks
+        return StabilityState(
+            arrivals_per_s=arrivals_per_s,
+            service_s=service_s,
+            blocks_per_request=blocks,
+            offered_load=arrivals_per_s * service_s,
+            minimum_stable_blocks=floor,
+            utilisation=in_use / capacity_blocks if capacity_blocks else 0.0,
+            stable=floor == 0 or capacity_blocks is None or floor < capacity_blocks,
+            samples=sums.completions,
+        )
+
+    def get_minimum_stable_blocks(self, now: float) -> int:
+        """The floor: ceil(λ · E[S] · E[blocks] · 1.15). 0 as long as nothing is known."""
+        return _floor(*self._window(now))
+
+    def get_eviction_target_blocks(self, now: float, used_blocks: int, capacity_blocks: int) -> int:
+        """How many of the blocks in use may go at most. None below the floor, however small the capacity."""
+        assert used_blocks >= 0, used_blocks
+        assert capacity_blocks >= 0, capacity_blocks
+        return max(0, used_blocks - self.get_minimum_stable_blocks(now))
+
+    def room_refusal(self, now: float, needed_blocks: int, used_blocks: int, capacity_blocks: int) -> str | None:
+        """Why the floor leaves no room for `needed_blocks` more; None where it is not in the way.
+
+        It is not if so many are free, or may go; nor for what is larger than the capacity, which no eviction could
+        make room for. An answer, never an order to evict and to ask again.
+        """
+        floor = self.get_minimum_stable_blocks(now)
+        free = max(0, capacity_blocks - used_blocks)
+        if floor == 0 or needed_blocks <= free:
+            return None
+        if floor >= capacity_blocks:
+            return (
+                f"{needed_blocks} blocks needed and {free} free; nothing may be evicted, since the queueing floor of "
+                f"{floor} blocks is not below the capacity of {capacity_blocks}: take in fewer requests, or raise the "
+                "capacity"
+            )
+        spare = max(0, used_blocks - floor)
+        if needed_blocks > capacity_blocks or used_blocks - spare + needed_blocks <= capacity_blocks:
+            return None
+        return (
+            f"{needed_blocks} blocks needed and {free} free; of {used_blocks} in use only {spare} may be evicted above "
+            f"the queueing floor of {floor}, of a capacity of {capacity_blocks}: take in fewer requests, or raise the "
+            "capacity"
+        )
+
+    def export_metrics(self, now: float, capacity_blocks: int | None = None) -> dict[str, float]:
+        """The state's numbers by name, for status and metrics. `utilisation` and `stable` (1 or 0) need a capacity."""
+        state = self.compute_stability_state(now, capacity_blocks)
+        left_out = {"utilisation", "stable"} if capacity_blocks is None else set()
+        return {each.name: float(getattr(state, each.name)) for each in fields(state) if each.name not in left_out}
+
+    def check_invariants(self) -> None:
+        """Asserts that sums and buckets agree, and that there are no more than there may be."""
+        total = _Bucket(0)
+        for bucket in self._buckets:
+            total.add(bucket)
+        assert total == self._sum
+        indices = [bucket.index for bucket in self._buckets]
+        assert indices == sorted(set(indices))
+        assert not indices or indices[-1] - indices[0] < BUCKETS
+
+    def _record(self, now: float, more: _Bucket) -> None:
+        self._latest = at = self._clock(now)
+        if self._began is None:
+            self._began = at
+        index = at // self._width
+        while self._buckets and self._buckets[0].index <= index - BUCKETS:
+            self._sum.subtract(self._buckets.popleft())
+        if not self._buckets or self._buckets[-1].index != index:
+            self._buckets.append(_Bucket(index))
+        self._buckets[-1].add(more)
+        self._sum.add(more)
+
+    def _window(self, now: float) -> tuple[_Bucket, int]:
+        """What the window that ends now counts, and how much time it covers. Changes nothing."""
+        at = self._clock(now)
+        first = at // self._width - BUCKETS + 1
+        sums = _Bucket(0)
+        sums.add(self._sum)
+        for bucket in self._buckets:
+            if bucket.index >= first:
+                break
+            sums.subtract(bucket)
+        began = at if self._began is None else self._began
+        covered = at - max(began, first * self._width)
+        return sums, max(covered, COVERED_BUCKETS_MIN * self._width)
+
+    def _clock(self, now: float) -> int:
+        at = round(now * _CLOCK_PER_S)
+        return at if self._began is None else max(at, self._latest)
+
+
+def _floor(sums: _Bucket, covered: int) -> int:
+    if sums.completions == 0:
+        return 0
+    need = sums.arrivals * _CLOCK_PER_S * sums.service * sums.blocks * MARGIN_PERCENT
+    whole = covered * sums.completions * _SERVICE_PER_S * sums.completions * 100
+    return -(-need // whole)

@@ -1,0 +1,262 @@
+"""The queueing floor: exactly Little's law over the last window, and reasons instead of loops."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tensord.daemon.policy.queueing import BUCKETS, COVERED_BUCKETS_MIN, QueueingController
+
+WINDOW_S = 64.0  # buckets of a second
+
+
+def served(*, arrivals: int, service_s: float, blocks: int, seconds: int = 63) -> QueueingController:
+    """`arrivals` over `seconds` (from 0 to their end), each service alike; asked at `seconds`."""
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_arrival(0.0, arrivals)
+    for _ in range(3):
+        queue.record_request_completion(float(seconds), service_s, blocks)
+    return queue
+
+
+# ---- the formula
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "service_s", "blocks", "floor"),
+    [
+        (60, 10.0, 10, 115),  # λ = 1: 1 · 10 · 10 · 1.15, which floats make 114.99999999999999
+        (600, 0.5, 20, 115),
+        (600, 0.1, 100, 115),
+        (60, 20.0, 10, 230),
+        (60, 20.0, 1, 23),
+        (60, 10.0, 11, 127),  # 126.5
+        (60, 0.001, 1, 1),  # 0.00115: never 0 while requests are served
+        (60, 7.0, 100, 805),  # 1.15 * 700 is 804.9999999999999, 7 * 115.0 is 805
+        (180, 0.7, 100, 242),  # 241.5
+        (180, 1.1, 1000, 3795),  # 3 * 1.1 is 3.3000000000000003
+        (60, 0.0, 10, 0),
+        (60, 10.0, 0, 0),
+    ],
+)
+def test_the_floor_is_lambda_times_mean_service_times_mean_blocks_and_fifteen_percent(
+    arrivals: int, service_s: float, blocks: int, floor: int
+) -> None:
+    queue = served(arrivals=arrivals, service_s=service_s, blocks=blocks, seconds=60)
+    assert queue.get_minimum_stable_blocks(60.0) == floor
+    assert queue.compute_stability_state(60.0).minimum_stable_blocks == floor
+
+
+@pytest.mark.parametrize("started_s", [0.0, 0.1, 1234.567, 98_765_432.1, 1_700_000_000.3])
+def test_the_floor_does_not_depend_on_what_the_clock_shows(started_s: float) -> None:
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_arrival(started_s, 60)
+    queue.record_request_completion(started_s + 60.0, 20.0, 10)
+    assert queue.get_minimum_stable_blocks(started_s + 60.0) == 230
+
+
+@given(
+    st.integers(1, 100_000),
+    st.integers(1, 100_000).map(lambda ms: ms / 1000),
+    st.integers(0, 1 << 32),
+    st.integers(4, 60),
+)
+def test_the_floor_is_exact_whatever_the_numbers(arrivals: int, service_s: float, blocks: int, seconds: int) -> None:
+    queue = served(arrivals=arrivals, service_s=service_s, blocks=blocks, seconds=seconds)
+    exact = Fraction(arrivals, seconds) * Fraction(str(service_s)) * blocks * Fraction(115, 100)
+    assert queue.get_minimum_stable_blocks(float(seconds)) == math.ceil(exact)
+
+
+def test_the_state_says_what_the_floor_comes_from() -> None:
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_arrival(0.0, 120)
+    queue.record_request_completion(10.0, 2.0, 10)
+    queue.record_request_completion(20.0, 4.0, 30)
+    state = queue.compute_stability_state(60.0, 240)
+    assert (state.arrivals_per_s, state.service_s, state.blocks_per_request, state.samples) == (2.0, 3.0, 20.0, 2)
+    assert state.offered_load == 6.0
+    assert state.minimum_stable_blocks == 138
+    assert state.utilisation == 0.5
+    assert state.stable
+    assert queue.compute_stability_state(60.0, 139).stable
+    assert not queue.compute_stability_state(60.0, 138).stable
+    assert queue.compute_stability_state(60.0).stable
+    wanted = {
+        "arrivals_per_s": 2.0,
+        "service_s": 3.0,
+        "blocks_per_request": 20.0,
+        "offered_load": 6.0,
+        "minimum_stable_blocks": 138.0,
+        "samples": 2.0,
+    }
+    assert queue.export_metrics(60.0) == wanted
+    assert queue.export_metrics(60.0, 138) == wanted | {"utilisation": pytest.approx(120 / 138), "stable": 0.0}
+
+
+# ---- the window
+
+
+def test_nothing_known_is_no_floor() -> None:
+    queue = QueueingController(WINDOW_S)
+    assert queue.get_minimum_stable_blocks(5.0) == 0
+    state = queue.compute_stability_state(5.0, 0)
+    assert (state.arrivals_per_s, state.service_s, state.samples, state.stable) == (0.0, 0.0, 0, True)
+    assert queue.room_refusal(5.0, 10, 100, 100) is None
+    queue.record_request_arrival(5.0, 1000)
+    assert queue.get_minimum_stable_blocks(6.0) == 0, "nobody knows yet how long they take"
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_completion(5.0, 10.0, 10)
+    assert queue.get_minimum_stable_blocks(6.0) == 0, "nobody arrives"
+
+
+def test_the_first_requests_are_no_storm_and_no_calm() -> None:
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_arrival(100.0, 8)
+    assert queue.compute_stability_state(100.0).arrivals_per_s == 2.0, "over a few seconds, though none have passed"
+    for second in range(101, 110):
+        queue.record_request_arrival(float(second), 8)
+    state = queue.compute_stability_state(110.0)
+    assert state.arrivals_per_s == 8.0, "over the ten seconds that there are, not over the window"
+
+
+def test_what_is_older_than_the_window_counts_no_more() -> None:
+    queue = QueueingController(WINDOW_S)
+    queue.record_request_arrival(0.0, 1000)
+    queue.record_request_completion(0.0, 50.0, 100)
+    assert queue.get_minimum_stable_blocks(63.9) > 0
+    assert queue.get_minimum_stable_blocks(64.0) == 0
+    assert queue.compute_stability_state(64.0).arrivals_per_s == 0.0
+    queue.record_request_arrival(200.0, 63)
+    assert queue.compute_stability_state(200.0).arrivals_per_s == 1.0, "a calm before counts as well"
+
+
+def test_questions_change_nothing() -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)
+    assert queue.get_minimum_stable_blocks(1e6) == 0
+    assert queue.get_minimum_stable_blocks(60.0) == 115
+    queue.check_invariants()
+
+
+def test_a_clock_that_steps_back_stands_still_instead() -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)
+    queue.record_request_arrival(30.0, 60)
+    assert queue.get_minimum_stable_blocks(0.0) == queue.get_minimum_stable_blocks(60.0) == 230
+    queue.check_invariants()
+
+
+def test_memory_is_bounded_however_many_requests_there_are() -> None:
+    queue = QueueingController(WINDOW_S)
+    for number in range(20_000):
+        queue.record_request_arrival(number / 50)
+        queue.record_request_completion(number / 50, 1.0, 3)
+    queue.check_invariants()
+    assert len(queue._buckets) <= BUCKETS
+    assert queue.compute_stability_state(19_999 / 50).arrivals_per_s == pytest.approx(50.0, rel=0.01)
+
+
+class AgainstAList(RuleBasedStateMachine):
+    """The controller answers as somebody would who kept every request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 10_000
+        self.queue = QueueingController(WINDOW_S)
+        self.arrivals: list[int] = []
+        self.completions: list[tuple[int, int, int]] = []
+
+    @rule(ms=st.sampled_from([0, 1, 999, 1000, 1001, 5000, 63_000, 64_000, 100_000]))
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(count=st.integers(1, 500))
+    def arrive(self, count: int) -> None:
+        self.queue.record_request_arrival(self.now_ms / 1000, count)
+        self.arrivals += [self.now_ms] * count
+
+    @rule(service_ms=st.integers(0, 100_000), blocks=st.integers(0, 1000))
+    def complete(self, service_ms: int, blocks: int) -> None:
+        self.queue.record_request_completion(self.now_ms / 1000, service_ms / 1000, blocks)
+        self.completions.append((self.now_ms, service_ms, blocks))
+
+    @invariant()
+    def answers_agree(self) -> None:
+        begins_ms = (self.now_ms // 1000 - BUCKETS + 1) * 1000
+        first_ms = min([*self.arrivals[:1], *(at for at, _, _ in self.completions[:1])], default=self.now_ms)
+        covered_ms = max(self.now_ms - max(begins_ms, first_ms), COVERED_BUCKETS_MIN * 1000)
+        arrivals = sum(at >= begins_ms for at in self.arrivals)
+        services = [(ms, blocks) for at, ms, blocks in self.completions if at >= begins_ms]
+        count = max(len(services), 1)
+        mean_s = Fraction(sum(ms for ms, _ in services), count * 1000)
+        mean_blocks = Fraction(sum(blocks for _, blocks in services), count)
+        rate = Fraction(arrivals * 1000, covered_ms)
+        floor = math.ceil(rate * mean_s * mean_blocks * Fraction(115, 100))
+
+        now = self.now_ms / 1000
+        state = self.queue.compute_stability_state(now)
+        assert state.minimum_stable_blocks == self.queue.get_minimum_stable_blocks(now) == floor
+        assert state.samples == len(services)
+        assert state.arrivals_per_s == pytest.approx(float(rate))
+        assert state.service_s == pytest.approx(float(mean_s))
+        assert state.blocks_per_request == pytest.approx(float(mean_blocks))
+        assert state.offered_load == pytest.approx(float(rate * mean_s))
+        self.queue.check_invariants()
+
+
+TestAgainstAList = AgainstAList.TestCase
+TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+# ---- what may go, and who is refused
+
+
+def test_blocks_may_go_down_to_the_floor_and_no_further() -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
+    assert [queue.get_eviction_target_blocks(60.0, used, 200) for used in (0, 114, 115, 116, 200)] == [0, 0, 0, 1, 85]
+    assert queue.get_eviction_target_blocks(60.0, 110, 100) == 0, "a small capacity lifts no floor"
+
+
+def test_the_floor_is_in_nobodys_way_while_there_is_room_or_enough_may_go() -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
+    assert queue.room_refusal(60.0, 50, 150, 200) is None
+    assert queue.room_refusal(60.0, 85, 200, 200) is None
+    assert queue.room_refusal(60.0, 201, 200, 200) is None, "larger than the device: it is not the floor that refuses"
+    assert queue.room_refusal(60.0, 10, 90, 100) is None, "floor over capacity, but it is free"
+
+
+def test_room_that_only_the_floor_has_is_refused_with_the_numbers() -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
+    refusal = queue.room_refusal(60.0, 86, 200, 200)
+    assert refusal == (
+        "86 blocks needed and 0 free; of 200 in use only 85 may be evicted above the queueing floor of 115, of a "
+        "capacity of 200: take in fewer requests, or raise the capacity"
+    )
+    assert "only 0 may be evicted" in str(queue.room_refusal(60.0, 100, 110, 200))
+
+
+@pytest.mark.parametrize("capacity", [115, 100, 0])
+def test_a_floor_at_or_above_capacity_refuses_with_a_reason_and_never_loops(capacity: int) -> None:
+    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
+    refusals = {queue.room_refusal(60.0, 1, capacity, capacity) for _ in range(3)}
+    (refusal,) = refusals
+    assert refusal == (
+        "1 blocks needed and 0 free; nothing may be evicted, since the queueing floor of 115 blocks is not below the "
+        f"capacity of {capacity}: take in fewer requests, or raise the capacity"
+    )
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 60))
+def test_who_is_not_refused_finds_room_above_the_floor(needed: int, used: int, capacity: int, arrivals: int) -> None:
+    queue = served(arrivals=arrivals, service_s=20.0, blocks=10, seconds=60)
+    refusal = queue.room_refusal(60.0, needed, used, capacity)
+    spare = queue.get_eviction_target_blocks(60.0, used, capacity)
+    floor = queue.get_minimum_stable_blocks(60.0)
+    if refusal is None and needed <= capacity and used <= capacity and floor:
+        assert used - spare + needed <= capacity
+    if refusal is not None:
+        assert used + needed > capacity, "there was room without anybody going"
+        assert floor >= capacity or used - spare + needed > capacity
