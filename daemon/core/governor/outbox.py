@@ -52,8 +52,9 @@ class Outbox:
         """One line for the operator."""
         self._effects.append(Log(level, event, fields))
 
-    def refuse(self, client: int, request: int, error: TensordError) -> None:
-        """Answers a request with an error, counts and announces it."""
+    def refuse(self, client: int, request: int | None, error: TensordError) -> None:
+        """Answers a request with an error, counts and announces it; one without an id is not answered."""
         self.counters.refused[error.code] += 1
         self.announce("refuse", client=client, code=error.code, text=str(error))
-        self.send(client, messages.Error.of(error, request))
+        if request is not None:
+            self.send(client, messages.Error.of(error, request))

@@ -1,0 +1,129 @@
+"""Made-up readings: what would follow from one, or what does, while whoever drills is there.
+
+Owns: shadow modes, one for each client and gauge that it asks about. Does not own the modes that count (tiers), nor
+what a pass orders (devices) or a ring gives back (host): it asks them, and changes nothing of theirs.
+
+A shadow begins where its gauge stands, and goes on from each of its client's readings to the next: so a file of
+readings plays as it would for real, hysteresis included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from ....errors import LimitReached, OwnedElsewhere
+from ....ipc import messages
+from ....ipc.modes import HOST_GAUGE, Mode, Tier
+from .devices import Devices
+from .events import Sample
+from .host import Host
+from .limits import GovernorLimits
+from .passes import Circumstances, Plan
+from .tiers import Changes, Gauge, Tiers
+
+
+def sample_of(message: messages.Drill, now: float) -> Sample:
+    """The made-up reading as if a gauge had given it."""
+    tier = Tier.HOST if message.gauge == HOST_GAUGE else Tier.DEVICE
+    return Sample(message.gauge, tier, message.used_bytes, message.total_bytes, "drill", now)
+
+
+class Drills:
+    """Answers Drill. `circumstances` says how a device stands by a gauge."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        devices: Devices,
+        host: Host,
+        circumstances: Callable[[Gauge, float], Circumstances],
+        limits: GovernorLimits,
+    ) -> None:
+        self._tiers = tiers
+        self._devices = devices
+        self._host = host
+        self._circumstances = circumstances
+        self._limits = limits
+        self._shadows: dict[int, dict[str, Gauge]] = {}
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """For readings from now on."""
+        self._limits = limits
+        for shadows in self._shadows.values():
+            for gauge in shadows.values():
+                gauge.state.change_thresholds(limits.thresholds)
+
+    def ask(self, client: int, message: messages.Drill, now: float) -> messages.Drilled:
+        """What would follow. Only the shadow goes on.
+
+        Raises:
+            LimitReached: the client asks about one gauge too many; devices_max is named.
+        """
+        shadows = self._shadows.get(client, {})
+        gauge = shadows.get(message.gauge)
+        sample = sample_of(message, now)
+        if gauge is None:
+            self._check_room(len(shadows), message.gauge)
+            gauge = self._shadows.setdefault(client, {})[message.gauge] = self._begin(sample)
+        real = self._tiers.find(message.gauge)
+        gauge.state.workflow = (self._tiers.new_state(sample.tier) if real is None else real.state).workflow
+        before = gauge.mode
+        gauge.sample = sample
+        gauge.state.sample(gauge.share)
+        return self._drilled(message, before, gauge, now)
+
+    def act(self, client: int, message: messages.Drill, now: float) -> tuple[messages.Drilled, Changes]:
+        """The reading takes the gauge's place. What is told is what a pass is about to order.
+
+        Raises:
+            OwnedElsewhere: another client drills that gauge.
+            LimitReached: there are as many gauges as there may be; devices_max is named.
+        """
+        driller = self._tiers.driller(message.gauge)
+        if driller not in (None, client):
+            raise OwnedElsewhere(f"client {driller} drills gauge {message.gauge!r}: wait until it has left")
+        known = self._tiers.find(message.gauge)
+        if known is None:
+            self._check_room(len(self._tiers), message.gauge)
+        sample = sample_of(message, now)
+        before = (known.state if known is not None else self._tiers.new_state(sample.tier)).mode
+        changes = self._tiers.drill(client, sample, now)
+        return self._drilled(message, before, changes.fresh[0], now), changes
+
+    def client_left(self, client: int) -> None:
+        """Its shadows end."""
+        self._shadows.pop(client, None)
+
+    def check_invariants(self, clients: set[int]) -> None:
+        """Asserts that shadows are those of clients that are there."""
+        assert self._shadows.keys() <= clients
+        assert all(self._shadows.values())
+
+    def _begin(self, sample: Sample) -> Gauge:
+        known = self._tiers.find(sample.gauge)
+        return Gauge(sample, self._tiers.new_state(sample.tier) if known is None else deepcopy(known.state))
+
+    def _check_room(self, gauges: int, name: str) -> None:
+        if gauges >= self._limits.devices_max:
+            raise LimitReached(
+                f"{gauges} gauges are known here, and devices_max is {self._limits.devices_max}: "
+                f"{name!r} is one too many"
+            )
+
+    def _drilled(self, message: messages.Drill, before: Mode, gauge: Gauge, now: float) -> messages.Drilled:
+        if gauge.sample.tier is Tier.HOST:
+            plan, shrink_bytes = Plan(), self._host.over_bytes(gauge)
+        else:
+            plan = self._devices.plan(message.gauge, self._circumstances(gauge, now), now)
+            shrink_bytes = 0
+        return messages.Drilled(
+            message.id,
+            before,
+            gauge.to_message(),
+            plan.offload_entries,
+            plan.offload_bytes,
+            plan.drop_entries,
+            plan.drop_bytes,
+            shrink_bytes,
+        )

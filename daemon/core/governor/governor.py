@@ -1,0 +1,318 @@
+"""The governor's core: who gives memory back, and when. Events in, effects out; time is an argument.
+
+    handle(event, now) ─┬─ tiers          readings to modes, and who is told
+                        ├─ devices        entries of all owners, orders, budgets
+                        ├─ reservations   free memory that is set aside
+                        ├─ workflows      how soon an agent's entries are needed again
+                        ├─ floors         blocks below which queues would grow without end
+                        ├─ host           what the ring may keep, and when puts are refused
+                        └─ drills         readings that are made up
+
+`handle` is the only mutator; whatever a part needs of another is handed to it here. Queries (`status`, `modes`,
+`next_timer`, `sample_every_s`) change nothing. A request that is refused changes nothing but the count of refusals.
+
+No event takes long, whatever is registered: a pass over many entries goes on at the next Tick, which `next_timer` then
+asks for at once; the caller may handle other events in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ....errors import NoGauge, TensordError
+from ....ipc import messages
+from ....ipc.modes import HOST_GAUGE, Tier
+from . import report
+from .counters import Counters
+from .devices import Devices
+from .drills import Drills
+from .effects import Effect
+from .events import ClientJoined, ClientLeft, Event, HostHolds, LimitsChanged, Received, Sampled, Tick
+from .floors import Floors
+from .host import Host, takes
+from .limits import GovernorLimits
+from .outbox import Client, Outbox
+from .passes import Circumstances
+from .reservations import Reservations
+from .tiers import Changes, Gauge, Tiers
+from .workflows import Workflows
+
+DUE_MAX: Final = 128
+"""Reservations that one Tick ends."""
+OWNERS_SOURCE: Final = "owners"
+"""The source of a gauge that knows what owners of tensors report, and nothing else."""
+
+
+class Governor:
+    """All tiers of one daemon. `unix_at_zero_s` is the Unix time at monotonic time 0."""
+
+    def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
+        self.limits = limits
+        self._outbox = Outbox()
+        self.workflows = Workflows(limits.workflows_max)
+        self.tiers = Tiers(limits.thresholds, self._outbox, unix_at_zero_s)
+        self.devices = Devices(limits, self._outbox, self.workflows)
+        self.reservations = Reservations(limits)
+        self.floors = Floors(limits)
+        self.host = Host(limits, self._outbox)
+        self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
+        self._now = 0.0
+        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+            ClientJoined: self._client_joined,
+            ClientLeft: self._client_left,
+            Received: self._received,
+            Sampled: self._sampled,
+            HostHolds: self.host.holds,
+            LimitsChanged: self._limits_changed,
+            Tick: self._tick,
+        }
+        self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
+            messages.Subscribe: self._subscribe,
+            messages.OpenDevice: self._open_device,
+            messages.RegisterEntry: self._register_entry,
+            messages.UseEntries: self._use_entries,
+            messages.ReleaseEntries: self._release_entries,
+            messages.AcknowledgeOrder: self._acknowledge_order,
+            messages.ReserveDevice: self._reserve_device,
+            messages.ReleaseReservation: self._release_reservation,
+            messages.ReadDevice: self._read_device,
+            messages.RegisterWorkflow: self._register_workflow,
+            messages.AdvanceWorkflow: self._advance_workflow,
+            messages.EndWorkflow: self._end_workflow,
+            messages.RequestsArrived: self._requests_arrived,
+            messages.RequestCompleted: self._request_completed,
+            messages.Drill: self._drill,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Changes what the governor knows as `event` says, at monotonic time `now` (seconds).
+
+        Returns:
+            What is to be done, in this order.
+        """
+        self._now = now
+        self._handlers[type(event)](event, now)
+        return self._outbox.take()
+
+    def next_timer(self) -> float | None:
+        """When a Tick is due; not after the last event's time where a pass was put off."""
+        timers = (self.devices.next_timer(), self.reservations.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    @property
+    def sample_every_s(self) -> float:
+        """How often the gauges are to be read: more often while any tier is at pressure or above."""
+        return self.limits.sample_pressed_s if self.tiers.pressed else self.limits.sample_s
+
+    @property
+    def clients(self) -> dict[int, Client]:
+        """Who is there."""
+        return self._outbox.clients
+
+    @property
+    def counters(self) -> Counters:
+        """What has happened since the daemon began."""
+        return self._outbox.counters
+
+    def modes(self) -> list[messages.TierState]:
+        """Every gauge as it stands."""
+        return self.tiers.to_messages()
+
+    def reading_wanted_s(self, device: str) -> float:
+        """How often the owner of tensors on `device` is to say what it sees of it; 0: there is a gauge for that."""
+        gauge = self.tiers.find(device)
+        return self.limits.sample_s if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
+
+    def status(self) -> dict[str, Any]:
+        """Everything that is known, as of the last event, without walking entries."""
+        return report.status(self, self._now)
+
+    def check_invariants(self) -> None:
+        """Asserts what every module's docstring promises."""
+        self.tiers.check_invariants()
+        self.devices.check_invariants()
+        self.reservations.check_invariants()
+        self.workflows.check_invariants()
+        self.host.check_invariants()
+        self.floors.check_invariants()
+        self._drills.check_invariants(set(self.clients))
+        gauge = self.tiers.find(HOST_GAUGE)
+        assert self.host.press.refuse == (gauge is not None and gauge.refuses), "a refusal that outlives its mode"
+        counters, resident = self.counters, sum(row["entries"] for row in self.devices.status())
+        gone = counters.offloaded + counters.dropped + counters.released + counters.gone_with_owner
+        assert counters.registered == resident + gone, "entries were lost, or counted twice"
+
+    # ---- events
+
+    def _client_joined(self, event: ClientJoined, now: float) -> None:
+        assert event.client not in self.clients, "client numbers are not used again"
+        self.clients[event.client] = Client(event.name, event.pid)
+
+    def _client_left(self, event: ClientLeft, now: float) -> None:
+        client = event.client
+        del self.clients[client]
+        self._drills.client_left(client)
+        self.reservations.client_left(client, now)
+        self.devices.client_left(client, now)
+        self._follow(self.tiers.client_left(client, now), now)
+        ended = self.workflows.client_left(client)
+        for name in ended:
+            self._outbox.announce("workflow", client=client, workflow=name, change="ended")
+        if ended:
+            self._workflows_changed(now)
+
+    def _received(self, event: Received, now: float) -> None:
+        message = event.message
+        try:
+            self._requests[type(message)](event.client, message, now)
+        except TensordError as error:
+            # Handlers raise before they change anything. Some messages have no id, since nobody waits for an answer.
+            self._outbox.refuse(event.client, getattr(message, "id", None), error)
+
+    def _sampled(self, event: Sampled, now: float) -> None:
+        self._follow(self.tiers.sampled(event.samples, now), now)
+
+    def _limits_changed(self, event: LimitsChanged, now: float) -> None:
+        self.limits = limits = event.limits
+        self.tiers.change_thresholds(limits.thresholds)
+        self.devices.change_limits(limits)
+        self.reservations.change_limits(limits)
+        self.floors.change_limits(limits, now)
+        self.host.change_limits(limits)
+        self.workflows.change_limits(limits.workflows_max)
+        self._drills.change_limits(limits)
+
+    def _tick(self, event: Tick, now: float) -> None:
+        self.reservations.expire(now, DUE_MAX)
+        self.devices.tick(now)
+
+    # ---- requests
+
+    def _subscribe(self, client: int, message: messages.Subscribe, now: float) -> None:
+        self.tiers.subscribers.add(client)
+        self._outbox.send(client, messages.Modes(message.id, self.modes()))
+
+    def _open_device(self, client: int, message: messages.OpenDevice, now: float) -> None:
+        device = message.device
+        if device == HOST_GAUGE:
+            raise NoGauge(f"{device!r} is the host tier's gauge, and no device: give the device's name")
+        self.devices.open(client, device)
+        gauge = self.tiers.find(device)
+        state = None if gauge is None else gauge.to_message()
+        self._outbox.send(client, messages.DeviceOpened(message.id, state, self.reading_wanted_s(device)))
+
+    def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
+        gauge = self._gauge_of(message.device)
+        circumstances = None if gauge is None else self._circumstances(gauge, now)
+        self._outbox.send(client, self.devices.register(client, message, circumstances, now))
+
+    def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
+        self.devices.use(client, message, now)
+
+    def _release_entries(self, client: int, message: messages.ReleaseEntries, now: float) -> None:
+        self._outbox.send(client, messages.Counted(message.id, self.devices.release(client, message, now)))
+
+    def _acknowledge_order(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
+        self.devices.acknowledge(client, message, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _reserve_device(self, client: int, message: messages.ReserveDevice, now: float) -> None:
+        gauge = self._gauge_of(message.device)
+        if gauge is None:
+            raise NoGauge(f"nobody knows how full device {message.device!r} is: there is nothing to reserve of")
+        free_bytes = gauge.sample.total_bytes - gauge.sample.used_bytes
+        self._outbox.send(client, self.reservations.reserve(client, message, free_bytes, now))
+
+    def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
+        self.reservations.release(client, message.reservation, now)
+        self._outbox.send(client, messages.Done(message.id))
+
+    def _read_device(self, client: int, message: messages.ReadDevice, now: float) -> None:
+        """For the gauges, not for the core."""
+
+    def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
+        step = self.workflows.register(client, message.workflow, message.steps)
+        self._say_workflow(client, message, "registered", step=step)
+        self._workflows_changed(now)
+
+    def _advance_workflow(self, client: int, message: messages.AdvanceWorkflow, now: float) -> None:
+        self.workflows.advance(client, message.workflow, message.step)
+        self._say_workflow(client, message, "advanced", step=message.step)
+
+    def _end_workflow(self, client: int, message: messages.EndWorkflow, now: float) -> None:
+        self.workflows.end(client, message.workflow)
+        self._say_workflow(client, message, "ended")
+        self._workflows_changed(now)
+
+    def _requests_arrived(self, client: int, message: messages.RequestsArrived, now: float) -> None:
+        self.floors.arrived(message, now)
+
+    def _request_completed(self, client: int, message: messages.RequestCompleted, now: float) -> None:
+        self.floors.completed(message, now)
+
+    def _drill(self, client: int, message: messages.Drill, now: float) -> None:
+        if not message.act:
+            self._outbox.send(client, self._drills.ask(client, message, now))
+            return
+        drilled, changes = self._drills.act(client, message, now)
+        self._outbox.send(client, drilled)
+        self._follow(changes, now)
+
+    # ---- what follows
+
+    def _say_workflow(
+        self,
+        client: int,
+        message: messages.RegisterWorkflow | messages.AdvanceWorkflow | messages.EndWorkflow,
+        change: str,
+        **more: Any,
+    ) -> None:
+        self._outbox.send(client, messages.Done(message.id))
+        self._outbox.announce("workflow", client=client, workflow=message.workflow, change=change, **more)
+
+    def _workflows_changed(self, now: float) -> None:
+        self._follow(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
+
+    def _follow(self, changes: Changes, now: float) -> None:
+        """Tells every part what has become of gauges; the host's first, since devices offload to it."""
+        fresh = {gauge.sample.gauge for gauge in changes.fresh}
+        for gauge in changes.gone:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.gauge_gone(now)
+            else:
+                self.devices.gauge_gone(gauge.sample.gauge, now)
+        for gauge in changes.moved:
+            if gauge.sample.tier is Tier.DEVICE:
+                self.devices.mode_changed(gauge.sample.gauge, now)
+            elif gauge.sample.gauge not in fresh:
+                self.host.mode_changed(gauge, now)
+        for gauge in changes.fresh:
+            if gauge.sample.tier is Tier.HOST:
+                self.host.sampled(gauge, now)
+            else:
+                self.reservations.sampled(gauge.sample.gauge, gauge.sample.began_at)
+                self.devices.sampled(gauge.sample.gauge, self._circumstances(gauge, now), now)
+
+    def _gauge_of(self, device: str) -> Gauge | None:
+        gauge = self.tiers.find(device)
+        return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
+
+    def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
+        sample = gauge.sample
+        refuses = ""
+        if gauge.refuses:
+            refuses = (
+                f"device {sample.gauge} is {gauge.share:.1%} full, and emergency begins at "
+                f"{self.limits.thresholds.emergency:.1%}: it accepts again when that ends"
+            )
+        return Circumstances(
+            mode=gauge.mode,
+            used_bytes=sample.used_bytes,
+            total_bytes=sample.total_bytes,
+            began_at=sample.began_at,
+            host_takes=takes(self.tiers.find(HOST_GAUGE)),
+            floor_blocks=self.floors.blocks(sample.gauge, now),
+            refuses=refuses,
+            reserved_bytes=self.reservations.bytes_of(sample.gauge),
+        )

@@ -1,0 +1,140 @@
+"""The host tier under pressure: how much of its ring the store may keep in memory, and when it must refuse.
+
+Owns: what the store was last asked for (Press), and whether it is done with that. Does not own how the ring shrinks.
+
+    pressure or above   the ring gives back what is over the threshold: resident - (used - pressure), in whole MiB
+    emergency           besides, what is idle goes, and puts are refused, at once; both end with the mode
+    below pressure      it takes back as much as leaves used below pressure - hysteresis; no limit once that is all
+
+Each step waits until the store has done the last one and a reading was begun after that: before it, the gauge shows
+memory that is given back already, or misses what was just taken, and every step would be made twice. What is given back
+stops at the threshold and what is taken back stops `hysteresis` below it, so that neither causes the other.
+
+Invariant: `refuse` and `idle_s` are asked for exactly while the gauge's level is emergency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ....ipc.modes import LEVELS, Mode
+from .effects import Press
+from .events import HostHolds
+from .limits import GovernorLimits
+from .outbox import Outbox
+from .tiers import Gauge
+
+MIB: Final = 1 << 20
+_PRESSED: Final = frozenset(LEVELS[LEVELS.index(Mode.PRESSURE) :])
+
+
+def takes(gauge: Gauge | None) -> bool:
+    """Whether the host tier is one to offload to: below pressure, or not known to be full."""
+    return gauge is None or gauge.level not in _PRESSED
+
+
+class Host:
+    """What the store is asked for, from reading to reading."""
+
+    def __init__(self, limits: GovernorLimits, outbox: Outbox) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._holds: HostHolds | None = None
+        self._stands_since: float | None = None
+        self._pressed_at = float("-inf")
+        self.press = Press()
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the store last said that it keeps in memory; 0 before that."""
+        return 0 if self._holds is None else self._holds.resident_bytes
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What it would keep without pressure."""
+        return 0 if self._holds is None else self._holds.wanted_bytes
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """For readings from now on."""
+        self._limits = limits
+
+    def holds(self, event: HostHolds, now: float) -> None:
+        """The store says what it keeps. A reading begun before this does not show it."""
+        last, self._holds = self._holds, event
+        moved = last is None or last.resident_bytes != event.resident_bytes
+        if not event.settled:
+            self._stands_since = None
+        elif moved or self._stands_since is None:
+            self._stands_since = now
+
+    def mode_changed(self, gauge: Gauge, now: float) -> None:
+        """Emergency is entered, or left: neither waits for the store."""
+        self._ask(self._with_emergency(self.press, gauge), now)
+
+    def sampled(self, gauge: Gauge, now: float) -> None:
+        """A new reading: the next step, if the last is done and shows in it."""
+        press = self._with_emergency(self.press, gauge)
+        if self._stands_since is not None and gauge.sample.began_at > self._stands_since:
+            press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
+            if press.idle_s is not None and now - self._pressed_at >= press.idle_s:
+                # What was not idle at the last Press may be by now.
+                self._send(press, now)
+        self._ask(press, now)
+
+    def gauge_gone(self, now: float) -> None:
+        """Nobody knows how full the host is: as if it were not under pressure."""
+        self._ask(Press(), now)
+
+    def over_bytes(self, gauge: Gauge) -> int:
+        """What a ring that is in memory as now would give back at such a reading."""
+        if gauge.level not in _PRESSED:
+            return 0
+        sample = gauge.sample
+        over_bytes = sample.used_bytes - int(self._limits.thresholds.pressure * sample.total_bytes)
+        return min(self.resident_bytes, max(0, -(-over_bytes // MIB) * MIB))
+
+    def check_invariants(self) -> None:
+        """Asserts what can be seen without a gauge."""
+        assert self.press.refuse == (self.press.idle_s is not None) == bool(self.press.reason)
+        assert self._holds is not None or self.press.resident_bytes_max is None
+        assert self._stands_since is None or (self._holds is not None and self._holds.settled)
+
+    def _resident_bytes_max(self, gauge: Gauge) -> int | None:
+        assert self._holds is not None
+        resident_bytes, limit_bytes = self._holds.resident_bytes, self.press.resident_bytes_max
+        if gauge.level in _PRESSED:
+            over_bytes = self.over_bytes(gauge)
+            return resident_bytes - over_bytes if over_bytes else limit_bytes
+        if limit_bytes is None:
+            return None
+        thresholds, sample = self._limits.thresholds, gauge.sample
+        room_bytes = int((thresholds.pressure - thresholds.hysteresis) * sample.total_bytes) - sample.used_bytes - 1
+        if resident_bytes + room_bytes >= self._holds.wanted_bytes:
+            return None
+        return max(limit_bytes, resident_bytes + room_bytes // MIB * MIB)
+
+    def _with_emergency(self, press: Press, gauge: Gauge) -> Press:
+        if not gauge.refuses:
+            return replace(press, idle_s=None, refuse=False, reason="")
+        idle_s = self._limits.critical_idle_s
+        if press.refuse:
+            return replace(press, idle_s=idle_s)
+        threshold = self._limits.thresholds.emergency
+        reason = (
+            f"host memory is {gauge.share:.1%} full, and emergency begins at {threshold:.1%}: "
+            "puts are accepted again when that ends"
+        )
+        return replace(press, idle_s=idle_s, refuse=True, reason=reason)
+
+    def _ask(self, press: Press, now: float) -> None:
+        if press != self.press:
+            self._send(press, now)
+
+    def _send(self, press: Press, now: float) -> None:
+        self.press = press
+        self._pressed_at = now
+        if self._holds is not None:
+            self._holds = replace(self._holds, settled=False)
+        self._stands_since = None
+        self._outbox.press(press)

@@ -1,0 +1,91 @@
+"""What status says of the governor. Reads, and changes nothing; costs the same however many entries there are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .tiers import Gauge
+
+if TYPE_CHECKING:
+    from .governor import Governor
+
+
+def status(governor: Governor, now: float) -> dict[str, Any]:
+    """Sizes in bytes, counts, times in seconds; counters since the daemon began."""
+    host, tiers = governor.host, governor.tiers
+    return {
+        "gauges": [_gauge(governor, gauge, now) for gauge in tiers],
+        "thresholds": asdict(governor.limits.thresholds),
+        "devices": _devices(governor, now),
+        "owners": _owners(governor),
+        "workflows": governor.workflows.status(),
+        "host": {
+            "resident_bytes": host.resident_bytes,
+            "wanted_bytes": host.wanted_bytes,
+            "resident_bytes_max": host.press.resident_bytes_max,
+        },
+        "transitions": list(tiers.transitions),
+        "remembered": governor.devices.remembered,
+        "reservations": len(governor.reservations),
+        "counters": governor.counters.as_dict(),
+    }
+
+
+def _gauge(governor: Governor, gauge: Gauge, now: float) -> dict[str, Any]:
+    sample = gauge.sample
+    return {
+        **sample.shown,
+        "gauge": sample.gauge,
+        "tier": sample.tier.value,
+        "source": sample.source,
+        "used_bytes": sample.used_bytes,
+        "total_bytes": sample.total_bytes,
+        "share": round(gauge.share, 4),
+        "mode": gauge.mode.value,
+        "level": gauge.level.value,
+        "stale": sample.stale,
+        "since_s": governor.tiers.in_mode_s(sample.gauge, now),
+        "refuses": gauge.refuses,
+    }
+
+
+_EMPTY: dict[str, Any] = {
+    "entries": 0,
+    "bytes": 0,
+    "tokens": 0,
+    "ordered_entries": 0,
+    "ordered_bytes": 0,
+    "owners": 0,
+    "stuck": "",
+}
+
+
+def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
+    """Devices with entries, and those of which somebody reserved memory or counts requests."""
+    floors, reservations = governor.floors, governor.reservations
+    rows = {row["device"]: row for row in governor.devices.status()}
+    for device in sorted((floors.devices() | reservations.devices()) - rows.keys()):
+        rows[device] = {"device": device, **_EMPTY}
+    found = []
+    for device, row in rows.items():
+        gauge = governor.tiers.find(device)
+        capacity_blocks = floors.capacity_blocks(None if gauge is None else gauge.sample.total_bytes)
+        found.append(
+            row
+            | {
+                "reserved_bytes": reservations.bytes_of(device),
+                "floor_blocks": floors.blocks(device, now),
+                "capacity_blocks": capacity_blocks,
+                "queueing": floors.metrics(device, capacity_blocks, now),
+            }
+        )
+    return found
+
+
+def _owners(governor: Governor) -> list[dict[str, Any]]:
+    rows = []
+    for row in governor.devices.owners():
+        client = governor.clients[row["client"]]
+        rows.append(row | {"name": client.name, "pid": client.pid})
+    return rows

@@ -1,0 +1,161 @@
+"""Free memory of devices that clients have set aside, so that two who look at the same gauge do not both take it.
+
+Owns: who reserved how much of which device and until when. Does not own the gauges: whoever asks says what they show.
+
+What was reserved goes on counting after its end, until a reading that was begun later: only that one shows what its
+owner has taken meanwhile. Such ended ones are kept as sums, ENDED_MAX a device; beyond that the latest two become one,
+which counts until a reading later than both. Those of at most devices_max devices are kept.
+
+Invariant: when a reservation is granted, it and all that count on its device are no more than what the gauge showed as
+free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final
+
+from ....errors import DeviceFull, LimitReached, UnknownOrder
+from ....ipc import messages
+from ..deadlines import Deadlines
+from .limits import GovernorLimits
+
+ENDED_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """So many bytes of one device, set aside for one client."""
+
+    client: int
+    device: str
+    size_bytes: int
+
+
+class Reservations:
+    """Every reservation by its token. Tokens are not used twice."""
+
+    def __init__(self, limits: GovernorLimits) -> None:
+        self._limits = limits
+        self._last_token = 0
+        self._standing: dict[int, Reservation] = {}
+        self._timers: Deadlines[int] = Deadlines()
+        self._ended: dict[str, deque[tuple[float, int]]] = {}
+        self._bytes: Counter[str] = Counter()
+        self._of_client: dict[int, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    def bytes_of(self, device: str) -> int:
+        """What counts as reserved of a device, ended ones among it."""
+        return self._bytes[device]
+
+    def devices(self) -> set[str]:
+        """Devices of which something counts as reserved."""
+        return {device for device, reserved in self._bytes.items() if reserved}
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """For what is reserved from now on."""
+        self._limits = limits
+
+    def reserve(self, client: int, message: messages.ReserveDevice, free_bytes: int, now: float) -> messages.Reserved:
+        """Sets memory aside. `free_bytes` is what the gauge shows as free, reservations left out.
+
+        Raises:
+            LimitReached: the client has as many as it may; reservations_max is named.
+            DeviceFull: not so much is free and unreserved.
+        """
+        held = self._of_client.get(client, ())
+        if len(held) >= self._limits.reservations_max:
+            raise LimitReached(
+                f"{len(held)} reservations of this client, and reservations_max is "
+                f"{self._limits.reservations_max}: release one first"
+            )
+        device, reserved_bytes = message.device, self._bytes[message.device]
+        left_bytes = max(0, free_bytes - reserved_bytes)
+        if message.size_bytes > left_bytes:
+            raise DeviceFull(
+                f"{message.size_bytes} bytes of {device}, where {left_bytes} are free "
+                f"({reserved_bytes} more are reserved): reserve less, or wait until some is given back"
+            )
+        lasts_s = min(message.for_s, self._limits.reserve_s_max)
+        self._last_token += 1
+        token = self._last_token
+        self._standing[token] = Reservation(client, device, message.size_bytes)
+        self._of_client.setdefault(client, set()).add(token)
+        self._bytes[device] += message.size_bytes
+        self._timers.set(token, now + lasts_s)
+        return messages.Reserved(message.id, token, lasts_s)
+
+    def release(self, client: int, token: int, now: float) -> None:
+        """The memory was taken, or is not wanted.
+
+        Raises:
+            UnknownOrder: this client has no such reservation.
+        """
+        reservation = self._standing.get(token)
+        if reservation is None or reservation.client != client:
+            raise UnknownOrder(f"reservation {token} is none of this client's: it ended, or was never made")
+        self._end(token, now)
+
+    def client_left(self, client: int, now: float) -> None:
+        """All of its reservations end."""
+        for token in sorted(self._of_client.get(client, ())):
+            self._end(token, now)
+
+    def sampled(self, device: str, began_at: float) -> None:
+        """A reading shows what was taken of all that ended before it was begun."""
+        ended = self._ended.get(device)
+        while ended and ended[0][0] < began_at:
+            self._bytes[device] -= ended.popleft()[1]
+        if ended is not None and not ended:
+            del self._ended[device]
+        if not self._bytes[device]:
+            del self._bytes[device]
+
+    def expire(self, now: float, most: int) -> None:
+        """Ends up to `most` reservations whose time is up."""
+        for _ in range(most):
+            token = self._timers.pop_due(now)
+            if token is None:
+                break
+            self._end(token, now)
+
+    def next_timer(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._timers.next_timer()
+
+    def check_invariants(self) -> None:
+        """Asserts that the sums are those of what stands and what ended."""
+        self._timers.check_invariants()
+        counted: Counter[str] = Counter()
+        held: dict[int, set[int]] = {}
+        for token, reservation in self._standing.items():
+            assert token in self._timers, "a reservation that would never end"
+            counted[reservation.device] += reservation.size_bytes
+            held.setdefault(reservation.client, set()).add(token)
+        for device, ended in self._ended.items():
+            assert 0 < len(ended) <= ENDED_MAX
+            assert [at for at, _ in ended] == sorted(at for at, _ in ended)
+            counted[device] += sum(size for _, size in ended)
+        assert counted == +self._bytes, "what is reserved is not what counts"
+        assert held == self._of_client
+
+    def _end(self, token: int, now: float) -> None:
+        reservation = self._standing.pop(token)
+        self._timers.drop(token)
+        held = self._of_client[reservation.client]
+        held.discard(token)
+        if not held:
+            del self._of_client[reservation.client]
+        ended = self._ended.setdefault(reservation.device, deque())
+        size_bytes = reservation.size_bytes
+        if len(ended) == ENDED_MAX:
+            size_bytes += ended.pop()[1]
+        ended.append((now, size_bytes))
+        if len(self._ended) > self._limits.devices_max:
+            # Of a device whose gauge is gone no reading ever comes.
+            oldest = next(iter(self._ended))
+            self._bytes[oldest] -= sum(size for _, size in self._ended.pop(oldest))

@@ -1,0 +1,233 @@
+"""Every gauge's last reading and mode, and who is told when a mode changes.
+
+Owns: readings, drilled ones among them, since when a gauge is in its mode, the last transitions, subscribers.
+Does not own: when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
+
+A gauge has two readings where somebody drills it: the real one goes on being taken, with a mode of its own, and stands
+again as soon as the drill ends. What `find` gives is the drilled one, as long as there is one.
+
+Invariants: every change of what `find` says of a gauge's mode is told once, as a transition, also that of a gauge that
+is gone (to relaxed). A reading that is stale, or not newer than the last, changes no mode; one that is
+older changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ....ipc import messages
+from ....ipc.modes import LEVELS, Mode, Tier
+from ...policy.modes import Thresholds, TierMode
+from .events import Sample
+from .outbox import Outbox
+
+TRANSITIONS_SHOWN: Final = 32
+
+
+@dataclass(slots=True)
+class Gauge:
+    """One gauge's last reading, and the mode that its readings have led to."""
+
+    sample: Sample
+    state: TierMode
+
+    @property
+    def share(self) -> float:
+        """Used of the whole; more than 1 where a gauge shows that."""
+        return self.sample.used_bytes / max(self.sample.total_bytes, 1)
+
+    @property
+    def mode(self) -> Mode:
+        return self.state.mode
+
+    @property
+    def level(self) -> Mode:
+        return self.state.level
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing new is taken in."""
+        return self.level is Mode.EMERGENCY
+
+    def take(self, sample: Sample) -> bool:
+        """Takes a reading, and says whether it told anything new."""
+        newer = sample.began_at - self.sample.began_at
+        fresh = newer > 0 and not sample.stale
+        if newer >= 0 or sample.stale:
+            self.sample = sample
+        if fresh:
+            self.state.sample(self.share)
+        return fresh
+
+    def to_message(self) -> messages.TierState:
+        sample = self.sample
+        return messages.TierState(
+            sample.gauge, sample.tier, self.mode, sample.used_bytes, sample.total_bytes, self.refuses
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of gauges. `fresh`: those with a new reading, the host's first; `gone`: those that are no more."""
+
+    fresh: tuple[Gauge, ...] = ()
+    moved: tuple[Gauge, ...] = ()
+    gone: tuple[Gauge, ...] = ()
+
+
+class Tiers:
+    """All gauges by name. Every method that changes something returns what did."""
+
+    def __init__(self, thresholds: Thresholds, outbox: Outbox, unix_at_zero_s: float = 0.0) -> None:
+        self.subscribers: set[int] = set()
+        self.transitions: deque[dict[str, Any]] = deque(maxlen=TRANSITIONS_SHOWN)
+        self.thresholds = thresholds
+        self._outbox = outbox
+        self._unix_at_zero_s = unix_at_zero_s
+        self._workflow = False
+        self._real: dict[str, Gauge] = {}
+        self._drilled: dict[str, Gauge] = {}
+        self._drillers: dict[str, int] = {}
+        self._told: dict[str, tuple[Mode, float]] = {}
+
+    def __iter__(self) -> Iterator[Gauge]:
+        return iter(list((self._real | self._drilled).values()))
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def find(self, name: str) -> Gauge | None:
+        """The gauge as it counts now."""
+        return self._drilled.get(name) or self._real.get(name)
+
+    def driller(self, name: str) -> int | None:
+        """The client whose drill stands for the gauge."""
+        return self._drillers.get(name)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether any tier is at pressure or above."""
+        return any(gauge.state.pressed for gauge in self)
+
+    def in_mode_s(self, name: str, now: float) -> float:
+        """How long the gauge has been in its mode."""
+        return max(0.0, now - self._told[name][1])
+
+    def new_state(self, tier: Tier) -> TierMode:
+        """The mode of a gauge that was never read."""
+        state = TierMode(self.thresholds)
+        state.workflow = self._workflow and tier is Tier.DEVICE
+        return state
+
+    def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
+        """The gauges were read: these are all that there are."""
+        read = {sample.gauge: sample for sample in samples}
+        fresh: list[Gauge] = []
+        for name, sample in read.items():
+            gauge = self._real.get(name)
+            if gauge is None:
+                gauge = self._real[name] = Gauge(replace(sample, began_at=float("-inf")), self.new_state(sample.tier))
+            if gauge.take(sample) and name not in self._drilled:
+                fresh.append(gauge)
+        lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
+        gone = tuple(gauge for name, gauge in lost.items() if name not in self._drilled)
+        moved = self._tell_all(now)
+        for gauge in gone:
+            self._tell_gone(gauge, now)
+        fresh.sort(key=lambda gauge: gauge.sample.tier is not Tier.HOST)
+        return Changes(tuple(fresh), moved, gone)
+
+    def drill(self, client: int, sample: Sample, now: float) -> Changes:
+        """`client` says what the gauge shows, from now on until it leaves."""
+        name = sample.gauge
+        self._drillers[name] = client
+        gauge = self._drilled.get(name)
+        if gauge is None:
+            real = self._real.get(name)
+            state = self.new_state(sample.tier) if real is None else deepcopy(real.state)
+            gauge = self._drilled[name] = Gauge(sample, state)
+        gauge.sample = sample
+        gauge.state.sample(gauge.share)
+        return Changes((gauge,), self._tell_all(now))
+
+    def client_left(self, client: int, now: float) -> Changes:
+        """Its drills end: what the gauges themselves show stands again."""
+        self.subscribers.discard(client)
+        ended = [name for name, driller in self._drillers.items() if driller == client]
+        gone = []
+        for name in ended:
+            del self._drillers[name]
+            drilled = self._drilled.pop(name)
+            if name not in self._real:
+                gone.append(drilled)
+        moved = self._tell_all(now)
+        for gauge in gone:
+            self._tell_gone(gauge, now)
+        return Changes((), moved, tuple(gone))
+
+    def set_workflow(self, workflow: bool, now: float) -> Changes:
+        """Whether there is a step graph to go by; never for the host's gauge."""
+        self._workflow = workflow
+        for gauge in [*self._real.values(), *self._drilled.values()]:
+            gauge.state.workflow = workflow and gauge.sample.tier is Tier.DEVICE
+        return Changes((), self._tell_all(now))
+
+    def change_thresholds(self, thresholds: Thresholds) -> None:
+        """For readings from now on."""
+        self.thresholds = thresholds
+        for gauge in [*self._real.values(), *self._drilled.values()]:
+            gauge.state.change_thresholds(thresholds)
+
+    def to_messages(self) -> list[messages.TierState]:
+        """Every gauge, for a client."""
+        return [gauge.to_message() for gauge in self]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self._drilled.keys() == self._drillers.keys()
+        assert self._told.keys() == self._real.keys() | self._drilled.keys()
+        for gauge in self:
+            name = gauge.sample.gauge
+            assert gauge is self.find(name)
+            assert gauge.mode is self._told[name][0], f"nobody was told that {name} is in {gauge.mode}"
+            assert gauge.state.workflow == (self._workflow and gauge.sample.tier is Tier.DEVICE)
+        assert self.subscribers <= self._outbox.clients.keys()
+        assert set(self._drillers.values()) <= self._outbox.clients.keys()
+
+    def _tell_all(self, now: float) -> tuple[Gauge, ...]:
+        moved = []
+        for gauge in self:
+            name = gauge.sample.gauge
+            before, _ = self._told.setdefault(name, (Mode.RELAXED, now))
+            if gauge.mode is not before:
+                self._told[name] = (gauge.mode, now)
+                self._tell(gauge, before, gauge.to_message(), now)
+                moved.append(gauge)
+        return tuple(moved)
+
+    def _tell_gone(self, gauge: Gauge, now: float) -> None:
+        before, _ = self._told.pop(gauge.sample.gauge)
+        if before is not Mode.RELAXED:
+            sample = gauge.sample
+            state = messages.TierState(sample.gauge, sample.tier, Mode.RELAXED, sample.used_bytes, sample.total_bytes)
+            self._tell(gauge, before, state, now)
+
+    def _tell(self, gauge: Gauge, before: Mode, state: messages.TierState, now: float) -> None:
+        said = {
+            "gauge": state.gauge,
+            "tier": state.tier.value,
+            "before": before.value,
+            "mode": state.mode.value,
+            "share": round(gauge.share, 4),
+        }
+        self._outbox.counters.transitions[state.mode.value] += 1
+        self.transitions.append({"unix_s": self._unix_at_zero_s + now, **said})
+        pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
+        self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **said)
+        self._outbox.announce("mode", **said)
+        for client in sorted(self.subscribers):
+            self._outbox.send(client, messages.ModeChanged(before, state))
