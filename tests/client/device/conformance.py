@@ -1,0 +1,298 @@
+"""What every Device promises: one suite, run against the fake card and against torch.
+
+Owns: the promises. Does not own a device: a test module subclasses `Conformance` and says in a fixture `rig` how
+tensors are made on its own, and what its gauge shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.client.device.interface import Device, Mark
+from tensord.errors import DeviceFull, UsageError
+from tensord.shm.dtypes import dtype_named, name_of
+from tensord.shm.recipe import recipe
+from tensord.shm.tensors import tensor_source
+from tensord.shm.tree import encode
+
+from ...daemon_process import PATIENCE_S, until
+
+Array = np.ndarray[Any, Any]
+KIB = 1 << 10
+CAPACITY_BYTES = 1 << 20
+GARBAGE = 0xA5
+
+
+class Rig(ABC):
+    """A device under test. Its card is empty at first; the fake ones have CAPACITY_BYTES."""
+
+    device: Device
+    dtypes: tuple[str, ...]
+    full_at_bytes: int | None = CAPACITY_BYTES
+    """How much the card has, where a test may fill it."""
+
+    @abstractmethod
+    def upload(self, array: Array) -> Any:
+        """A tensor that holds `array` once the current stream has come to it."""
+
+    @abstractmethod
+    def empty(self, size_bytes: int) -> Any:
+        """A tensor of uint8 that nothing was written to."""
+
+    @abstractmethod
+    def hold(self) -> AbstractContextManager[Any]:
+        """Within the block the calling thread's current stream stays where it is."""
+
+    @abstractmethod
+    def gauge(self) -> int:
+        """What the card's gauge shows as used."""
+
+    @abstractmethod
+    def another(self) -> Any:
+        """A tensor of some other device."""
+
+
+def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """Dtype, shape and bytes of a host leaf, for comparison to the bit."""
+    if isinstance(leaf, np.ndarray):
+        name, array = name_of(leaf.dtype), leaf
+    else:
+        import torch
+
+        name, array = tensor_source(torch, leaf, "leaf")
+    assert name is not None
+    return name, array.shape, array.tobytes()
+
+
+def stored(tree: Any) -> Any:
+    """The tree as it comes out of the ring: read-only views of one image."""
+    image = encode(tree)
+    memory = bytearray(image.image_bytes)
+    image.write_into(memory)
+    return recipe(image.header).view(np.frombuffer(bytes(memory), np.uint8))
+
+
+def collected() -> None:
+    """Everything that nobody refers to is gone."""
+    gc.collect()
+
+
+@st.composite
+def arrays(draw: st.DrawFn, names: tuple[str, ...]) -> Array:
+    dtype = dtype_named(draw(st.sampled_from(names)))
+    assert dtype is not None
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    count = int(np.prod(shape, dtype=np.int64))
+    seed = draw(st.integers(0, 1 << 32))
+    raw = np.random.default_rng(seed).integers(0, 256, count * dtype.itemsize, np.uint8)
+    if dtype.kind == "b":
+        raw &= 1
+    return np.ndarray(shape, dtype, raw)
+
+
+def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.binary(max_size=3)
+    return st.recursive(
+        leaves | scalars,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+
+
+def with_arrays(tree: Any, change: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: with_arrays(child, change) for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(with_arrays(child, change) for child in tree)
+    return change(tree) if not isinstance(tree, bool | int | str | bytes | type(None)) else tree
+
+
+class Conformance:
+    """The promises. A subclass has a fixture `rig`."""
+
+    def test_it_is_a_device(self, rig: Rig) -> None:
+        assert isinstance(rig.device, Device)
+        assert isinstance(rig.device.mark(), Mark)
+        assert rig.device.name == rig.device.name.lower()
+
+    def test_a_tree_goes_to_the_ring_and_back_to_the_device_without_a_changed_bit(self, rig: Rig) -> None:
+        device = rig.device
+
+        @settings(max_examples=80, deadline=None)
+        @given(trees(arrays(rig.dtypes)))
+        def check(tree: Any) -> None:
+            expected = with_arrays(tree, bits)
+            on_device = with_arrays(tree, rig.upload)
+            host = device.to_host(on_device, device.mark())
+            assert with_arrays(host, bits) == expected
+            again = device.to_device(stored(host))
+            assert device.size_of(again) == device.size_of(on_device)
+            assert with_arrays(device.to_host(again, device.mark()), bits) == expected
+
+        check()
+
+    def test_large_tensors_go_and_come_back_whole(self, rig: Rig) -> None:
+        array = np.random.default_rng(7).integers(0, 256, (3, 100 * KIB + 1), np.uint8)
+        tensor = rig.upload(array)
+        host = rig.device.to_host(tensor, rig.device.mark())
+        assert bits(host) == bits(array)
+        del tensor
+        collected()
+        again = rig.device.to_device(stored(host))
+        assert bits(rig.device.to_host(again, rig.device.mark())) == bits(array)
+
+    def test_a_copy_to_the_host_has_what_was_there_when_the_mark_was_reached(self, rig: Rig) -> None:
+        array = np.arange(KIB, dtype="<i4")
+        copies: list[Any] = []
+        with rig.hold():
+            tensor = rig.upload(array)
+            mark = rig.device.mark()
+            copying = threading.Thread(target=lambda: copies.append(rig.device.to_host({"x": tensor}, mark)))
+            copying.start()
+        copying.join(PATIENCE_S)
+        assert bits(copies[0]["x"]) == bits(array)
+
+    def test_a_mark_tells_whether_it_was_reached(self, rig: Rig) -> None:
+        with rig.hold():
+            rig.upload(np.zeros(8, "<f4"))
+            mark = rig.device.mark()
+            assert not mark.wait(0.001)
+        assert mark.wait(PATIENCE_S)
+        assert mark.wait()
+
+    def test_a_mark_is_that_of_the_threads_own_stream_and_waits_for_nothing(self, rig: Rig) -> None:
+        with rig.hold():
+            marks = [rig.device.mark() for _ in range(100)]
+        assert all(mark.wait(PATIENCE_S) for mark in marks)
+
+    def test_memory_that_several_tensors_share_counts_once(self, rig: Rig) -> None:
+        base = rig.empty(8 * KIB)
+        assert rig.device.size_of(base) == 8 * KIB
+        assert rig.device.size_of({"a": base, "b": [base[:KIB], (base[KIB:], 3, "x")], "c": base}) == 8 * KIB
+        assert rig.device.size_of([base[:1]]) == 8 * KIB
+        assert rig.device.size_of([base, rig.empty(4 * KIB)]) == 12 * KIB
+
+    def test_what_is_not_on_the_device_has_no_size_there(self, rig: Rig) -> None:
+        assert rig.device.size_of({"a": np.zeros(KIB), "b": [1, "x", None, b"y", 1.5]}) == 0
+        assert rig.device.size_of(3) == 0
+
+    def test_a_view_of_any_strides_goes_and_comes_back(self, rig: Rig) -> None:
+        array = np.arange(4 * 6 * 8, dtype="<i4").reshape(4, 6, 8)
+        tensor = rig.upload(array)
+        views = {"rows": tensor[1:3], "columns": tensor[:, 1:4, 2:3], "one": tensor[2], "single": tensor[3, 5, 7]}
+        host = rig.device.to_host(views, rig.device.mark())
+        expected = {"rows": array[1:3], "columns": array[:, 1:4, 2:3], "one": array[2], "single": array[3, 5, 7, ...]}
+        assert {name: bits(leaf) for name, leaf in host.items()} == {
+            name: bits(leaf) for name, leaf in expected.items()
+        }
+
+    def test_a_dropped_tensor_moves_no_gauge_until_the_memory_is_given_back(self, rig: Rig) -> None:
+        rig.device.give_back()
+        before_bytes = rig.gauge()
+        tensor = rig.empty(64 * KIB)
+        with_it_bytes = rig.gauge()
+        assert with_it_bytes - before_bytes >= 64 * KIB
+        del tensor
+        collected()
+        assert rig.gauge() == with_it_bytes
+        assert rig.device.give_back() == with_it_bytes - before_bytes
+        assert rig.gauge() == before_bytes
+
+    def test_what_is_given_back_is_unused_memory_only(self, rig: Rig) -> None:
+        kept = rig.upload(np.arange(KIB, dtype="<i8"))
+        rig.device.give_back()
+        before_bytes = rig.gauge()
+        assert rig.device.give_back() == 0
+        assert rig.gauge() == before_bytes
+        assert bits(rig.device.to_host(kept, rig.device.mark())) == bits(np.arange(KIB, dtype="<i8"))
+
+    def test_the_gauge_is_of_the_whole_card(self, rig: Rig) -> None:
+        used_bytes, total_bytes = rig.device.reading()
+        assert used_bytes == rig.gauge()
+        assert 0 <= used_bytes <= total_bytes
+
+    def test_a_full_card_refuses_and_keeps_what_it_has(self, rig: Rig) -> None:
+        if rig.full_at_bytes is None:
+            pytest.skip("this card is not filled by tests")
+        kept = rig.upload(np.full(rig.full_at_bytes // 2, 7, np.uint8))
+        before_bytes = rig.gauge()
+        with pytest.raises(DeviceFull, match=rig.device.name):
+            rig.device.to_device([np.zeros(KIB), np.zeros(rig.full_at_bytes, np.uint8)])
+        collected()
+        assert rig.gauge() == before_bytes
+        assert bits(rig.device.to_host(kept, rig.device.mark()))[2] == b"\7" * (rig.full_at_bytes // 2)
+
+    def test_its_own_unused_memory_makes_room_before_it_refuses(self, rig: Rig) -> None:
+        if rig.full_at_bytes is None:
+            pytest.skip("this card is not filled by tests")
+        tensor = rig.empty(rig.full_at_bytes * 3 // 4)
+        del tensor
+        collected()
+        made = rig.device.to_device(np.ones(rig.full_at_bytes // 2, np.uint8))
+        assert rig.device.size_of(made) == rig.full_at_bytes // 2
+
+    def test_what_comes_back_is_whole_before_it_is_handed_out(self, rig: Rig) -> None:
+        # While the caller's own stream is held up: it waits for nothing of the caller's.
+        array = np.arange(16 * KIB, dtype="<i4")
+        with rig.hold():
+            made = rig.device.to_device({"x": array})
+            reached = [rig.device.to_host(made, _Reached())]
+        assert bits(reached[0]["x"]) == bits(array)
+
+    def test_tensors_of_another_device_are_refused_by_place(self, rig: Rig) -> None:
+        with pytest.raises(UsageError, match=r"tree\['a'\]\[1\] lies on"):
+            rig.device.size_of({"a": [1, rig.another()]})
+
+    def test_a_tree_that_contains_itself_is_refused(self, rig: Rig) -> None:
+        endless: list[Any] = []
+        endless.append({"x": endless})
+        with pytest.raises(UsageError, match=r"tree\[0\]\['x'\] is a list that contains itself"):
+            rig.device.size_of(endless)
+
+    def test_several_threads_copy_at_once(self, rig: Rig) -> None:
+        expected = [np.full(5 * KIB + number, number, "<i4") for number in range(6)]
+        tensors = [rig.upload(array) for array in expected]
+        mark = rig.device.mark()
+        found: dict[int, Any] = {}
+
+        def copy(number: int) -> None:
+            for _ in range(5):
+                found[number] = rig.device.to_host(tensors[number], mark)
+                rig.device.to_device(stored(found[number]))
+
+        threads = [threading.Thread(target=copy, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert [bits(found[number]) for number in range(6)] == [bits(array) for array in expected]
+
+    def test_a_held_copy_keeps_no_other_thread_from_running(self, rig: Rig) -> None:
+        ran = threading.Event()
+        with rig.hold():
+            tensor = rig.upload(np.zeros(4, "<f4"))
+            mark = rig.device.mark()
+            copying = threading.Thread(target=rig.device.to_host, args=(tensor, mark))
+            copying.start()
+            other = threading.Thread(target=ran.set)
+            other.start()
+            assert ran.wait(PATIENCE_S)
+        until(lambda: not copying.is_alive(), "the copy ends")
+
+
+class _Reached:
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True

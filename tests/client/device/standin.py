@@ -1,0 +1,172 @@
+"""What stands for torch.cuda where there is no GPU: CPU tensors that are accounted for, and streams that are late.
+
+Owns: an account with a caching allocator as torch's own, streams, events, and copies that are done when their stream
+comes to them. It does nothing for the code under test: what it does not wait for, it sees as garbage.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tensord.client.device.fake_stream import FakeMark, FakeStream, Hold
+
+GARBAGE: Final = 0xA5
+CARD: Final = torch.device("cpu", 0)
+_numbers: Final = count(1)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch.cuda's."""
+
+
+class LateStream(torch.Stream):
+    """A torch.Stream for torch's own checks of what it is handed."""
+
+    def __new__(cls, device: int = 0) -> Self:
+        return super().__new__(cls, stream_id=next(_numbers), device_index=0, device_type=0)
+
+    def __init__(self, device: int = 0) -> None:
+        self.belt = FakeStream()
+
+
+class LateEvent:
+    def __init__(self, blocking: bool = False) -> None:
+        self._mark: FakeMark | None = None
+
+    def record(self, stream: LateStream) -> None:
+        self._mark = stream.belt.mark()
+
+    def query(self) -> bool:
+        return self._mark is None or self._mark.wait(0)
+
+    def synchronize(self) -> None:
+        if self._mark is not None:
+            self._mark.wait()
+
+
+class Accelerator:
+    """One card of `total_bytes`, whose tensors torch takes for CPU tensors."""
+
+    device_type = "cpu"
+    OutOfMemoryError = OutOfMemoryError
+    Stream = LateStream
+    Event = LateEvent
+
+    def __init__(self, total_bytes: int, **properties: object) -> None:
+        self.total_bytes = total_bytes
+        self.properties = SimpleNamespace(**properties)
+        self.default = LateStream()
+        self.lent: list[tuple[int, LateStream]] = []
+        self._threads = threading.local()
+        self._cached: defaultdict[int, int] = defaultdict(int)
+        self._freed: list[int] = []
+        self._reserved_bytes = 0
+
+    # ---- what TorchDevice calls
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return self.properties
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        return self.total_bytes - self._reserved_bytes, self.total_bytes
+
+    def memory_reserved(self, index: int) -> int:
+        return self._reserved_bytes
+
+    def empty_cache(self) -> None:
+        self._collect()
+        self._reserved_bytes -= sum(size * count for size, count in self._cached.items())
+        self._cached.clear()
+
+    def current_stream(self, index: int = 0) -> LateStream:
+        stream: LateStream = getattr(self._threads, "stream", self.default)
+        return stream
+
+    @contextmanager
+    def stream(self, stream: LateStream) -> Iterator[None]:
+        before = self.current_stream()
+        self._threads.stream = stream
+        try:
+            with _OnCard(self):
+                yield
+        finally:
+            self._threads.stream = before
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        with _OnCard(self):
+            yield
+
+    # ---- what tests call
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor full of garbage, made under the current stream."""
+        with _OnCard(self):
+            return torch.empty(shape, dtype=dtype, device=CARD)
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self.current_stream().belt.enqueue(kernel)
+
+    def hold(self) -> Hold:
+        return self.current_stream().belt.hold()
+
+    # ---- inside
+
+    def allocated(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._collect()
+        storage = tensor.untyped_storage()
+        wanted_bytes = storage.nbytes()
+        if self._cached[wanted_bytes]:
+            self._cached[wanted_bytes] -= 1
+        else:
+            if self._reserved_bytes + wanted_bytes > self.total_bytes:
+                self.empty_cache()
+            if self._reserved_bytes + wanted_bytes > self.total_bytes:
+                raise OutOfMemoryError(f"{wanted_bytes} of {self.total_bytes - self._reserved_bytes} bytes free")
+            self._reserved_bytes += wanted_bytes
+        torch.empty(0, dtype=torch.uint8).set_(storage).fill_(GARBAGE)
+        weakref.finalize(storage, self._freed.append, wanted_bytes)
+        return tensor
+
+    def _collect(self) -> None:
+        while self._freed:
+            self._cached[self._freed.pop()] += 1
+
+
+class _OnCard(TorchFunctionMode):
+    """Within it, what is made on the card is accounted for, and what need not block is late."""
+
+    def __init__(self, card: Accelerator) -> None:
+        super().__init__()
+        self._card = card
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (torch.empty, torch.empty_like) and named.get("device") == CARD:
+            return self._card.allocated(func(*args, **named))
+        if func is torch.Tensor.copy_ and named.get("non_blocking"):
+            into, source = args
+            self._card.launch(lambda: into.copy_(source))
+            return into
+        if func is torch.Tensor.record_stream:
+            self._card.lent.append((args[0].data_ptr(), args[1]))
+            return None
+        return func(*args, **named)

@@ -1,0 +1,208 @@
+"""FakeVram keeps every Device's promises, and punishes who does not wait, or drops too early."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tensord.client.device.fake_vram import BLOCK_BYTES, FakeCard, FakeStream, FakeVram
+from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
+from tensord.shm.dtypes import _DTYPES
+
+from ...daemon_process import PATIENCE_S
+from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, _Reached, bits, collected
+
+
+class FakeRig(Rig):
+    dtypes = (*_DTYPES, "|S3", "<U2", "<M8[ns]")
+
+    def __init__(self, folder: Path) -> None:
+        self.card = FakeCard(folder, "card0", CAPACITY_BYTES)
+        self.device: FakeVram = FakeVram(self.card)
+
+    def upload(self, array: Any) -> Any:
+        return self.device.upload(array)
+
+    def empty(self, size_bytes: int) -> Any:
+        return self.device.empty(size_bytes, np.uint8)
+
+    def hold(self) -> AbstractContextManager[Any]:
+        return self.device.stream.hold()
+
+    def gauge(self) -> int:
+        (line,) = self.card.gauge_file.read_text().splitlines()
+        name, used, total = line.split()
+        assert (name, total) == ("card0", str(CAPACITY_BYTES))
+        return int(used)
+
+    def another(self) -> Any:
+        return FakeVram(FakeCard(self.card.folder / "other", "card1", CAPACITY_BYTES)).empty(4, np.uint8)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> FakeRig:
+    return FakeRig(tmp_path)
+
+
+class TestFakeVram(Conformance):
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> FakeRig:
+        return FakeRig(tmp_path)
+
+
+def _look(array: np.ndarray[Any, Any], seen: list[bytes]) -> None:
+    seen.append(array.tobytes())
+
+
+def garbage(array: np.ndarray[Any, Any]) -> bool:
+    return set(array.tobytes()) == {GARBAGE}
+
+
+def test_what_is_read_before_its_stream_has_written_it_is_garbage(rig: FakeRig) -> None:
+    array = np.arange(100, dtype="<i4")
+    with rig.hold():
+        tensor = rig.device.upload(array)
+        assert garbage(tensor.peek())
+        assert garbage(rig.device.to_host(tensor, _Reached()))
+    assert (tensor.numpy() == array).all()
+
+
+def test_memory_that_was_dropped_holds_garbage_and_comes_back_as_garbage(rig: FakeRig) -> None:
+    tensor = rig.device.upload(np.zeros(BLOCK_BYTES, np.uint8))
+    lies_at = tensor._array
+    del tensor
+    collected()
+    assert rig.device.mark().wait(PATIENCE_S)
+    assert garbage(lies_at)
+    assert garbage(rig.device.empty(BLOCK_BYTES, np.uint8).numpy())
+
+
+def test_kernels_run_in_their_streams_order(rig: FakeRig) -> None:
+    with rig.hold():
+        tensor = rig.device.upload(np.zeros(10, "<f4")).fill_(3)
+        tensor[2:4].fill_(5)
+        other = rig.device.empty(10, "<f4").copy_(tensor)
+        tensor.fill_(7)
+    assert other.numpy().tolist() == [3, 3, 5, 5, 3, 3, 3, 3, 3, 3]
+    assert tensor.numpy().tolist() == [7] * 10
+
+
+def test_an_upload_takes_over_the_array_as_it_is_now(rig: FakeRig) -> None:
+    array = np.zeros(4, "<i8")
+    with rig.hold():
+        tensor = rig.device.upload(array)
+        array[:] = 9
+    assert tensor.numpy().tolist() == [0] * 4
+
+
+def test_memory_under_another_streams_work_is_not_handed_out_when_it_was_lent(rig: FakeRig) -> None:
+    """The bug that `lend` is there for, without it and with it: a reader on another stream than the maker's."""
+    device, other = rig.device, FakeStream()
+    for lends in (False, True):
+        tensor = device.upload(np.full(BLOCK_BYTES, 1, np.uint8))
+        assert device.mark().wait(PATIENCE_S)
+        seen: list[bytes] = []
+        hold = other.hold()
+        with device.on(other):
+            if lends:
+                device.lend({"x": tensor})
+            lies_at = tensor._array
+            device.launch(partial(_look, lies_at, seen))
+            last = device.mark()
+        del tensor
+        collected()
+        # It may only be another tensor's once the other stream is past its kernel.
+        reused = device.upload(np.full(BLOCK_BYTES, 2, np.uint8))
+        assert device.mark().wait(PATIENCE_S)
+        hold.release()
+        assert last.wait(PATIENCE_S)
+        assert seen == [(b"\1" if lends else b"\2") * BLOCK_BYTES]
+        del reused, lies_at
+        collected()
+        device.give_back()
+
+
+def test_a_delay_makes_every_piece_of_work_late(rig: FakeRig) -> None:
+    rig.device.stream.delay_s = 0.02
+    tensor = rig.device.upload(np.ones(4, np.uint8))
+    assert rig.device.stream.delay_s == 0.02
+    assert tensor.numpy().tolist() == [1] * 4
+
+
+def test_a_kernel_that_fails_is_told_to_whoever_waits(rig: FakeRig) -> None:
+    rig.device.launch(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="failed"):
+        rig.device.mark().wait(PATIENCE_S)
+
+
+def test_a_full_card_names_what_is_free(rig: FakeRig) -> None:
+    kept = rig.device.empty(CAPACITY_BYTES - 2 * KIB, np.uint8)
+    with pytest.raises(DeviceFull, match=rf"card0 has {2 * KIB} of its {CAPACITY_BYTES} bytes free, {3 * KIB} are"):
+        rig.device.empty(3 * KIB, np.uint8)
+    assert rig.device.size_of(kept) == rig.gauge()
+    assert rig.device.cached_bytes == 0
+
+
+def test_bfloat16_and_float8_are_dtypes_like_others(rig: FakeRig) -> None:
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        array = np.arange(16).astype(dtype)
+        tensor = rig.device.upload(array)
+        assert (tensor.shape, tensor.dtype, tensor.nbytes) == (array.shape, array.dtype, array.nbytes)
+        assert bits(tensor.numpy()) == bits(array)
+
+
+def test_torch_tensors_of_the_host_become_fake_ones(rig: FakeRig) -> None:
+    torch = pytest.importorskip("torch")
+    made = rig.device.to_device({"t": torch.arange(6).to(torch.bfloat16)})
+    assert made["t"].numpy().astype("f4").tolist() == [0, 1, 2, 3, 4, 5]
+    assert made["t"].dtype == ml_dtypes.bfloat16
+
+
+def test_what_no_payload_can_have_is_no_tensor(rig: FakeRig) -> None:
+    with pytest.raises(UnsupportedLeaf, match="object"):
+        rig.device.empty(3, object)
+    tensor = rig.device.empty((2, 3), "<f4")
+    with pytest.raises(UsageError, match="ints and slices"):
+        tensor[np.array([0])]  # type: ignore[index]
+    assert repr(tensor) == "FakeTensor([2, 3], float32, card0)"
+
+
+def test_a_forked_childs_device_says_that_it_is_none(rig: FakeRig) -> None:
+    tensor = rig.device.upload(np.ones(4))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            rig.device.mark()
+        except UsageError:
+            try:
+                rig.card.reading()
+            except UsageError:
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tensor.numpy().tolist() == [1] * 4
+
+
+def test_it_runs_without_torch() -> None:
+    script = "\n".join(
+        [
+            "import sys, tempfile; sys.modules['torch'] = None",
+            "import numpy as np",
+            "from tensord.client.device.fake_vram import FakeCard, FakeVram",
+            "device = FakeVram(FakeCard(tempfile.mkdtemp(), 'card', 1 << 20))",
+            "tree = device.to_device({'x': np.arange(5), 'y': 'z'})",
+            "assert device.to_host(tree, device.mark())['x'].tolist() == [0, 1, 2, 3, 4]",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

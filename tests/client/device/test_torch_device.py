@@ -1,0 +1,200 @@
+"""TorchDevice keeps every Device's promises: on a stand-in for torch.cuda, and on a real card where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensord.client.device import torch_device
+from tensord.client.device.torch_device import TorchDevice
+from tensord.errors import UnsupportedLeaf, UsageError
+from tensord.shm.dtypes import _TORCH_NAMES
+from tensord.shm.tensors import tensor_over
+
+from .conformance import CAPACITY_BYTES, KIB, Conformance, Rig, bits
+from .standin import Accelerator, LateStream
+
+PLACE = {"pci_domain_id": 0, "pci_bus_id": 0x65, "pci_device_id": 0}
+DTYPES = tuple(name for name, of_torch in _TORCH_NAMES.items() if hasattr(torch, of_torch))
+
+
+class StandinRig(Rig):
+    dtypes = DTYPES
+
+    def __init__(self) -> None:
+        self.card = Accelerator(CAPACITY_BYTES, **PLACE)
+        self.device: TorchDevice = TorchDevice(0, accelerator=self.card)
+
+    def upload(self, array: Any) -> Any:
+        source = tensor_over(torch, array.copy())
+        tensor = self.card.empty(source.shape, source.dtype)
+        self.card.launch(lambda: tensor.copy_(source))
+        return tensor
+
+    def empty(self, size_bytes: int) -> Any:
+        return self.card.empty((size_bytes,), torch.uint8)
+
+    def hold(self) -> AbstractContextManager[Any]:
+        return self.card.hold()
+
+    def gauge(self) -> int:
+        return self.card.memory_reserved(0)
+
+    def another(self) -> Any:
+        return torch.empty(4, device="meta")
+
+
+class CudaRig(Rig):
+    dtypes = DTYPES
+    full_at_bytes = None
+
+    def __init__(self) -> None:
+        self.device = TorchDevice(0)
+
+    def upload(self, array: Any) -> Any:
+        return tensor_over(torch, array.copy()).to("cuda:0", non_blocking=True)
+
+    def empty(self, size_bytes: int) -> Any:
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cuda:0")
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
+        yield
+
+    def gauge(self) -> int:
+        return self.device.reading()[0]
+
+    def another(self) -> Any:
+        return torch.empty(4, device="meta")
+
+
+class TestOnAStandIn(Conformance):
+    @pytest.fixture
+    def rig(self) -> StandinRig:
+        return StandinRig()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or HIP card")
+class TestOnACard(Conformance):
+    @pytest.fixture
+    def rig(self) -> CudaRig:
+        return CudaRig()
+
+
+@pytest.fixture
+def rig() -> StandinRig:
+    return StandinRig()
+
+
+def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig: StandinRig) -> None:
+    array = np.arange(2 * 3 * 4 * 5, dtype="<f4").reshape(2, 3, 4, 5)
+    tensor = rig.upload(array).permute(2, 0, 3, 1)
+    assert not tensor.is_contiguous()
+    before_bytes = rig.gauge()
+    host = rig.device.to_host(tensor, rig.device.mark())
+    assert rig.gauge() == before_bytes
+    assert bits(host.contiguous()) == bits(np.ascontiguousarray(array.transpose(2, 0, 3, 1)))
+
+
+def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> None:
+    array = np.array([1 + 2j, 3 - 4j], "<c8")
+    tensor = rig.upload(array)
+    assert rig.device.mark().wait()
+    host = rig.device.to_host({"c": tensor.conj(), "g": torch.nn.Parameter(tensor.real)}, rig.device.mark())
+    assert bits(host["c"]) == bits(array.conj())
+    assert bits(host["g"]) == bits(array.real)
+    assert not host["g"].requires_grad
+
+
+def test_a_copy_of_more_than_the_stage_is_whole(rig: StandinRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_device, "STAGE_BYTES", 1000)
+    array = np.random.default_rng(3).integers(0, 256, 10_001, np.uint8)
+    trees = [rig.upload(array), rig.upload(array[:1000]), rig.upload(array[:7])]
+    host = rig.device.to_host(trees, rig.device.mark())
+    assert [bits(leaf) for leaf in host] == [bits(array), bits(array[:1000]), bits(array[:7])]
+
+
+def test_what_comes_back_belongs_to_the_side_stream_and_is_lent_to_the_callers(rig: StandinRig) -> None:
+    mine = LateStream()
+    with rig.card.stream(mine):
+        made = rig.device.to_device([np.arange(8), np.arange(4)])
+    assert rig.card.lent == [(tensor.data_ptr(), mine) for tensor in made]
+
+
+def test_the_name_is_the_pci_address_as_gauges_write_it() -> None:
+    card = Accelerator(KIB, pci_domain_id=1, pci_bus_id=0xC1, pci_device_id=2)
+    assert TorchDevice(accelerator=card).name == "0001:c1:02.0"
+    assert TorchDevice(0, name="mine", accelerator=card).name == "mine"
+
+
+def test_the_driver_tells_the_address_where_torch_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def cuInit(self, flags: int) -> int:
+            return 0
+
+        def cuDeviceGet(self, number: Any, ordinal: int) -> int:
+            number._obj.value = ordinal + 40
+            return 0
+
+        def cuDeviceGetPCIBusId(self, told: Any, told_bytes: int, number: Any) -> int:
+            assert number.value == 40
+            told.value = b"00000000:0A:00.0"
+            return 0
+
+    monkeypatch.setattr(torch_device, "_library", lambda *names: Driver())
+    assert TorchDevice(accelerator=Accelerator(KIB)).name == "0000:0a:00.0"
+
+
+def test_without_either_it_is_the_uuid_and_without_that_a_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*names: str) -> Any:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(torch_device, "_library", missing)
+    assert TorchDevice(accelerator=Accelerator(KIB, uuid="AB-1")).name == "gpu-ab-1"
+    with pytest.raises(UsageError, match="pass name="):
+        TorchDevice(accelerator=Accelerator(KIB))
+
+
+@pytest.mark.parametrize(("device", "what"), [("cuda:0", "cuda:0"), (1, "device is 1"), (-1, "device is -1")])
+def test_a_device_that_is_not_there_is_refused(device: Any, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        TorchDevice(device, accelerator=Accelerator(KIB, **PLACE))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so() -> None:
+    with pytest.raises(UsageError, match="sees no CUDA or HIP card"):
+        TorchDevice()
+
+
+def test_leaves_that_no_payload_can_have_are_refused_by_place(rig: StandinRig) -> None:
+    sparse = torch.zeros(3, 3).to_sparse()
+    with pytest.raises(UnsupportedLeaf, match=r"tree\['s'\].*to_dense"):
+        rig.device.size_of({"s": sparse})
+    with pytest.raises(UnsupportedLeaf, match=r"^tree\[1\]: "):
+        rig.device.to_device([1, np.array(["x"])])
+
+
+def test_arrays_of_any_strides_come_to_the_device(rig: StandinRig) -> None:
+    array = np.arange(24, dtype="<i2").reshape(4, 6)
+    made = rig.device.to_device({"turned": array.T, "back": array[::-1], "one": array[2, 3]})
+    host = rig.device.to_host(made, rig.device.mark())
+    assert bits(host["turned"].contiguous()) == bits(np.ascontiguousarray(array.T))
+    assert bits(host["back"].contiguous()) == bits(np.ascontiguousarray(array[::-1]))
+    assert host["one"].item() == array[2, 3]
+
+
+def test_the_interface_loads_no_torch() -> None:
+    code = (
+        "import sys, tensord.client.device.interface, tensord.client.device.torch_device, "
+        "tensord.client.device.fake_vram; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
