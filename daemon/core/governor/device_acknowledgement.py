@@ -1,0 +1,75 @@
+"""What becomes of ordered entries: gone, remembered if it was to the host tier, kept, or back, if nobody answered.
+
+Owns: how an acknowledgement changes table, pass, memory of what was offloaded, and counters, and what its lack does.
+Does not own: whether one is valid, nor when an owner is late (`Orders`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....ipc import messages
+from .device_orders import Orders, Standing
+from .device_promotion import Promotions, Trace
+from .device_record import Owner
+from .outbox import Outbox
+from .table import ORDERED, Rows, exact_sum
+
+
+def carry_out(
+    order: Standing,
+    rows: Rows,
+    message: messages.AcknowledgeOrder,
+    orders: Orders,
+    promotions: Promotions,
+    outbox: Outbox,
+    kept_until: float,
+    now: float,
+) -> None:
+    """Takes an acknowledgement. `rows`: one for each key offloaded, dropped, kept, all of them under the order."""
+    device, table, counters = order.device, order.device.table, outbox.counters
+    gone = len(message.offloaded) + len(message.dropped)
+    offloaded, dropped, kept = np.split(rows, [len(message.offloaded), gone])
+    counters.offloaded += len(offloaded)
+    counters.offloaded_bytes += exact_sum(table.size_bytes[offloaded])
+    counters.dropped += len(dropped)
+    counters.dropped_bytes += exact_sum(table.size_bytes[dropped])
+    counters.kept += len(kept)
+    counters.freed_bytes += message.freed_bytes
+    if order.part_of is not None:
+        order.part_of.left += gone
+        order.part_of.freed_bytes += message.freed_bytes
+    device.returned(message.freed_bytes, now)
+    columns = (table.size_bytes, table.tokens, table.agent, table.uses)
+    traces = zip(message.offloaded, *(column[offloaded].tolist() for column in columns), strict=True)
+    for key, size_bytes, tokens, agent, uses in traces:
+        trace = Trace(order.owner.client, size_bytes, tokens, table.agents.names[agent], uses)
+        promotions.remembered.add(device.name, key, trace)
+    orders.detach(device, rows, now)
+    table.remove(rows[:gone])
+    # Kept ones are in use where they are. Those whose owner was late are resident already.
+    table.take_back(kept[table.state[kept] == ORDERED], kept_until)
+    table.not_before[kept] = kept_until
+    device.coldest.thaw(kept_until)
+
+
+def take_back(owner: Owner, rows: Rows, outbox: Outbox, until: float) -> None:
+    """An owner is late with these rows: nothing is known to have gone, and they are let alone until then."""
+    device = owner.device
+    device.table.take_back(rows, until)
+    device.coldest.thaw(until)
+    outbox.counters.timed_out += len(rows)
+    if owner.unresponsive:
+        return
+    owner.unresponsive = True
+    client = outbox.clients.get(owner.client)
+    outbox.announce("owner", client=owner.client, device=device.name, unresponsive=True)
+    outbox.log(
+        "warning",
+        "owner does not answer",
+        client=owner.client,
+        name=client.name if client else "",
+        pid=client.pid if client else 0,
+        device=device.name,
+        entries=len(rows),
+    )

@@ -1,0 +1,227 @@
+"""Orders to owners: their numbers, what is open of them, when an owner is late.
+
+Owns: order records, the queue of those not sent yet, owners' deadlines. Does not own: what is ordered away, nor what
+becomes of rows that were acknowledged.
+
+A pass over many entries is ordered at once, in columns, and told to owners slice by slice: `send` tells a few.
+Entries that are late are resident again, and stay known under their order: an owner that comes round later is heard.
+
+Invariants: numbers rise and are not used again; an order is known as long as a row stands under it; an owner has a
+deadline as long as it has an open order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ....errors import UnknownOrder
+from ....ipc import messages
+from ..deadlines import Deadlines
+from . import passes
+from .device_record import Device, Owner
+from .limits import GovernorLimits
+from .outbox import Outbox
+from .passes import Pass
+from .table import ORDERED, Rows, exact_sum
+
+_SLOTS_OF_16_BITS = 1 << 15
+
+
+@dataclass(slots=True)
+class Standing:
+    """An order. `rows`: what it names, until it is sent; `count`: rows under it; `open`: neither done nor late."""
+
+    number: int
+    device: Device
+    owner: Owner
+    kind: Literal["offload", "drop"]
+    reason: str
+    rows: Rows | None
+    count: int
+    part_of: Pass | None
+    open: bool = True
+
+
+class Orders:
+    """All devices' orders that anything is left of."""
+
+    def __init__(self, limits: GovernorLimits, outbox: Outbox) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._last = 0
+        self._standing: dict[int, Standing] = {}
+        self._unsent: deque[int] = deque()
+        self._due: Deadlines[Owner] = Deadlines()
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """For orders from now on."""
+        self._limits = limits
+
+    @property
+    def unsent(self) -> bool:
+        """Whether `send` has something to do."""
+        return bool(self._unsent)
+
+    def next_timer(self) -> float | None:
+        """When the first owner is late."""
+        return self._due.next_timer()
+
+    def number(self) -> int:
+        """A number for an order that is not acknowledged."""
+        self._last += 1
+        return self._last
+
+    def give(
+        self, device: Device, rows: Rows, host_takes: bool, reason: str, now: float, part_of: Pass | None = None
+    ) -> None:
+        """Orders resident rows away, each to its owner, as offload or drop."""
+        if not len(rows):
+            return
+        table = device.table
+        self.detach(device, rows, now)
+        offload = passes.offloads(table, rows, host_takes, self._limits)
+        groups = table.owner[rows].astype(np.int64) * 2 + ~offload
+        if groups.max(initial=0) < 2 * _SLOTS_OF_16_BITS:
+            groups = groups.astype(np.uint16)  # sorted by counting
+        by_group = np.argsort(groups, kind="stable")
+        rows, groups = rows[by_group], groups[by_group]
+        bounds = [*(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
+        numbers = np.zeros(len(rows), np.int64)
+        turns: list[tuple[int, int]] = []
+        begin = 0
+        for end in bounds:
+            owner = device.in_slot(int(groups[begin]) // 2)
+            kind: Literal["offload", "drop"] = "drop" if groups[begin] % 2 else "offload"
+            if not owner.orders:
+                self._due.set(owner, now + self._limits.ack_s)
+            for turn, at in enumerate(range(begin, end, self._limits.keys_per_request_max)):
+                part = slice(at, min(at + self._limits.keys_per_request_max, end))
+                number = self.number()
+                numbers[part] = number
+                turns.append((turn, number))
+                owner.orders.add(number)
+                self._standing[number] = Standing(
+                    number, device, owner, kind, reason, rows[part], part.stop - at, part_of
+                )
+            begin = end
+        table.put_under(rows, numbers)
+        self._outbox.counters.ordered += len(rows)
+        if part_of is not None:
+            part_of.open_orders += len(turns)
+        # Every owner's first order goes before anybody's second.
+        self._unsent.extend(number for _, number in sorted(turns))
+
+    def send(self, most: int) -> None:
+        """Tells owners up to `most` orders."""
+        for _ in range(most):
+            if not self._unsent:
+                return
+            order = self._standing.get(self._unsent.popleft())
+            if order is None or order.rows is None or not order.open:
+                continue
+            table = order.device.table
+            rows, order.rows = order.rows[table.order[order.rows] == order.number], None
+            size_bytes = exact_sum(table.size_bytes[rows])
+            words = messages.Order(order.number, order.device.name, order.kind, table.keys[rows].tolist(), order.reason)
+            self.tell(order.owner.client, words, size_bytes)
+
+    def tell(self, client: int, order: messages.Order, size_bytes: int) -> None:
+        """One order goes out, and whoever watches hears of it."""
+        self._outbox.send(client, order)
+        self._outbox.announce(
+            "order",
+            client=client,
+            device=order.device,
+            order=order.order,
+            kind=order.kind,
+            entries=len(order.keys),
+            bytes=size_bytes,
+            reason=order.reason,
+        )
+
+    def find(self, client: int, message: messages.AcknowledgeOrder) -> tuple[Standing, Rows]:
+        """The order that is acknowledged, and a row for each key: offloaded, dropped, kept.
+
+        Raises:
+            UnknownOrder: not an order to this client on this device, or a key that is not of it, or not any more.
+        """
+        order = self._standing.get(message.order)
+        if order is None or order.owner.client != client or order.device.name != message.device:
+            raise UnknownOrder(
+                f"order {message.order} on {message.device!r} is not one of yours, or all of it was acknowledged: "
+                "acknowledge each order's entries once"
+            )
+        keys = [*message.offloaded, *message.dropped, *message.kept]
+        rows = order.device.table.rows(keys)
+        wrong = (rows < 0) | (order.device.table.order[rows] != order.number)
+        if wrong.any():
+            key = keys[int(wrong.argmax())]
+            raise UnknownOrder(f"key {key.hex()} is not of order {message.order}, or was acknowledged before")
+        if len(set(keys)) < len(keys):
+            raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
+        return order, rows
+
+    def heard(self, owner: Owner, now: float) -> None:
+        """The owner carried a part of its orders out: it has its time anew for what is open still."""
+        if owner.orders:
+            self._due.set(owner, now + self._limits.ack_s)
+
+    def detach(self, device: Device, rows: Rows, now: float) -> None:
+        """These rows no longer stand under their orders, whether open or late."""
+        numbers = device.table.order[rows]
+        numbers = numbers[numbers > 0]
+        if not len(numbers):
+            return
+        for number, count in zip(*(a.tolist() for a in np.unique(numbers, return_counts=True)), strict=True):
+            order = self._standing[number]
+            order.count -= count
+            if not order.count:
+                self._close(order, now)
+                del self._standing[number]
+        device.table.order[rows] = 0
+
+    def take_late(self, now: float) -> tuple[Owner, Rows] | None:
+        """One owner whose time is up: its orders are late, and these rows are ordered away under them."""
+        owner = self._due.pop_due(now)
+        if owner is None:
+            return None
+        for number in list(owner.orders):
+            self._close(self._standing[number], now)
+        return owner, owner.device.table.where(owner=owner.slot, state=ORDERED)
+
+    def check_invariants(self, devices: list[Device]) -> None:
+        """Asserts what the module's docstring promises."""
+        under: dict[int, int] = {}
+        for device in devices:
+            table = device.table
+            numbers, counts = np.unique(table.order[: table.end], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                if number:
+                    assert self._standing[number].device is device
+                    under[number] = count
+            open_parts = [o for o in self._standing.values() if o.open and o.device is device and o.part_of]
+            assert all(o.part_of is device.under_way for o in open_parts), "an open order of a pass that was settled"
+            assert len(open_parts) == (device.under_way.open_orders if device.under_way else 0)
+            for owner in device.owners.values():
+                assert owner.orders == {n for n, o in self._standing.items() if o.open and o.owner is owner}
+                assert bool(owner.orders) == (owner in self._due)
+                ordered = table.order[table.where(owner=owner.slot, state=ORDERED)].tolist()
+                assert set(ordered) == owner.orders
+        assert under == {number: order.count for number, order in self._standing.items()}
+        assert all(number <= self._last for number in self._standing)
+        assert len(self._due) == sum(bool(owner.orders) for device in devices for owner in device.owners.values())
+
+    def _close(self, order: Standing, now: float) -> None:
+        if not order.open:
+            return
+        order.open = False
+        order.owner.orders.discard(order.number)
+        if not order.owner.orders:
+            self._due.drop(order.owner)
+        if order.part_of is not None:
+            order.part_of.open_orders -= 1
+            order.part_of.closed_at = now

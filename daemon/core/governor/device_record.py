@@ -1,0 +1,190 @@
+"""One device: its table, who owns what of it, and the pass that is under way.
+
+Owns: owners' slots, and which rows may be ordered away now. Does not own: what is ordered (passes), order numbers
+(device_orders), promotion.
+
+Invariants: a slot has one owner at a time; every row that is not free is of a slot that has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from .passes import STUCK_FALL, Circumstances, Distances, Pass
+from .table import FREE, ORDERED, RESIDENT, Mask, Rows, Table
+
+_AHEAD: Final = 4096
+_HEAD: Final = 64
+_RETURNS_MAX: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """A client's entries on one device. `orders`: open ones; `unresponsive`: it was late, and silent since."""
+
+    device: Device
+    client: int
+    slot: int
+    orders: set[int] = field(default_factory=set)
+    unresponsive: bool = False
+
+
+class Coldest:
+    """The least recently used rows that may go, found ahead, so that a registration over budget does not rank a table.
+
+    What is used, ordered away or removed meanwhile is passed over; what is new is warmer. Only rows that may go
+    *again* could be missed: the list ends when the first of them may (`thaw`).
+    """
+
+    def __init__(self) -> None:
+        self._rows: Rows = np.zeros(0, np.int64)
+        self._used_at = np.zeros(0, np.float64)
+        self._thaws_at = -math.inf
+
+    def thaw(self, at: float) -> None:
+        """From then on, rows may go that cannot before; -inf: from now on."""
+        self._thaws_at = min(self._thaws_at, at)
+
+    def ahead(self, device: Device, now: float) -> Iterator[Rows]:
+        """Rows, the coldest first: few, then more, at last all that may go. Each time from the first on."""
+        stale = now >= self._thaws_at
+        if not stale:
+            for count in (_HEAD, len(self._rows)):
+                self._pass_over(device, now, count)
+                yield self._rows[:count]
+        if not self._find(device, now, _AHEAD):
+            yield self._rows
+            self._find(device, now, len(device.table))
+        yield self._rows
+
+    def _pass_over(self, device: Device, now: float, count: int) -> None:
+        rows, used_at = self._rows[:count], self._used_at[:count]
+        stay = device.may_go(rows, now) & (device.table.used_at[rows] == used_at)
+        if not stay.all():
+            self._rows = np.concatenate([rows[stay], self._rows[count:]])
+            self._used_at = np.concatenate([used_at[stay], self._used_at[count:]])
+
+    def _find(self, device: Device, now: float, most: int) -> bool:
+        table = device.table
+        found = np.flatnonzero(device.may_go(slice(table.end), now))
+        whole = len(found) <= most
+        if not whole:
+            found = found[np.argpartition(table.used_at[found], most)[:most]]
+        self._rows = found[np.argsort(table.used_at[found], kind="stable")]
+        self._used_at = table.used_at[self._rows]
+        later = table.not_before[: table.end][table.state[: table.end] == RESIDENT]
+        self._thaws_at = float(later[later > now].min(initial=math.inf))
+        return whole
+
+
+class Device:
+    """State to read; what changes a device's rows goes through Devices."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.table = Table()
+        self.owners: dict[int, Owner] = {}
+        self.distances = Distances()
+        self.coldest = Coldest()
+        self.under_way: Pass | None = None
+        self.stuck = ""
+        self._stuck_used_bytes = 0
+        self._slots: list[Owner | None] = []
+        self._returned: deque[tuple[float, int]] = deque(maxlen=_RETURNS_MAX)
+
+    def open(self, client: int) -> None:
+        """The client is an owner here; it may have been."""
+        if client in self.owners:
+            return
+        slot = next((slot for slot, owner in enumerate(self._slots) if owner is None), len(self._slots))
+        owner = self.owners[client] = Owner(self, client, slot)
+        self._slots[slot : slot + 1] = [owner]
+
+    def close(self, client: int) -> None:
+        """The client is no owner any more, and has no rows."""
+        self._slots[self.owners.pop(client).slot] = None
+
+    def in_slot(self, slot: int) -> Owner:
+        """Whose rows have this slot."""
+        owner = self._slots[slot]
+        assert owner is not None
+        return owner
+
+    def may_go(self, rows: Rows | slice, now: float) -> Mask:
+        """A bool a row: resident, not kept lately, of an owner that answers."""
+        table = self.table
+        mask: Mask = (table.state[rows] == RESIDENT) & (table.not_before[rows] <= now)
+        silent = [owner is not None and owner.unresponsive for owner in self._slots]
+        if any(silent):
+            mask &= ~np.array(silent)[table.owner[rows]]
+        return mask
+
+    def returned(self, freed_bytes: int, now: float) -> None:
+        """Drivers got memory back; samples that were begun before do not show it."""
+        if freed_bytes:
+            self._returned.append((now, freed_bytes))
+
+    def leaving_bytes(self, circumstances: Circumstances) -> int:
+        """What the sample shows as used and is on its way out, or gone."""
+        unseen = sum(freed for at, freed in self._returned if at >= circumstances.began_at)
+        return self.table.ordered_bytes + unseen
+
+    def settle(self, circumstances: Circumstances) -> None:
+        """Takes a sample: ends a pass that is over, and being stuck, if it shows that."""
+        while self._returned and self._returned[0][0] < circumstances.began_at:
+            self._returned.popleft()
+        fall = STUCK_FALL * circumstances.total_bytes
+        if self.stuck and circumstances.used_bytes <= self._stuck_used_bytes - fall:
+            self.stuck = ""
+        if self.under_way is not None and self.under_way.over(circumstances):
+            self.stuck = self.under_way.why_stuck(circumstances)
+            self._stuck_used_bytes = circumstances.used_bytes
+            self.under_way = None
+
+    def status(self) -> dict[str, Any]:
+        """The device in plain values."""
+        table = self.table
+        return {
+            "device": self.name,
+            "entries": len(table),
+            "bytes": table.bytes,
+            "tokens": table.all_tokens,
+            "ordered_entries": table.ordered_entries,
+            "ordered_bytes": table.ordered_bytes,
+            "owners": len(self.owners),
+            "stuck": self.stuck,
+        }
+
+    def owners_status(self) -> list[dict[str, Any]]:
+        """Each owner in plain values."""
+        table, most = self.table, len(self._slots)
+        live = np.flatnonzero(table.state[: table.end] != FREE)
+        slots = table.owner[live]
+        entries = np.bincount(slots, minlength=most)
+        ordered = np.bincount(slots[table.state[live] == ORDERED], minlength=most)
+        sizes = np.bincount(slots, weights=table.size_bytes[live], minlength=most)
+        return [
+            {
+                "client": owner.client,
+                "device": self.name,
+                "entries": int(entries[owner.slot]),
+                "bytes": int(sizes[owner.slot]),
+                "ordered_entries": int(ordered[owner.slot]),
+                "unresponsive": owner.unresponsive,
+            }
+            for owner in self.owners.values()
+        ]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        self.table.check_invariants()
+        assert {o.slot: o for o in self.owners.values()} == {s: o for s, o in enumerate(self._slots) if o is not None}
+        live = self.table.state[: self.table.end] != FREE
+        slots = set(self.table.owner[: self.table.end][live].tolist())
+        assert slots <= {owner.slot for owner in self.owners.values()}, "rows of nobody"

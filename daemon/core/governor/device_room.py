@@ -1,0 +1,134 @@
+"""Room for a registration: a device's budgets, and which entries must go for it.
+
+Owns: max_bytes, max_tokens, max_entries, the floor as a limit on what may go for them, and why there is no room. Does
+not own: orders.
+
+Nothing here changes a table, or repeats itself: a refusal is known after one look at each row at most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....errors import BelowFloor, DeviceFull
+from ....ipc import messages
+from . import ranking
+from .device_record import Device
+from .limits import GovernorLimits
+from .passes import Circumstances
+from .ranking import Amounts
+from .table import ORDERED, Rows
+
+
+def victims(
+    device: Device,
+    row: int | None,
+    message: messages.RegisterEntry,
+    circumstances: Circumstances | None,
+    limits: GovernorLimits,
+    now: float,
+) -> Rows:
+    """The rows to order away so that an entry fits, least recently used first; `row`: the one it has already.
+
+    Raises:
+        DeviceFull: all that may go would not make room; the budget is named.
+        BelowFloor: it would, but what stays would be less than the queueing floor.
+    """
+    _alone(message, limits)
+    table = device.table
+    nothing = np.zeros(0, np.int64)
+    if row is not None and table.state[row] == ORDERED:
+        return nothing  # on its way out, however large
+    known_bytes, known_tokens = (0, 0) if row is None else (int(table.size_bytes[row]), int(table.tokens[row]))
+    after_bytes = table.bytes - table.ordered_bytes - known_bytes + message.size_bytes
+    after = Amounts(
+        after_bytes,
+        table.all_tokens - table.ordered_tokens - known_tokens + message.tokens,
+        len(table) - table.ordered_entries + (row is None),
+    )
+    needs = lacking(after, limits)
+    if not needs:
+        return nothing
+    floor_bytes = circumstances.floor_blocks * limits.block_bytes if circumstances else 0
+    if circumstances is not None and floor_bytes:
+        capacity = capacity_blocks(circumstances.total_bytes, limits)
+        if circumstances.floor_blocks >= capacity:
+            raise BelowFloor(
+                f"{device.name}: {_lack(after, limits)}, and nothing may go: the queueing floor is "
+                f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
+                "serve fewer requests at once, or raise max_bytes"
+            )
+    found = _look(device, row, needs, after_bytes - floor_bytes, now)
+    if found is not None:
+        return found
+    if floor_bytes and _look(device, row, needs, after_bytes, now) is not None:
+        raise BelowFloor(
+            f"{device.name}: {_lack(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes may go above "
+            f"the queueing floor of {floor_bytes}, of a capacity of "
+            f"{capacity_blocks(circumstances.total_bytes if circumstances else 0, limits)} blocks of "
+            f"{limits.block_bytes} bytes; serve fewer requests at once, or raise max_bytes"
+        )
+    raise DeviceFull(
+        f"{device.name}: {_lack(after, limits)}, and what may go now does not make up for it: release entries, raise "
+        "the budget, or wait until owners have carried out their orders"
+    )
+
+
+def has_room(device: Device, more: Amounts, limits: GovernorLimits) -> bool:
+    """Whether so much more fits into every budget with nothing going for it."""
+    table = device.table
+    after = Amounts(
+        table.bytes - table.ordered_bytes + more.bytes,
+        table.all_tokens - table.ordered_tokens + more.tokens,
+        len(table) - table.ordered_entries + more.entries,
+    )
+    return not lacking(after, limits)
+
+
+def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
+    """By how much each budget would be passed."""
+    return Amounts(
+        0 if limits.max_bytes is None else max(0, after.bytes - limits.max_bytes),
+        0 if limits.max_tokens is None else max(0, after.tokens - limits.max_tokens),
+        max(0, after.entries - limits.max_entries),
+    )
+
+
+def capacity_blocks(total_bytes: int, limits: GovernorLimits) -> int:
+    """What a device's entries may come to, in blocks of the queueing floor."""
+    most = total_bytes if limits.max_bytes is None else min(limits.max_bytes, total_bytes)
+    return most // limits.block_bytes
+
+
+def _look(device: Device, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
+    if spare_bytes < needs.bytes:
+        return None
+    table = device.table
+    for rows in device.coldest.ahead(device, now):
+        others = rows if row is None else rows[rows != row]
+        found = ranking.enough(table.size_bytes[others], table.tokens[others], needs, spare_bytes)
+        if found is not None:
+            return others[found]
+    return None
+
+
+def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
+    """An entry that would not fit if it were the only one."""
+    if limits.max_bytes is not None and message.size_bytes > limits.max_bytes:
+        raise DeviceFull(f"size_bytes = {message.size_bytes} alone is over max_bytes = {limits.max_bytes}: raise it")
+    if limits.max_tokens is not None and message.tokens > limits.max_tokens:
+        raise DeviceFull(f"tokens = {message.tokens} alone is over max_tokens = {limits.max_tokens}: raise it")
+
+
+def _lack(after: Amounts, limits: GovernorLimits) -> str:
+    """Which budgets would be passed, in words."""
+    passed = [
+        f"{name} = {most} would be passed ({would_be} with this entry)"
+        for name, most, would_be in (
+            ("max_bytes", limits.max_bytes, after.bytes),
+            ("max_tokens", limits.max_tokens, after.tokens),
+            ("max_entries", limits.max_entries, after.entries),
+        )
+        if most is not None and would_be > most
+    ]
+    return ", ".join(passed)

@@ -1,0 +1,318 @@
+"""The device tier's registry: who owns which entries, which of them go, what their owners said to that.
+
+Owns: devices, their tables, orders and their acknowledgements, passes from sample to sample, promotion. Does not own:
+modes, workflows, reservations, queueing: the governor gives a device's `Circumstances` with each sample and request.
+
+    registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
+                       ↑                  │
+                       └─── kept, late ───┘
+
+A pass is ordered as a whole at the sample that asks for it, and told to owners a few orders at a time: first within
+`sampled`, then by `tick`, for which `next_timer` asks at once.
+
+Invariants: registered == resident + offloaded + dropped + released + gone_with_owner; a refused request changes
+nothing; at most one pass of a device is under way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
+from ....ipc import messages
+from . import device_room, passes
+from .device_acknowledgement import carry_out, take_back
+from .device_orders import Orders
+from .device_promotion import Promotions
+from .device_record import Device, Owner
+from .limits import GovernorLimits
+from .outbox import Outbox
+from .passes import Circumstances, Outlook, Pass, Plan
+from .table import Rows
+
+__all__ = ["Circumstances", "Devices", "Outlook", "Plan"]
+
+ORDERS_A_SLICE: Final = 4
+"""So many orders are told at a time, of keys_per_request_max keys each."""
+
+
+class Devices:
+    """Every device that a client has opened."""
+
+    def __init__(self, limits: GovernorLimits, outbox: Outbox, outlook: Outlook) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._outlook = outlook
+        self._devices: dict[str, Device] = {}
+        self._orders = Orders(limits, outbox)
+        self._promotions = Promotions(limits, outlook)
+        self._now = 0.0
+
+    @property
+    def remembered(self) -> int:
+        """Offloaded entries that may be promoted."""
+        return len(self._promotions.remembered)
+
+    def change_limits(self, limits: GovernorLimits) -> None:
+        """For what happens from now on."""
+        self._limits = limits
+        self._orders.change_limits(limits)
+        self._promotions.remembered.change_most(limits.remembered_max)
+
+    # ---- clients
+
+    def open(self, client: int, device: str) -> None:
+        """The client may register entries on a device.
+
+        Raises:
+            LimitReached: devices_max, named, would be passed.
+        """
+        known = self._devices.get(device)
+        if known is None:
+            if len(self._devices) >= self._limits.devices_max:
+                raise LimitReached(
+                    f"{len(self._devices)} devices are open and devices_max is {self._limits.devices_max}: "
+                    f"{device!r} would be one more; raise it"
+                )
+            known = self._devices[device] = Device(device)
+            self._promotions.opened(device)
+        known.open(client)
+
+    def register(
+        self, client: int, message: messages.RegisterEntry, circumstances: Circumstances | None, now: float
+    ) -> messages.Registered:
+        """An entry is there, new or as another version of itself. Entries may be ordered away for it.
+
+        Args:
+            circumstances: None while nobody knows how full the device is: then budgets alone limit it.
+
+        Raises:
+            NoGauge: the client has not opened the device.
+            OwnedElsewhere: another client has the key registered on it.
+            UnderPressure: the device takes nothing new in.
+            DeviceFull: a budget would be passed, whatever may go now.
+            BelowFloor: only what the queueing floor needs could go.
+        """
+        self._now = now
+        device = self._devices.get(message.device)
+        owner = device.owners.get(client) if device else None
+        if device is None or owner is None:
+            raise NoGauge(
+                f"device {message.device!r} was not opened by this client: open it before registering entries"
+            )
+        table = device.table
+        row = table.find(message.key)
+        if row is not None and table.owner[row] != owner.slot:
+            other = device.in_slot(int(table.owner[row])).client
+            raise OwnedElsewhere(
+                f"key {message.key.hex()} is client {other}'s on {device.name}: use its entry, or take another key"
+            )
+        if row is None and circumstances is not None and circumstances.refuses:
+            raise UnderPressure(circumstances.refuses)
+        rows = device_room.victims(device, row, message, circumstances, self._limits, now)
+        host_takes = circumstances is not None and circumstances.host_takes
+        self._orders.give(device, rows, host_takes, "budget", now)
+        self._orders.send(ORDERS_A_SLICE)
+        self._answers(owner)
+        if row is None:
+            self._add(device, owner, message, now)
+        else:
+            table.replace(row, message.size_bytes, message.tokens, message.agent)
+            table.use(np.array([row]), now)
+            self._outbox.counters.renewed += 1
+        return messages.Registered(message.id, renewed=row is not None)
+
+    def use(self, client: int, message: messages.UseEntries, now: float) -> None:
+        """A use for each time that one of the client's keys stands there; others are passed over."""
+        self._now = now
+        owner = self._owner(client, message.device)
+        if owner is None:
+            return
+        table = owner.device.table
+        rows = table.rows(message.keys)
+        table.use(rows[(rows >= 0) & (table.owner[rows] == owner.slot)], now)
+        self._answers(owner)
+
+    def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
+        """The client deleted entries: how many of these were registered as its own."""
+        self._now = now
+        owner = self._owner(client, message.device)
+        if owner is None:
+            return 0
+        table = owner.device.table
+        self._promotions.released(message.device, client, message.keys)
+        rows = np.unique(table.rows(message.keys))
+        rows = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
+        self._remove(owner.device, rows, now)
+        self._outbox.counters.released += len(rows)
+        return len(rows)
+
+    def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
+        """An owner says what became of an order's entries, though it may be late.
+
+        Raises:
+            UnknownOrder: the order or a key of it is not known as one of the client's.
+        """
+        self._now = now
+        order, rows = self._orders.find(client, message)
+        carry_out(order, rows, message, self._orders, self._promotions, self._outbox, now + self._limits.retry_s, now)
+        self._answers(order.owner)
+        if len(rows):
+            self._orders.heard(order.owner, now)
+
+    def client_left(self, client: int, now: float) -> None:
+        """Its entries went with it."""
+        self._now = now
+        for device in list(self._devices.values()):
+            owner = device.owners.get(client)
+            if owner is None:
+                continue
+            rows = device.table.where(owner=owner.slot)
+            self._remove(device, rows, now)
+            self._outbox.counters.gone_with_owner += len(rows)
+            device.close(client)
+            if not device.owners:
+                del self._devices[device.name]
+                self._promotions.closed(device.name)
+
+    # ---- gauges
+
+    def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
+        """A new sample of a device: its last pass may be settled, its next begin; entries may be promoted."""
+        self._now = now
+        device = self._devices.get(name)
+        if device is None:
+            return
+        before = device.stuck
+        device.settle(circumstances)
+        if device.stuck != before:
+            self._outbox.announce("stuck", device=name, why=device.stuck)
+            if device.stuck:
+                self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
+        if device.under_way is None and not device.stuck:
+            self._begin(device, circumstances, now)
+        self._promote(device, circumstances, now)
+        self._orders.send(ORDERS_A_SLICE)
+
+    def mode_changed(self, name: str, now: float) -> None:
+        """The next pass is another kind of pass, and no repetition."""
+        device = self._devices.get(name)
+        if device is not None:
+            self._unstick(device)
+
+    def gauge_gone(self, name: str, now: float) -> None:
+        """Nobody knows how full the device is any more. What was ordered stays ordered."""
+        self.mode_changed(name, now)
+
+    def plan(self, name: str, circumstances: Circumstances, now: float) -> Plan:
+        """What a pass would order now; nothing changes."""
+        device = self._devices.get(name)
+        if device is None:
+            return Plan()
+        return passes.reckon(
+            device.table, self._choose(device, circumstances, now), circumstances.host_takes, self._limits
+        )
+
+    # ---- time
+
+    def next_timer(self) -> float | None:
+        """When `tick` has something to do: at once where orders are still to be told."""
+        return self._now if self._orders.unsent else self._orders.next_timer()
+
+    def tick(self, now: float) -> None:
+        """Tells owners the next few orders, and finds out who is late."""
+        self._now = now
+        self._orders.send(ORDERS_A_SLICE)
+        while late := self._orders.take_late(now):
+            owner, rows = late
+            take_back(owner, rows, self._outbox, now + self._limits.retry_s)
+
+    # ---- questions
+
+    def status(self) -> list[dict[str, Any]]:
+        """A row a device."""
+        return [device.status() for device in self._devices.values()]
+
+    def owners(self) -> list[dict[str, Any]]:
+        """A row an owner and device."""
+        clients = self._outbox.clients
+        rows = [row for device in self._devices.values() for row in device.owners_status()]
+        return [
+            {**row, "name": clients[row["client"]].name, "pid": clients[row["client"]].pid}
+            for row in rows
+            if row["client"] in clients
+        ]
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        for device in self._devices.values():
+            device.check_invariants()
+        self._orders.check_invariants(list(self._devices.values()))
+        self._promotions.check_invariants(self._devices)
+        count = self._outbox.counters
+        resident = sum(len(device.table) for device in self._devices.values())
+        gone = count.offloaded + count.dropped + count.released + count.gone_with_owner
+        assert count.registered == resident + gone, "entries were lost, or counted twice"
+        assert count.promoted <= count.registered
+
+    def _owner(self, client: int, device: str) -> Owner | None:
+        known = self._devices.get(device)
+        return known.owners.get(client) if known else None
+
+    def _answers(self, owner: Owner) -> None:
+        """The owner said something that shows it is at work."""
+        if owner.unresponsive:
+            owner.unresponsive = False
+            owner.device.coldest.thaw(self._now)
+            self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
+
+    def _unstick(self, device: Device) -> None:
+        if device.stuck:
+            device.stuck = ""
+            self._outbox.announce("stuck", device=device.name, why="")
+
+    def _add(self, device: Device, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
+        counters = self._outbox.counters
+        uses = max(1, message.uses)
+        trace = self._promotions.registered(device.name, message.key, now)
+        if trace is not None:
+            uses = max(trace.uses + 1, message.uses)
+            counters.promoted += 1
+        device.table.add(message.key, owner.slot, message.size_bytes, message.tokens, message.agent, uses, now)
+        counters.registered += 1
+        self._unstick(device)
+
+    def _remove(self, device: Device, rows: Rows, now: float) -> None:
+        self._orders.detach(device, rows, now)
+        device.table.remove(rows)
+
+    def _choose(self, device: Device, circumstances: Circumstances, now: float) -> Rows:
+        table = device.table
+        return passes.choose(
+            table,
+            device.may_go(slice(table.end), now),
+            circumstances,
+            self._limits,
+            lambda: device.distances.of(table.agents, self._outlook),
+            device.leaving_bytes(circumstances),
+            now,
+        )
+
+    def _begin(self, device: Device, circumstances: Circumstances, now: float) -> None:
+        if not len(device.table):
+            return
+        rows = self._choose(device, circumstances, now)
+        if not len(rows):
+            return
+        lowers = passes.lacking_bytes(circumstances, self._limits) > 0
+        device.under_way = Pass(circumstances.used_bytes, lowers)
+        self._orders.give(device, rows, circumstances.host_takes, circumstances.mode.value, now, device.under_way)
+        self._outbox.counters.passes += 1
+
+    def _promote(self, device: Device, circumstances: Circumstances, now: float) -> None:
+        for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():
+            keys = [key for key, _ in entries]
+            order = messages.Order(self._orders.number(), device.name, "promote", keys, circumstances.mode.value)
+            self._orders.tell(client, order, sum(trace.size_bytes for _, trace in entries))

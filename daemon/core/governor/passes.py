@@ -1,0 +1,205 @@
+"""What one pass over a device's entries orders away: the table of modes, and when a next pass may begin.
+
+Owns: whom each mode picks, how many, never below the queueing floor; whether what leaves is worth its copy; when a
+pass is over, and that one which lowered nothing is not repeated. Does not own: messages, order numbers, promotion.
+
+Invariant: nothing here changes a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....ipc.modes import Mode
+from . import ranking
+from .limits import GovernorLimits
+from .table import Agents, Mask, Rows, Table, exact_sum
+
+STUCK_FALL: Final = 0.01
+"""A device is stuck no longer when its gauge has fallen by this share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """How a device stands, as of its last sample, which was begun at `began_at`.
+
+    `host_takes`: the host tier is below pressure. `refuses`: why nothing new is registered; empty: it is.
+    """
+
+    mode: Mode
+    used_bytes: int
+    total_bytes: int
+    began_at: float
+    host_takes: bool
+    floor_blocks: int = 0
+    refuses: str = ""
+    reserved_bytes: int = 0
+
+
+class Outlook(Protocol):
+    """What workflows say of agents. `version` changes whenever a distance may have."""
+
+    @property
+    def version(self) -> int: ...
+
+    def distance(self, agent: str) -> float:
+        """Steps to execution; 2e9 where it has finished, 1e9 where no workflow knows it."""
+        ...
+
+    def up_next(self, lookahead: int) -> Sequence[str]:
+        """Agents within so many steps, the nearest first."""
+        ...
+
+
+class Distances:
+    """The outlook of one table's agents by their numbers, asked anew only when it may have changed."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, int] | None = None
+        self._steps: NDArray[np.float64] = np.zeros(0)
+
+    def of(self, agents: Agents, outlook: Outlook) -> NDArray[np.float64]:
+        """Steps to execution, float64, one for each number of an agent."""
+        version = (agents.version, outlook.version)
+        if version != self._known:
+            self._steps = np.array([outlook.distance(name) for name in agents.names], np.float64)
+            self._known = version
+        return self._steps
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a pass would order."""
+
+    offload_entries: int = 0
+    offload_bytes: int = 0
+    drop_entries: int = 0
+    drop_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Pass:
+    """One that has begun and is not settled. `open_orders`: neither acknowledged nor timed out, `closed_at`: the last
+    of them was; `left`: entries that went, `freed_bytes`: what drivers got back for them.
+
+    `lowers`: it was to bring the gauge down; below pressure a pass takes what is idle, whatever the gauge shows then.
+    """
+
+    used_bytes: int
+    lowers: bool
+    open_orders: int = 0
+    closed_at: float = 0.0
+    left: int = 0
+    freed_bytes: int = 0
+
+    def over(self, circumstances: Circumstances) -> bool:
+        """Whether the sample can show all that the pass has done."""
+        return self.open_orders == 0 and circumstances.began_at > self.closed_at
+
+    def why_stuck(self, circumstances: Circumstances) -> str:
+        """Why another would be in vain, empty if it would not: entries left, and no gauge shows it."""
+        if not self.lowers or not self.left or self.freed_bytes or circumstances.used_bytes < self.used_bytes:
+            return ""
+        return (
+            f"{self.left} entries left in the last pass and {circumstances.used_bytes} bytes are used still "
+            f"({self.used_bytes} before): their owners gave nothing back to the driver. No further pass until the mode "
+            f"changes, an entry is registered, or the gauge falls by {STUCK_FALL:.0%}"
+        )
+
+
+def choose(
+    table: Table,
+    eligible: Mask,
+    circumstances: Circumstances,
+    limits: GovernorLimits,
+    distances: Callable[[], NDArray[np.float64]],
+    leaving_bytes: int,
+    now: float,
+) -> Rows:
+    """The rows that a pass orders away, each once.
+
+    Args:
+        eligible: a bool a row, up to the table's end.
+        distances: gives steps to execution, one for each number of an agent; asked in workflow_aware only.
+        leaving_bytes: what is on its way out and not in the sample yet; counts as gone.
+    """
+    spare_bytes = table.bytes - table.ordered_bytes - limits.block_bytes * circumstances.floor_blocks
+    if spare_bytes <= 0:
+        return np.zeros(0, np.int64)
+    need_bytes = lacking_bytes(circumstances, limits) - leaving_bytes
+    match circumstances.mode:
+        case Mode.PRESSURE if need_bytes > 0:
+            rows = np.flatnonzero(eligible)
+            # The product of a share and a count may lie a rounding error above a whole number.
+            most = math.ceil(limits.pass_share * len(table) - 1e-9)
+            return _above_floor(table, rows, ranking.by_density(table, rows), need_bytes, most, spare_bytes)
+        case Mode.WORKFLOW_AWARE if need_bytes > 0:
+            rows = np.flatnonzero(eligible)
+            rank = ranking.by_distance(table, rows, distances())
+            return _above_floor(table, rows, rank, need_bytes, len(rows), spare_bytes)
+        case Mode.RELAXED:
+            idle_s = limits.relaxed_idle_s
+        case Mode.NORMAL:
+            idle_s = limits.normal_idle_s
+        case Mode.CRITICAL | Mode.EMERGENCY:
+            idle_s = limits.critical_idle_s
+        case _:
+            return np.zeros(0, np.int64)
+    rows = np.flatnonzero(eligible & (table.used_at[: table.end] <= now - idle_s))
+    if len(rows) > ranking.SORTED_WHOLE and exact_sum(table.size_bytes[rows]) <= spare_bytes:
+        return rows  # all of them, so in no order: to sort so many costs more than the rest of the pass
+    return _above_floor(table, rows, ranking.by_age(table, rows), math.inf, len(rows), spare_bytes)
+
+
+def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
+    """How much less must be used for the device to lie under the pressure threshold; 0 where it does."""
+    over = circumstances.used_bytes - limits.thresholds.pressure * circumstances.total_bytes
+    return math.floor(over) + 1 if over >= 0 else 0
+
+
+def offloads(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> Mask:
+    """A bool a row: whether it goes to the host tier; the others are dropped."""
+    if not host_takes:
+        return np.zeros(len(rows), np.bool_)
+    return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
+
+
+def reckon(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> Plan:
+    """What ordering these rows away comes to."""
+    offload = offloads(table, rows, host_takes, limits)
+    return Plan(
+        int(offload.sum()),
+        exact_sum(table.size_bytes[rows[offload]]),
+        int((~offload).sum()),
+        exact_sum(table.size_bytes[rows[~offload]]),
+    )
+
+
+def _above_floor(table: Table, rows: Rows, rank: ranking.Rank, need_bytes: float, most: int, spare_bytes: int) -> Rows:
+    """The first rows of a rank that are enough, and no more than may go.
+
+    One that would pass what may go is left out, and those behind it that are small enough are tried once more.
+    """
+    sizes = table.size_bytes[rows]
+    taken = ranking.first(rank, sizes, min(need_bytes, spare_bytes + 1), most)
+    if exact_sum(sizes[taken]) <= spare_bytes:
+        return rows[taken]
+    went = taken[:-1]
+    spare_bytes -= exact_sum(sizes[went])
+    smaller = sizes <= spare_bytes
+    smaller[taken] = False
+    rest = np.flatnonzero(smaller)
+    need_bytes -= exact_sum(sizes[went])
+    more = ranking.first(
+        tuple(column[rest] for column in rank), sizes[rest], min(need_bytes, spare_bytes + 1), most - len(went)
+    )
+    if exact_sum(sizes[rest[more]]) > spare_bytes:
+        more = more[:-1]
+    both: Rows = rows[np.concatenate([went, rest[more]])]
+    return both

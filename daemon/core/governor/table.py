@@ -1,0 +1,241 @@
+"""The entries of one device, one row each, in columns.
+
+Owns: rows, keys, agents' names, and the sums over them. Does not own: who an owner slot is, what an order number
+stands for, what goes.
+
+A row is free, resident, or ordered away. Rows that were freed are used again; columns grow by doubling. `order` names
+the last order that a row stands under, also of a resident row whose owner was late; 0: none.
+
+Invariants: a key has one row, and a row that is not free one key; the sums are those of the columns, exactly (they are
+Python's integers: sizes and tokens are what clients say); an agent's name is kept as long as a row has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FREE: Final = 0
+RESIDENT: Final = 1
+ORDERED: Final = 2
+USES_MAX: Final = 1 << 53
+"""Uses are counted up to here: what a float64 tells apart."""
+
+Rows: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+Column: TypeAlias = NDArray[Any]
+
+_ROWS_MIN: Final = 64
+_COLUMNS: Final[dict[str, Any]] = {
+    "keys": np.object_,
+    "owner": np.int32,
+    "agent": np.int32,
+    "size_bytes": np.int64,
+    "tokens": np.int64,
+    "uses": np.int64,
+    "used_at": np.float64,
+    "not_before": np.float64,
+    "order": np.int64,
+    "state": np.uint8,
+}
+
+
+class Agents:
+    """Names as small numbers, counted: a name that no row has any more is forgotten, its number used again.
+
+    Number 0 is the empty name, no agent's. `version` changes whenever a number gets another name.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = [""]
+        self.version = 0
+        self._numbers: dict[str, int] = {}
+        self._rows: list[int] = [0]
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def take(self, name: str) -> int:
+        """The number of a name that one more row has."""
+        if not name:
+            return 0
+        number = self._numbers.get(name)
+        if number is None:
+            self.version += 1
+            if self._free:
+                number = self._free.pop()
+                self.names[number] = name
+            else:
+                number = len(self.names)
+                self.names.append(name)
+                self._rows.append(0)
+            self._numbers[name] = number
+        self._rows[number] += 1
+        return number
+
+    def give(self, number: int) -> None:
+        """One row less has it."""
+        if not number:
+            return
+        self._rows[number] -= 1
+        if not self._rows[number]:
+            del self._numbers[self.names[number]]
+            self.names[number] = ""
+            self._free.append(number)
+
+    def check_invariants(self, numbers: Column) -> None:
+        """Asserts that `numbers`, one a row, are what was counted."""
+        counts = np.bincount(numbers, minlength=len(self.names)).tolist()
+        assert counts[1:] == self._rows[1:], "rows of an agent were miscounted"
+        assert all(self.names[number] == name for name, number in self._numbers.items())
+        assert len(self._numbers) + len(self._free) == len(self.names) - 1
+
+
+class Table:
+    """Columns to read, methods to change them. Rows are valid until something is removed."""
+
+    keys: NDArray[np.object_]
+    owner: NDArray[np.int32]
+    agent: NDArray[np.int32]
+    size_bytes: Rows
+    tokens: Rows
+    uses: Rows
+    used_at: NDArray[np.float64]
+    not_before: NDArray[np.float64]
+    order: Rows
+    state: NDArray[np.uint8]
+
+    def __init__(self) -> None:
+        for name, dtype in _COLUMNS.items():
+            setattr(self, name, np.zeros(_ROWS_MIN, dtype))
+        self.agents = Agents()
+        self.end = 0
+        """No row from here on was ever used."""
+        self.bytes = self.all_tokens = 0
+        self.ordered_entries = self.ordered_bytes = self.ordered_tokens = 0
+        self._rows: dict[bytes, int] = {}
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, key: bytes) -> int | None:
+        """A key's row."""
+        return self._rows.get(key)
+
+    def rows(self, keys: Sequence[bytes]) -> Rows:
+        """A row a key, int64; -1 for each that is not here."""
+        return np.fromiter(map(self._rows.get, keys, repeat(-1)), np.int64, len(keys))
+
+    def add(self, key: bytes, owner: int, size_bytes: int, tokens: int, agent: str, uses: int, now: float) -> int:
+        """A row for a key that has none."""
+        row = self._free.pop() if self._free else self._next()
+        self._rows[key] = row
+        self.keys[row] = key
+        self.owner[row] = owner
+        self.agent[row] = self.agents.take(agent)
+        self.size_bytes[row] = size_bytes
+        self.tokens[row] = tokens
+        self.uses[row] = min(uses, USES_MAX)
+        self.used_at[row] = now
+        self.not_before[row] = 0.0
+        self.order[row] = 0
+        self.state[row] = RESIDENT
+        self.bytes += size_bytes
+        self.all_tokens += tokens
+        return row
+
+    def replace(self, row: int, size_bytes: int, tokens: int, agent: str) -> None:
+        """What a row says of its entry is something else now; uses, order and all else stay."""
+        more_bytes, more_tokens = size_bytes - int(self.size_bytes[row]), tokens - int(self.tokens[row])
+        self.bytes += more_bytes
+        self.all_tokens += more_tokens
+        if self.state[row] == ORDERED:
+            self.ordered_bytes += more_bytes
+            self.ordered_tokens += more_tokens
+        self.size_bytes[row], self.tokens[row] = size_bytes, tokens
+        number = self.agents.take(agent)
+        self.agents.give(int(self.agent[row]))
+        self.agent[row] = number
+
+    def use(self, rows: Rows, now: float) -> None:
+        """A use for each time that a row stands in `rows`."""
+        np.add.at(self.uses, rows, 1)
+        self.uses[rows] = np.minimum(self.uses[rows], USES_MAX)
+        self.used_at[rows] = now
+
+    def put_under(self, rows: Rows, order: int | Rows) -> None:
+        """Resident rows are ordered away, each under its number in `order`."""
+        self._sum_ordered(rows, 1)
+        self.state[rows] = ORDERED
+        self.order[rows] = order
+
+    def take_back(self, rows: Rows, not_before: float) -> None:
+        """Ordered rows are resident again, and not to be ordered before that time. Their order number stays."""
+        self._sum_ordered(rows, -1)
+        self.state[rows] = RESIDENT
+        self.not_before[rows] = not_before
+
+    def remove(self, rows: Rows) -> None:
+        """Frees rows, each named once."""
+        self._sum_ordered(rows[self.state[rows] == ORDERED], -1)
+        self.bytes -= exact_sum(self.size_bytes[rows])
+        self.all_tokens -= exact_sum(self.tokens[rows])
+        for key in self.keys[rows].tolist():
+            del self._rows[key]
+        for number in self.agent[rows].tolist():
+            self.agents.give(number)
+        self.keys[rows] = None
+        self.agent[rows] = 0
+        self.state[rows] = FREE
+        self.order[rows] = 0
+        if self._rows:
+            self._free.extend(rows.tolist())
+        else:
+            self.end = 0
+            self._free.clear()
+
+    def where(self, *, owner: int, state: int | None = None) -> Rows:
+        """The rows of an owner slot, in one state or in any but free."""
+        states = self.state[: self.end]
+        mask = states != FREE if state is None else states == state
+        return np.flatnonzero(mask & (self.owner[: self.end] == owner))
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        live = np.flatnonzero(self.state[: self.end] != FREE)
+        assert not self.state[self.end :].any()
+        assert {key: row for row, key in zip(live.tolist(), self.keys[live].tolist(), strict=True)} == self._rows
+        assert sorted([*live.tolist(), *self._free]) == list(range(self.end)), "a row is lost, or twice free"
+        self.agents.check_invariants(self.agent[live])
+        ordered = live[self.state[live] == ORDERED]
+        assert self.bytes == sum(self.size_bytes[live].tolist()), "bytes were miscounted"
+        assert self.all_tokens == sum(self.tokens[live].tolist()), "tokens were miscounted"
+        assert self.ordered_entries == len(ordered)
+        assert self.ordered_bytes == sum(self.size_bytes[ordered].tolist())
+        assert self.ordered_tokens == sum(self.tokens[ordered].tolist())
+        assert (self.order[ordered] > 0).all(), "a row is ordered away by no order"
+        assert (self.uses[live] > 0).all() and (self.tokens[live] >= 0).all() and (self.size_bytes[live] > 0).all()
+
+    def _next(self) -> int:
+        if self.end == len(self.state):
+            for name in _COLUMNS:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self.end += 1
+        return self.end - 1
+
+    def _sum_ordered(self, rows: Rows, sign: int) -> None:
+        self.ordered_entries += sign * len(rows)
+        self.ordered_bytes += sign * exact_sum(self.size_bytes[rows])
+        self.ordered_tokens += sign * exact_sum(self.tokens[rows])
+
+
+def exact_sum(values: Rows) -> int:
+    """The sum of non-negative int64 values, which need not fit into one."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
