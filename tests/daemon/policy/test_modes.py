@@ -1,0 +1,262 @@
+"""When a mode is entered, and when it is left: rises at once, falls by two samples, and every fall ends."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tensord.daemon.policy.modes import FALLS, Thresholds, TierMode
+from tensord.errors import BadConfiguration
+from tensord.ipc.modes import LEVELS, Mode
+
+BEGINS = {Mode.NORMAL: 0.70, Mode.PRESSURE: 0.85, Mode.CRITICAL: 0.92, Mode.EMERGENCY: 0.96}
+LEFT = {Mode.NORMAL: 0.68, Mode.PRESSURE: 0.83, Mode.CRITICAL: 0.90, Mode.EMERGENCY: 0.94}
+IN = {Mode.RELAXED: 0.3, Mode.NORMAL: 0.75, Mode.PRESSURE: 0.87, Mode.CRITICAL: 0.94, Mode.EMERGENCY: 0.99}
+
+
+def at(level: Mode, thresholds: Thresholds | None = None) -> TierMode:
+    tier = TierMode(thresholds or Thresholds())
+    tier.sample(IN[level])
+    assert tier.level is tier.mode is level
+    return tier
+
+
+def levels(tier: TierMode, *shares: float) -> list[Mode]:
+    found = []
+    for share in shares:
+        tier.sample(share)
+        found.append(tier.level)
+    return found
+
+
+# ---- rising
+
+
+def test_a_tier_that_was_never_read_is_relaxed() -> None:
+    tier = TierMode(Thresholds())
+    assert (tier.mode, tier.level, tier.pressed) == (Mode.RELAXED, Mode.RELAXED, False)
+
+
+@pytest.mark.parametrize(("before", "after"), [(a, b) for a, b in product(LEVELS, LEVELS) if a != b])
+def test_a_rise_takes_effect_at_once_and_a_fall_at_the_second_sample(before: Mode, after: Mode) -> None:
+    tier = at(before)
+    share = {**IN, **{level: LEFT[above] for level, above in pairwise(LEVELS)}}[after]
+    if LEVELS.index(after) > LEVELS.index(before):
+        assert levels(tier, IN[after]) == [after]
+    else:
+        assert levels(tier, share, share) == [before, after]
+
+
+@pytest.mark.parametrize("level", BEGINS)
+def test_a_threshold_itself_belongs_to_the_level_that_begins_there(level: Mode) -> None:
+    percent = round(BEGINS[level] * 100)
+    for total_bytes in (100, 80 << 30, 7 * 100, 100 * 10**12):
+        tier = TierMode(Thresholds())
+        tier.sample((total_bytes * percent // 100 - 1) / total_bytes)
+        assert tier.level is LEVELS[LEVELS.index(level) - 1]
+        if total_bytes * percent % 100 == 0:
+            tier.sample(total_bytes * percent // 100 / total_bytes)
+            assert tier.level is level
+
+
+def test_a_gauge_that_shows_more_than_all_is_in_emergency() -> None:
+    assert levels(TierMode(Thresholds()), 1.0) == [Mode.EMERGENCY]
+    assert levels(TierMode(Thresholds()), 1.7, 2.0, math.inf) == [Mode.EMERGENCY] * 3
+
+
+@pytest.mark.parametrize("share", [math.nan, -0.01, -math.inf])
+def test_what_is_no_share_is_never_taken_for_an_empty_tier(share: float) -> None:
+    tier = at(Mode.EMERGENCY)
+    for _ in range(3):
+        with pytest.raises(AssertionError):
+            tier.sample(share)
+    assert tier.level is Mode.EMERGENCY
+
+
+# ---- falling
+
+
+@pytest.mark.parametrize("level", LEFT)
+def test_a_level_is_left_at_exactly_the_hysteresis_below_its_threshold(level: Mode) -> None:
+    below = LEVELS[LEVELS.index(level) - 1]
+    assert levels(at(level), LEFT[level], LEFT[level]) == [level, below]
+    above = math.nextafter(LEFT[level], 1)
+    assert levels(at(level), *[above] * 5) == [level] * 5
+
+
+def test_samples_that_lower_a_level_are_in_a_row() -> None:
+    tier = at(Mode.PRESSURE)
+    assert levels(tier, 0.80, 0.84, 0.80, 0.84, 0.80) == [Mode.PRESSURE] * 5
+    assert levels(tier, 0.80) == [Mode.NORMAL]
+
+
+def test_a_fall_goes_no_further_than_both_samples_allow() -> None:
+    assert levels(at(Mode.EMERGENCY), 0.10, 0.94) == [Mode.EMERGENCY, Mode.CRITICAL]
+    assert levels(at(Mode.EMERGENCY), 0.94, 0.10) == [Mode.EMERGENCY, Mode.CRITICAL]
+    assert levels(at(Mode.EMERGENCY), 0.10, 0.10) == [Mode.EMERGENCY, Mode.RELAXED]
+    assert levels(at(Mode.EMERGENCY), 0.89, 0.80, 0.80) == [Mode.EMERGENCY, Mode.PRESSURE, Mode.NORMAL]
+
+
+def test_two_samples_suffice_for_each_threshold_whatever_was_left_before() -> None:
+    # The second and the third are two samples below all thresholds.
+    assert levels(at(Mode.EMERGENCY), 0.94, 0.10, 0.10) == [Mode.EMERGENCY, Mode.CRITICAL, Mode.RELAXED]
+
+
+def test_a_rise_between_two_low_samples_starts_the_count_anew() -> None:
+    tier = at(Mode.NORMAL)
+    assert levels(tier, 0.5, 0.93, 0.5, 0.5) == [Mode.NORMAL, Mode.CRITICAL, Mode.CRITICAL, Mode.RELAXED]
+
+
+@pytest.mark.parametrize("start", LEVELS)
+def test_no_mode_is_never_left(start: Mode) -> None:
+    """The fault of an earlier design: a tier that was blocked stayed blocked."""
+    assert levels(at(start), *[0.0] * FALLS)[-1] is Mode.RELAXED
+
+
+@given(
+    st.lists(st.floats(0, 2), max_size=20),
+    st.floats(0, 0.94),
+)
+def test_emergency_ends_when_the_samples_stay_below_it_whatever_came_before(before: list[float], low: float) -> None:
+    tier = TierMode(Thresholds())
+    for share in [*before, 1.0]:
+        tier.sample(share)
+    assert tier.level is Mode.EMERGENCY
+    assert Mode.EMERGENCY not in levels(tier, *[low] * FALLS)[FALLS - 1 :]
+
+
+def test_without_hysteresis_a_threshold_still_belongs_to_its_level() -> None:
+    tier = at(Mode.PRESSURE, Thresholds(hysteresis=0.0))
+    assert levels(tier, 0.85, 0.85, 0.85) == [Mode.PRESSURE] * 3
+    below = math.nextafter(0.85, 0)
+    assert levels(tier, below, below) == [Mode.PRESSURE, Mode.NORMAL]
+
+
+# ---- workflows
+
+
+def test_a_step_graph_makes_normal_and_pressure_workflow_aware_and_no_other() -> None:
+    """The fault of an earlier design: a workflow mode that nothing entered."""
+    for level in LEVELS:
+        tier = at(level)
+        tier.workflow = True
+        aware = level in (Mode.NORMAL, Mode.PRESSURE)
+        assert tier.mode is (Mode.WORKFLOW_AWARE if aware else level)
+        assert tier.level is level
+        tier.workflow = False
+        assert tier.mode is level
+
+
+def test_workflow_mode_is_entered_and_left_by_samples_too() -> None:
+    tier = TierMode(Thresholds())
+    tier.workflow = True
+    found = []
+    for share in (0.5, 0.75, 0.9, 0.93, 0.99, 0.85, 0.85, 0.5, 0.5):
+        tier.sample(share)
+        found.append(tier.mode)
+    aware = Mode.WORKFLOW_AWARE
+    assert found == [Mode.RELAXED, aware, aware, Mode.CRITICAL, Mode.EMERGENCY, Mode.EMERGENCY, aware, aware, "relaxed"]
+
+
+def test_a_tier_is_pressed_from_pressure_up_with_a_graph_and_without() -> None:
+    for workflow in (False, True):
+        found = []
+        for level in LEVELS:
+            tier = at(level)
+            tier.workflow = workflow
+            found.append(tier.pressed)
+        assert found == [False, False, True, True, True]
+
+
+# ---- thresholds
+
+
+@pytest.mark.parametrize(
+    ("settings_", "said"),
+    [
+        ({"normal": 0.9}, "normal = 0.9 and pressure = 0.85 with a hysteresis of 0.02: each must begin above"),
+        ({"pressure": 0.95}, "pressure = 0.95 and critical = 0.92"),
+        ({"critical": 0.97}, "critical = 0.97 and emergency = 0.96"),
+        ({"critical": 0.94}, "critical = 0.94 and emergency = 0.96"),
+        ({"emergency": 1.01}, "emergency = 1.01 .* none above 1"),
+        ({"emergency": math.nan}, "emergency = nan"),
+        ({"emergency": math.inf}, "emergency = inf"),
+        ({"pressure": math.nan}, "pressure = nan"),
+        ({"normal": math.nan}, "normal = nan"),
+        ({"normal": 0.0, "hysteresis": 0.0}, "normal = 0 with a hysteresis of 0: it must begin above 0"),
+        ({"normal": -0.1}, "normal = -0.1"),
+        ({"normal": 0.01}, "normal = 0.01 with a hysteresis of 0.02: .* would never be left"),
+        ({"hysteresis": -0.01}, "hysteresis = -0.01: from 0"),
+        ({"hysteresis": math.nan}, "hysteresis = nan"),
+        ({"hysteresis": 0.04}, "critical = 0.92 and emergency = 0.96 with a hysteresis of 0.04"),
+        ({"hysteresis": 1.0}, "hysteresis = 1"),
+    ],
+)
+def test_thresholds_out_of_order_are_refused_by_name(settings_: dict[str, float], said: str) -> None:
+    with pytest.raises(BadConfiguration, match=said):
+        Thresholds(**settings_)
+
+
+def test_thresholds_at_their_limits_are_taken() -> None:
+    assert levels(TierMode(Thresholds(0.02, 0.05, 0.5, 1.0, 0.02)), 1.0, 0.0, 0.0)[-1] is Mode.RELAXED
+    Thresholds(1e-6, 2e-6, 3e-6, 4e-6, 0.0)
+
+
+def test_new_thresholds_hold_from_the_next_sample_on() -> None:
+    tier = at(Mode.NORMAL)
+    tier.change_thresholds(Thresholds(0.2, 0.4, 0.6, 0.8))
+    assert tier.level is Mode.NORMAL
+    assert levels(tier, 0.75) == [Mode.CRITICAL]
+    tier.sample(0.5)
+    tier.change_thresholds(Thresholds())
+    assert levels(tier, 0.5, 0.5) == [Mode.CRITICAL, Mode.RELAXED], "samples before speak for nothing any more"
+
+
+points = st.one_of(
+    st.integers(0, 1100),
+    st.sampled_from([round(s * 1000) + d for s in (*BEGINS.values(), *LEFT.values()) for d in (-1, 0, 1)]),
+)
+
+
+class AgainstThresholds(RuleBasedStateMachine):
+    """Each threshold by itself, in exact fractions: entered at once, left by two samples in a row below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tier = TierMode(Thresholds())
+        self.samples: list[Fraction] = []
+        self.entered = dict.fromkeys(BEGINS, False)
+
+    @rule(permille=points)
+    def sample(self, permille: int) -> None:
+        self.tier.sample(permille / 1000)
+        self.samples.append(Fraction(permille, 1000))
+        for level, begins in BEGINS.items():
+            exact = Fraction(str(begins))
+            if self.samples[-1] >= exact:
+                self.entered[level] = True
+            elif len(self.samples) > 1 and max(self.samples[-2:]) <= exact - Fraction(2, 100):
+                self.entered[level] = False
+
+    @rule(workflow=st.booleans())
+    def change_workflow(self, workflow: bool) -> None:
+        self.tier.workflow = workflow
+
+    @invariant()
+    def the_level_is_the_highest_that_was_entered_and_not_left(self) -> None:
+        entered = [level for level, held in self.entered.items() if held]
+        assert entered == list(BEGINS)[: len(entered)], "levels are entered from below"
+        assert self.tier.level is (entered or [Mode.RELAXED])[-1]
+        aware = self.tier.workflow and self.tier.level in (Mode.NORMAL, Mode.PRESSURE)
+        assert self.tier.mode is (Mode.WORKFLOW_AWARE if aware else self.tier.level)
+        assert self.tier.pressed == (Mode.PRESSURE in entered)
+
+
+TestAgainstThresholds = AgainstThresholds.TestCase
+TestAgainstThresholds.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
