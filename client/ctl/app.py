@@ -28,6 +28,7 @@ from .orders import clear, evict, limit
 from .parameters import DURATION
 from .purge import purge
 from .status import health, status
+from .top import top
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
@@ -80,6 +81,7 @@ def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, tim
 
 for _command in (
     status,
+    top,
     ls,
     show,
     clients,

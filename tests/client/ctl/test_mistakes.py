@@ -24,6 +24,9 @@ MISTAKES = [
     ["status", "now"],
     ["status", "--json=yes"],
     ["status", "--watch", "--every", "2"],
+    ["top", "now"],
+    ["top", "--interval", "0"],
+    ["top", "--interval", "2h"],
     ["ls", "--count", "0"],
     ["ls", "--count", "many"],
     ["ls", "--namespace-tag", "12"],
@@ -66,6 +69,7 @@ MISTAKES = [
 NEEDS_A_DAEMON = [
     ["status"],
     ["status", "--json"],
+    ["top", "--once"],
     ["ls"],
     ["show", "12"],
     ["show", "12" * 32],
