@@ -213,7 +213,7 @@ class _Daemon:
         stalls = StallTrigger(config.gauges.psi_stall_s, pressure.sample_now, _log)
         documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
-            store.recover(memory.found(), time.monotonic())
+            store.recover(memory.found(), time.monotonic(), memory.missing)
             actor.inbox.tell_now(Grown(ring_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

@@ -1,10 +1,11 @@
 """The instance's shared memory as the daemon holds it: ring, index, and the lanes of everybody who ever attached.
 
-Owns: making, finding again and removing the segments; which descriptors a client gets; reading all lanes after the
-fence. Does not own what is stored: that is the core's.
+Owns: making, finding again and removing the segments; which pages of the ring are there; which descriptors a client
+gets; reading all lanes after the fence. Does not own what is stored: that is the core's.
 
-Invariant: a lane is forgotten only when no process holds it any more. Until then it is scanned, whoever's socket
-closed.
+Invariants: what may have been given back is read through the descriptor, never through the mapping, where looking at a
+page would have it made. A lane is forgotten only when no process holds it any more; until then it is scanned, whoever's
+socket closed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from mmap import mmap
 from typing import Any, Final, Self
 
 import numpy as np
+import xxhash
 
 from ..errors import Corrupt, LayoutMismatch, SegmentError
 from ..shm import segments
-from ..shm.copy import checksum_of
 from ..shm.fence import fence
 from ..shm.index import IndexWriter, Slot
 from ..shm.lanes import LaneReader
@@ -42,6 +43,7 @@ from .core.recovery import Recovered
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 EPOCH_MAX: Final = (1 << 16) - 1
 _LANE_COUNTER_BITS: Final = 32
+_CHECK_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -59,11 +61,20 @@ class Memory:
     """Ring, index and lanes of one instance."""
 
     def __init__(
-        self, instance: str, superblock: Superblock, ring_fd: int, index_fd: int, *, recovered: bool
+        self,
+        instance: str,
+        superblock: Superblock,
+        ring_fd: int,
+        index_fd: int,
+        *,
+        recovered: bool,
+        missing: list[tuple[int, int]],
     ) -> None:
         self.instance = instance
         self.superblock = superblock
         self.recovered = recovered
+        self.missing = missing
+        """Stretches of the ring, whole pages, that a former daemon had given back or never had."""
         self._ring_fd = ring_fd
         self._ring_map = mmap(ring_fd, superblock.ring_bytes)
         self._index_map = mmap(index_fd, superblock.geometry.index_bytes)
@@ -112,8 +123,12 @@ class Memory:
                 os.close(ring_fd)
                 raise
             if former is not None:
-                segments.complete(ring_fd)
-                return cls(instance, former, ring_fd, segments.attach(index_name), recovered=True)
+                missing = segments.missing(ring_fd)
+                for start, size_bytes in missing:
+                    # Pages that were set aside, and that nobody wrote to, look the same: now they are.
+                    segments.punch(ring_fd, start, size_bytes)
+                index_fd = segments.attach(index_name)
+                return cls(instance, former, ring_fd, index_fd, recovered=True, missing=missing)
             # A daemon that was killed while it made its memory: nobody can have attached.
             os.close(ring_fd)
         # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
@@ -134,7 +149,7 @@ class Memory:
             segments.remove(index_name)
             raise
         superblock = Superblock(secrets.randbits(63) | 1, 1, size_bytes, geometry)
-        return cls(instance, superblock, ring_fd, index_fd, recovered=False)
+        return cls(instance, superblock, ring_fd, index_fd, recovered=False, missing=[])
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the next piece of the ring behind `start`; for a thread.
@@ -146,22 +161,34 @@ class Memory:
             NotEnoughMemory: /dev/shm has no room for it.
         """
         size_bytes = min(segments.PREFAULT_PIECE_BYTES, self.superblock.ring_bytes - start)
+        self.allocate(start, size_bytes, prefault=prefault, huge_pages=huge_pages)
+        return start + size_bytes
+
+    def allocate(self, start: int, size_bytes: int, *, prefault: bool, huge_pages: bool = False) -> None:
+        """Has pages of the ring set aside, so that they may be written; for a thread.
+
+        Raises:
+            NotEnoughMemory: they are not to be had.
+        """
         segments.allocate(self._ring_fd, start, size_bytes)
         address = segments.address_of(self._ring_map) + start
         if huge_pages:
             segments.advise_huge(address, size_bytes)
         if prefault:
             segments.prefault(address, size_bytes, write=True)
-        return start + size_bytes
+
+    def punch(self, start: int, size_bytes: int) -> None:
+        """Gives pages of the ring back to the system; for a thread. Nobody may look at them until `allocate`."""
+        segments.punch(self._ring_fd, start, size_bytes)
 
     def found(self) -> Iterator[Recovered]:
         """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
         for slot in self.index.slots():
             header: SpanHeader | None = None
-            span = self.ring[slot.offset : slot.offset + SPAN_HEADER_BYTES]
+            span = os.pread(self._ring_fd, SPAN_HEADER_BYTES, slot.offset)
             if len(span) == SPAN_HEADER_BYTES:
                 try:
-                    header = SpanHeader.unpack(span.tobytes())
+                    header = SpanHeader.unpack(span)
                 except Corrupt:
                     header = None
             if slot.published:
@@ -176,10 +203,18 @@ class Memory:
         """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""
         start = slot.offset + SPAN_HEADER_BYTES
         try:
-            header = SpanHeader.unpack(self.ring[slot.offset : start].tobytes())
+            header = SpanHeader.unpack(os.pread(self._ring_fd, SPAN_HEADER_BYTES, slot.offset))
         except Corrupt:
             return False
-        return header.checksum == checksum_of(self.ring[start : start + slot.image_bytes])
+        checksum = xxhash.xxh3_64()
+        end = start + slot.image_bytes
+        while start < end:
+            piece = os.pread(self._ring_fd, min(_CHECK_BYTES, end - start), start)
+            if not piece:
+                return False
+            checksum.update(piece)
+            start += len(piece)
+        return header.checksum == checksum.intdigest()
 
     def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
         """A lane for `client`: the one it brought along, where that can be had, else a new one.

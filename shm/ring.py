@@ -1,25 +1,25 @@
-"""Which bytes of the ring are taken: spans, the holes between them, and which spans to free to open a larger hole.
+"""Which bytes of the ring are taken: spans, the holes between them, what is withdrawn, and what to free for more room.
 
 Owns the map of the ring, not its memory, and knows nothing of keys, pins or policies: those come as arguments.
-Spans and holes alternate without gaps: every byte belongs to exactly one of them, and no two holes touch. Sizes and
-offsets are multiples of 64 bytes.
+Spans, holes and withdrawn extents follow one another without gaps: every byte belongs to exactly one of them, no two
+holes touch, and no two withdrawn extents. Sizes and offsets are multiples of 64 bytes; those of withdrawn extents of
+whole pages, since they are what the system has back.
 
-Best fit: the smallest hole that is large enough, the lowest of equals. The holes stand in one sorted list of
-`bytes << 48 | offset`, so a search is a bisection, and a change moves at most 8 bytes a hole (some 20 µs at 100,000
-holes); neighbours are found through the tables of where blocks begin and end.
+Best fit: the smallest hole that is large enough, the lowest of equals. A search is a bisection; neighbours are found
+through the tables of where blocks begin and end.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from .layout import ALIGN_BYTES, RING_BYTES_MAX
+from .extents import Extents
+from .layout import ALIGN_BYTES, PAGE_BYTES, RING_BYTES_MAX
 
-_OFFSET_BITS = 48
-_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+LOOKS_MAX: Final = 256
+"""Holes of less than two pages that are looked at for a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,21 @@ class Window:
 
 
 class Ring:
-    """The map of a ring of `capacity_bytes`, empty at first."""
+    """The map of a ring of `capacity_bytes`, empty at first. `page_bytes`: what is withdrawn in one piece."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, page_bytes: int = PAGE_BYTES) -> None:
         assert capacity_bytes % ALIGN_BYTES == 0 and 0 <= capacity_bytes <= RING_BYTES_MAX, capacity_bytes
+        assert page_bytes % ALIGN_BYTES == 0, page_bytes
+        self.page_bytes = page_bytes
         self._capacity_bytes = 0
         self._used_bytes = 0
         self._spans: dict[int, int] = {}
         self._span_at_end: dict[int, int] = {}
-        self._holes: dict[int, int] = {}
-        self._hole_at_end: dict[int, int] = {}
-        self._by_size: list[int] = []
+        self._holes = Extents()
+        self._withdrawn = Extents(ordered=True)
+        self._at = 0
+        self.freed = 0
+        """How often bytes became free: while it stays, no hole has grown."""
         self.grow(capacity_bytes)
 
     @property
@@ -58,8 +62,16 @@ class Ring:
         return self._used_bytes
 
     @property
+    def withdrawn_bytes(self) -> int:
+        return self._withdrawn.total_bytes
+
+    @property
+    def withdrawn_count(self) -> int:
+        return len(self._withdrawn)
+
+    @property
     def largest_free_bytes(self) -> int:
-        return self._by_size[-1] >> _OFFSET_BITS if self._by_size else 0
+        return self._holes.largest_bytes
 
     @property
     def span_count(self) -> int:
@@ -73,9 +85,34 @@ class Ring:
         """Bytes of the span at `offset`."""
         return self._spans[offset]
 
-    def is_hole(self, offset: int) -> bool:
-        """Whether a hole begins at `offset`."""
-        return offset in self._holes
+    def is_free(self, offset: int) -> bool:
+        """Whether a hole or a withdrawn extent begins at `offset`."""
+        return offset in self._holes.sizes or offset in self._withdrawn.sizes
+
+    def withdrawn(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of every withdrawn extent, in order."""
+        return sorted(self._withdrawn.sizes.items())
+
+    def hole_before(self, offset: int) -> int | None:
+        """Where the hole begins that ends at `offset`."""
+        return self._holes.starts.get(offset)
+
+    def hole_bytes(self, offset: int) -> int:
+        """Bytes of the hole that begins at `offset`; 0 where none does."""
+        return self._holes.sizes.get(offset, 0)
+
+    def span_before(self, offset: int) -> int | None:
+        """Where the span begins that ends at `offset`."""
+        return self._span_at_end.get(offset)
+
+    def is_span(self, offset: int) -> bool:
+        """Whether a span begins at `offset`."""
+        return offset in self._spans
+
+    def pages_in(self, low: int, high: int) -> int:
+        """Bytes of the whole pages in [low, high)."""
+        page = self.page_bytes
+        return max(0, high // page * page - -(-low // page) * page)
 
     def allocate(self, size_bytes: int) -> int | None:
         """Takes a span in the hole that fits best.
@@ -84,11 +121,9 @@ class Ring:
             Its offset, or None where no hole is large enough.
         """
         assert size_bytes > 0 and size_bytes % ALIGN_BYTES == 0, size_bytes
-        at = bisect_left(self._by_size, size_bytes << _OFFSET_BITS)
-        if at == len(self._by_size):
-            return None
-        offset = self._by_size[at] & _OFFSET_MASK
-        self._take(offset, offset, size_bytes)
+        offset = self._holes.best_fit(size_bytes)
+        if offset is not None:
+            self._take(offset, offset, size_bytes)
         return offset
 
     def take(self, offset: int, size_bytes: int) -> bool:
@@ -97,17 +132,13 @@ class Ring:
         Quick where the offsets come in ascending order.
 
         Returns:
-            False, and nothing is changed, where any of its bytes are taken or beyond the ring.
+            False, and nothing is changed, where any of its bytes are taken, withdrawn or beyond the ring.
         """
-        if size_bytes <= 0 or size_bytes % ALIGN_BYTES or offset < 0 or offset % ALIGN_BYTES:
+        hole = self._hole_around(offset, size_bytes, ALIGN_BYTES)
+        if hole is None:
             return False
-        last = self._hole_at_end.get(self._capacity_bytes)
-        holes = self._holes if last is None or offset < last else (last,)
-        for hole in holes:
-            if hole <= offset and offset + size_bytes <= hole + self._holes[hole]:
-                self._take(hole, offset, size_bytes)
-                return True
-        return False
+        self._take(hole, offset, size_bytes)
+        return True
 
     def free(self, offset: int) -> None:
         """Gives a span back; it grows together with the holes beside it."""
@@ -125,6 +156,90 @@ class Ring:
         if added:
             self._add_hole(start, added)
 
+    def withdraw(self, offset: int, size_bytes: int) -> bool:
+        """Withdraws whole pages of a hole at a given place. Quick where the offsets come in ascending order.
+
+        Returns:
+            False, and nothing is changed, where any of them are not free.
+        """
+        hole = self._hole_around(offset, size_bytes, self.page_bytes)
+        if hole is None:
+            return False
+        self._holes.cut(hole, offset, size_bytes)
+        self._withdrawn.add(offset, size_bytes)
+        return True
+
+    def withdraw_some(self, most_bytes: int, spared: tuple[int, int] = (0, 0)) -> tuple[int, int] | None:
+        """Withdraws up to `most_bytes` (whole pages) of the largest hole, beside what is withdrawn already if it can.
+
+        Args:
+            spared: a stretch [low, high) in which nothing is withdrawn.
+
+        Returns:
+            (offset, bytes), or None where no hole has a whole page.
+        """
+        looks = 0
+        for rank in range(1, len(self._holes) + 1):
+            hole, size = self._holes.ranked(-rank)
+            if size < self.page_bytes or looks >= LOOKS_MAX:
+                return None
+            looks += size < 2 * self.page_bytes
+            low, high = self._outside(hole, hole + size, spared)
+            if low >= high:
+                continue
+            take = min(high - low, most_bytes)
+            if low not in self._withdrawn.starts:
+                low = high - take
+            self._holes.cut(hole, low, take)
+            self._withdrawn.add(low, take)
+            return low, take
+        return None
+
+    def restore(self, offset: int, size_bytes: int) -> None:
+        """Makes withdrawn bytes a hole again; their pages are there again."""
+        within = self._withdrawn.around(offset)
+        assert within is not None, f"{offset} is not withdrawn"
+        self._withdrawn.cut(within, offset, size_bytes)
+        self._add_hole(offset, size_bytes)
+
+    def restorable(self, most_bytes: int) -> tuple[int, int] | None:
+        """What to take back next: of the smallest withdrawn extent, up to `most_bytes`; few large ones are left so.
+
+        Returns:
+            (offset, bytes), or None where nothing is withdrawn.
+        """
+        if not self._withdrawn:
+            return None
+        offset, size = self._withdrawn.ranked(0)
+        take = min(size, most_bytes)
+        return (offset if offset in self._holes.starts else offset + size - take), take
+
+    def withdrawn_within(self, low: int, high: int) -> list[tuple[int, int]]:
+        """What of [low, high), in which no span stands, is withdrawn, in order: (offset, bytes) of whole pages."""
+        found = []
+        at = low
+        while at < high:
+            size = self._holes.sizes.get(at)
+            if size is None:
+                extent = self._withdrawn.around(at)
+                assert extent is not None, f"a span stands at {at}"
+                end = extent + self._withdrawn.sizes[extent]
+                page = self.page_bytes
+                first, last = at // page * page, min(end, -(-high // page) * page)
+                found.append((first, last - first))
+                at = end
+            else:
+                at += size
+        return found
+
+    def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
+        """[low, high) without the withdrawn pages at its edges that `size_bytes` do not need."""
+        page = self.page_bytes
+        spare = (high - low - size_bytes) // page * page
+        at_low = min(spare, self._withdrawn.sizes.get(low, 0))
+        at_high = min(spare - at_low, high - self._withdrawn.starts.get(high, high))
+        return low + at_low, high - at_high
+
     def window(
         self,
         around: int,
@@ -132,11 +247,13 @@ class Ring:
         may_go: Callable[[int], bool],
         warmth: Callable[[int], Any],
         spans_max: int,
+        *,
+        through: bool = False,
     ) -> Window | None:
-        """Spans to free so that `size_bytes` lie free in one piece at `around`, the offset of a span or of a hole.
+        """Spans to free so that `size_bytes` lie free in one piece at `around`, the offset of any block.
 
         Of the two neighbours the colder is taken next, `warmth(offset)` being lower; one that may not go closes its
-        side.
+        side, and so does what is withdrawn, unless the window goes `through` it: it has to be taken back then.
 
         Returns:
             The window, or None where spans that may not go, or the ring's ends, leave too little between them.
@@ -146,7 +263,9 @@ class Ring:
             if not may_go(around):
                 return None
             spans.append(around)
-        low, high = self._widened(around, around + self._block_bytes(around))
+        elif around in self._withdrawn.sizes and not through:
+            return None
+        low, high = self._widened(around, around + self._block_bytes(around), size_bytes, through=through)
         left_open = right_open = True
         while high - low < size_bytes:
             if len(spans) >= spans_max:
@@ -159,70 +278,93 @@ class Ring:
                 right is None or not right_open or warmth(left) < warmth(right)
             ):
                 spans.append(left)
-                low, high = self._widened(left, high)
+                low, high = self._widened(left, high, size_bytes, through=through)
             elif right is not None and right_open:
                 spans.append(right)
-                low, high = self._widened(low, right + self._spans[right])
+                low, high = self._widened(low, right + self._spans[right], size_bytes, through=through)
             else:
                 return None
         return self._trimmed(spans, low, high, size_bytes, around)
 
+    def widest_withdrawn(self, size_bytes: int) -> Window | None:
+        """The stretch at the largest withdrawn extent, if it has `size_bytes` without any span."""
+        if not self._withdrawn:
+            return None
+        offset, _ = self._withdrawn.ranked(-1)
+        return self.window(offset, size_bytes, lambda _: False, lambda _: 0, 1, through=True)
+
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        blocks = sorted([*self._spans.items(), *self._holes.items()])
+        blocks = sorted([*self._spans.items(), *self._holes.sizes.items(), *self._withdrawn.sizes.items()])
         at = 0
-        hole_before = False
         for offset, size in blocks:
             assert offset == at, f"the block at {offset} should begin at {at}"
             assert size > 0 and size % ALIGN_BYTES == 0
-            is_hole = offset in self._holes
-            assert not (is_hole and hole_before), f"two holes touch at {offset}"
-            hole_before = is_hole
             at += size
         assert at == self._capacity_bytes
         assert sum(self._spans.values()) == self._used_bytes
         assert self._span_at_end == {o + size: o for o, size in self._spans.items()}
-        assert self._hole_at_end == {o + size: o for o, size in self._holes.items()}
-        assert self._by_size == sorted(size << _OFFSET_BITS | o for o, size in self._holes.items())
+        self._holes.check_invariants()
+        self._withdrawn.check_invariants()
+        for offset, size in self._withdrawn.sizes.items():
+            assert offset % self.page_bytes == size % self.page_bytes == 0, "a part of a page is withdrawn"
+        assert self._used_bytes + self._holes.total_bytes + self.withdrawn_bytes == self._capacity_bytes
 
     def _take(self, hole: int, offset: int, size_bytes: int) -> None:
-        hole_bytes = self._holes[hole]
-        self._remove_hole(hole)
+        self._holes.cut(hole, offset, size_bytes)
         self._spans[offset] = size_bytes
         self._span_at_end[offset + size_bytes] = offset
         self._used_bytes += size_bytes
-        if offset > hole:
-            self._add_hole(hole, offset - hole)
-        rest = hole + hole_bytes - (offset + size_bytes)
-        if rest:
-            self._add_hole(offset + size_bytes, rest)
 
-    def _add_hole(self, offset: int, size: int) -> None:
-        before = self._hole_at_end.get(offset)
-        if before is not None:
-            size += self._holes[before]
-            offset = before
-            self._remove_hole(before)
-        after = offset + size
-        if after in self._holes:
-            size += self._holes[after]
-            self._remove_hole(after)
-        self._holes[offset] = size
-        self._hole_at_end[offset + size] = offset
-        insort(self._by_size, size << _OFFSET_BITS | offset)
+    def _add_hole(self, offset: int, size_bytes: int) -> None:
+        self._holes.add(offset, size_bytes)
+        self.freed += 1
 
-    def _remove_hole(self, offset: int) -> None:
-        size = self._holes.pop(offset)
-        del self._hole_at_end[offset + size]
-        del self._by_size[bisect_left(self._by_size, size << _OFFSET_BITS | offset)]
+    def _hole_around(self, offset: int, size_bytes: int, unit_bytes: int) -> int | None:
+        """The hole that [offset, offset + size_bytes) lies in; None where it is in none, or not of whole units."""
+        if size_bytes <= 0 or size_bytes % unit_bytes or offset < 0 or offset % unit_bytes:
+            return None
+        if offset + size_bytes > self._capacity_bytes:
+            return None
+        at = self._block_around(offset)
+        size = self._holes.sizes.get(at)
+        return at if size is not None and offset + size_bytes <= at + size else None
+
+    def _block_around(self, offset: int) -> int:
+        """Where the block begins that `offset` lies in: looked for from where the last search ended."""
+        at = self._at if self._at <= offset and self._is_block(self._at) else 0
+        while (end := at + self._block_bytes(at)) <= offset:
+            at = end
+        self._at = at
+        return at
+
+    def _is_block(self, offset: int) -> bool:
+        return offset in self._spans or self.is_free(offset)
 
     def _block_bytes(self, offset: int) -> int:
-        size = self._spans.get(offset)
-        return self._holes[offset] if size is None else size
+        for sizes in (self._spans, self._holes.sizes, self._withdrawn.sizes):
+            size = sizes.get(offset)
+            if size is not None:
+                return size
+        raise KeyError(offset)
 
-    def _widened(self, low: int, high: int) -> tuple[int, int]:
-        """The stretch with the holes at its edges."""
-        return self._hole_at_end.get(low, low), high + self._holes.get(high, 0)
+    def _widened(self, low: int, high: int, size_bytes: int, *, through: bool) -> tuple[int, int]:
+        """The stretch with the holes at its edges, and the withdrawn extents too if it goes `through` them."""
+        kinds = (self._holes, self._withdrawn) if through else (self._holes,)
+        while True:
+            before = low, high
+            for kind in kinds:
+                low = kind.starts.get(low, low)
+                high += kind.sizes.get(high, 0)
+            if not through or high - low >= size_bytes or (low, high) == before:
+                return low, high
+
+    def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
+        """The larger part of [low, high) that is not spared, its whole pages."""
+        page = self.page_bytes
+        sides = ((low, min(high, spared[0])), (max(low, spared[1]), high))
+        parts = [(-(-begin // page) * page, end // page * page) for begin, end in sides]
+        return max(parts, key=lambda part: part[1] - part[0])
 
     def _trimmed(self, spans: list[int], low: int, high: int, size_bytes: int, around: int) -> Window:
         """Without spans at the edges that turned out to be unneeded, once a large one was taken on the other side.

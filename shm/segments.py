@@ -21,6 +21,7 @@ from typing import Final
 import posix_ipc
 
 from ..errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
+from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
 PREFAULT_PIECE_BYTES: Final = 64 << 20
@@ -129,15 +130,36 @@ def allocate(fd: int, start: int, size_bytes: int) -> None:
         ) from error
 
 
-def complete(fd: int) -> None:
-    """Allocates what is missing of a segment, whose maker may have been killed before it had allocated all of it.
+def missing(fd: int) -> list[tuple[int, int]]:
+    """Which pages of a segment hold nothing: its maker gave them back, or was killed before it had them all.
+
+    Pages that were allocated and never written are told as missing too, unless all are there. A part of a page at the
+    end is allocated instead.
+
+    Returns:
+        (offset, bytes) of each stretch of whole pages, in order.
 
     Raises:
-        NotEnoughMemory: it is not to be had.
+        NotEnoughMemory: that part is not to be had.
     """
     status = os.fstat(fd)
-    if status.st_blocks * _BLOCK_BYTES < status.st_size:
-        allocate(fd, 0, status.st_size)
+    if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+        return []
+    whole = status.st_size // PAGE_BYTES * PAGE_BYTES
+    if whole < status.st_size:
+        allocate(fd, whole, status.st_size - whole)
+    found, at = [], 0
+    while at < whole:
+        try:
+            data = min(os.lseek(fd, at, os.SEEK_DATA), whole)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            data = whole
+        if data > at:
+            found.append((at, data - at))
+        at = os.lseek(fd, data, os.SEEK_HOLE) if data < whole else whole
+    return found
 
 
 def punch(fd: int, start: int, size_bytes: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, assert_never
 
 from ... import __version__
@@ -17,6 +18,7 @@ from ...ipc import messages
 from ..config import Config
 from ..copier import Copier
 from ..core import effects, events
+from ..core.governor.events import HostHolds
 from ..core.store import Store
 from ..logs import logger
 from ..memory import Memory
@@ -49,7 +51,7 @@ _log = logger("store")
 
 
 class StoreActor:
-    """Owns `inbox`. `clock` gives monotonic seconds; `tell_watchers` must not block."""
+    """Owns `inbox`. `clock` gives monotonic seconds; `tell_watchers` and `tell_governor` must not block."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class StoreActor:
         *,
         clock: Callable[[], float],
         tell_watchers: Callable[[Happened], object],
+        tell_governor: Callable[[HostHolds], object] = lambda _: None,
     ) -> None:
         self.inbox: Inbox[StoreMessage] = Inbox(config.queues.store_inbox_max)
         self._store = store
@@ -66,12 +69,15 @@ class StoreActor:
         self._config = config
         self._clock = clock
         self._tell_watchers = tell_watchers
+        self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
         self._drain_at = 0.0
         self._grown_bytes = 0
         self._grow_error = ""
         self._began = clock()
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        # One at a time: the kernel has one lock for all changes to a file's pages.
+        self._pages = ThreadPoolExecutor(1, "tensord-pages")
         self._copier = Copier(
             memory.ring,
             config.limits.tree_depth_max,
@@ -118,7 +124,7 @@ class StoreActor:
             case Requested(client, request):
                 if client in self._clients:
                     await self._handle(events.Received(client, request))
-            case events.Copied():
+            case events.Copied() | events.Pressed() | events.Punched() | events.Allocated():
                 await self._handle(message)
             case Joined():
                 self._clients[message.client] = message
@@ -151,6 +157,10 @@ class StoreActor:
                     self._copier.copy(effect)
                 case effects.Scan():
                     await self._handle(events.Scanned(await self._scan()))
+                case effects.Punch() | effects.Allocate():
+                    self._pages.submit(self._carry_out, effect)
+                case effects.Holds(resident_bytes, wanted_bytes, settled):
+                    self._tell_governor(HostHolds(resident_bytes, wanted_bytes, settled))
                 case effects.Discard(client, put_id):
                     self._copier.discard(client, put_id)
                 case effects.Forget(client):
@@ -164,6 +174,30 @@ class StoreActor:
         if self._memory.fence_is_quick:
             return self._memory.pins()
         return await asyncio.to_thread(self._memory.pins)
+
+    def _carry_out(self, effect: effects.Punch | effects.Allocate) -> None:
+        """In the pages' thread: gives pages of the ring back, or takes them back."""
+        outcome = self._pages_outcome(effect)
+        self._loop.call_soon_threadsafe(self.inbox.tell_now, outcome)
+
+    def _pages_outcome(self, effect: effects.Punch | effects.Allocate) -> events.Punched | events.Allocated:
+        if isinstance(effect, effects.Punch):
+            try:
+                self._memory.punch(effect.offset, effect.size_bytes)
+            except OSError as error:
+                # Nothing is placed there all the same; what is resident is then shown too low.
+                _log.error("pages could not be given back", size_bytes=effect.size_bytes, why=str(error))
+            return events.Punched(effect.offset)
+        memory = self._config.memory
+        try:
+            self._memory.allocate(
+                effect.offset, effect.size_bytes, prefault=memory.prefault, huge_pages=memory.huge_pages
+            )
+        except TensordError as error:
+            return events.Allocated(effect.offset, error)
+        except Exception as error:
+            return events.Allocated(effect.offset, TensordError(f"the pages could not be had: {error!r}"))
+        return events.Allocated(effect.offset)
 
     async def _drain(self) -> None:
         lanes = self._memory.lanes
@@ -259,6 +293,8 @@ class StoreActor:
         for message in self.inbox.drain():
             if isinstance(message, events.Copied):
                 await self._handle(message)
+        # What is left undone the next daemon finds as it is.
+        self._pages.shutdown(cancel_futures=True)
 
     def _answer(self, question: Question) -> None:
         if question.answer.cancelled():
@@ -350,6 +386,11 @@ class StoreActor:
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
         if self._grow_error:
             problems.append(f"the ring has {self._grown_bytes} of {self.ring_bytes} bytes: {self._grow_error}")
+        if store["regrow_error"]:
+            problems.append(
+                f"{store['withdrawn_bytes']} bytes of the ring could not be had back, and are asked for again: "
+                f"{store['regrow_error']}"
+            )
         return {
             "healthy": not problems,
             "problems": problems,

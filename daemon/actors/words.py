@@ -10,7 +10,7 @@ from typing import Any
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
-from ..core.events import Copied, Request
+from ..core.events import Allocated, Copied, Pressed, Punched, Request
 from ..core.governor import events as governor
 from ..core.limits import StoreLimits
 from .inbox import Inbox
@@ -112,7 +112,20 @@ class Reconfigured:
     config: Config
 
 
-StoreMessage = Joined | Asked | Requested | Left | Copied | Grown | Scrubbed | Question | Reconfigured
+StoreMessage = (
+    Joined
+    | Asked
+    | Requested
+    | Left
+    | Copied
+    | Grown
+    | Scrubbed
+    | Question
+    | Reconfigured
+    | Pressed
+    | Punched
+    | Allocated
+)
 
 
 GovernorMessage = (

@@ -5,12 +5,12 @@ Pure judgements on one put; owns nothing.
 
 from __future__ import annotations
 
-from ...errors import BadMessage, LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut
+from ...errors import BadMessage, LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut, UnderPressure
 from ...ipc import messages
 from ...shm.layout import span_bytes
-from ...shm.ring import Ring
 from .limits import StoreLimits
-from .memory import Budget
+from .memory import Budget, Memory
+from .residency import Residency
 from .room import Need
 
 
@@ -75,8 +75,20 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
     )
 
 
-def no_room(need: Need, obstacle: str | None, ring: Ring, staying_bytes: int) -> StoreFull:
+def no_room(
+    need: Need, obstacle: str | None, memory: Memory, staying_bytes: int, residency: Residency
+) -> StoreFull | UnderPressure:
     """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
+    ring = memory.ring
+    short = residency.pressed_bytes
+    if obstacle == "resident_bytes_max" and short is not None and short < memory.budget.max_bytes:
+        return UnderPressure(
+            f"no room for {need.span_bytes} bytes: memory is short, and the ring may keep {short} bytes of its "
+            f"{ring.capacity_bytes} in it now; {staying_bytes} bytes are pinned or in flight. Compute without storing "
+            "it, or put again when the pressure has gone"
+        )
+    if ring.withdrawn_bytes and residency.error:
+        obstacle = f"{ring.withdrawn_bytes} bytes of the ring could not be had again: {residency.error}"
     return StoreFull(
         f"no room for {need.span_bytes} bytes and {need.tokens} tokens "
         f"({obstacle or 'pins came and went'}): largest_free_bytes is {ring.largest_free_bytes} of "

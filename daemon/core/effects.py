@@ -1,4 +1,6 @@
-"""What the store asks for. The actor carries effects out in the order given; only Copy and Scan may take their time."""
+"""What the store asks for. The actor carries effects out in the order given; Copy, Scan, Punch and Allocate may take
+their time.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +56,34 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Punch:
+    """Gives these pages of the ring back to the system. No span stands in them. Answered by Punched."""
+
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Has the system set these pages of the ring aside again, so that they may be written. Answered by Allocated."""
+
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """To the governor: the bytes of the ring that are in memory, and those it would have unpressed, as of now.
+
+    `settled`: no more comes of what was last asked for, until something else happens.
+    """
+
+    resident_bytes: int
+    wanted_bytes: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Nothing of a client that left is needed any more: its inbox may be unmapped. Once per client."""
 
@@ -78,4 +108,4 @@ class Announce:
     body: dict[str, Any]
 
 
-Effect = Send | Copy | Scan | Discard | Forget | Announce
+Effect = Send | Copy | Scan | Punch | Allocate | Holds | Discard | Forget | Announce

@@ -4,7 +4,7 @@ The actor that feeds them promises:
 - ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
 - Of a client's Received events, the order is that in which they were sent.
 - Each Copy effect is answered by one Copied; those of one put in the order of its Copy effects.
-- Each Scan effect is answered by one Scanned.
+- Each Scan effect is answered by one Scanned, each Punch by one Punched, each Allocate by one Allocated.
 """
 
 from __future__ import annotations
@@ -99,6 +99,35 @@ class RingGrown:
 
 
 @dataclass(frozen=True, slots=True)
+class Pressed:
+    """What the governor leaves to the store from now on; all at their defaults: there is no pressure.
+
+    `resident_bytes_max`: the ring may keep so many bytes in memory; None: all that it has. `idle_s`: entries not used
+    for so long go, once, pinned ones excepted. `refuse`: puts are refused, for `reason`.
+    """
+
+    resident_bytes_max: int | None = None
+    idle_s: float | None = None
+    refuse: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Punched:
+    """A Punch effect was carried out: the pages at `offset` are the system's."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """An Allocate effect was carried out, or failed with `error`: the pages at `offset` are as they were."""
+
+    offset: int
+    error: TensordError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsChanged:
     """The configuration was read again. `ring_bytes` stays what it is.
 
@@ -128,6 +157,9 @@ Event = (
     | Scanned
     | Accessed
     | RingGrown
+    | Pressed
+    | Punched
+    | Allocated
     | LimitsChanged
     | FoundCorrupt
     | Tick

@@ -12,7 +12,9 @@ puts get their room in the order in which they came (but those that wait for the
 
 from __future__ import annotations
 
-from ...errors import BadMessage, ClaimLost, Invalidated, TensordError
+from typing import Final
+
+from ...errors import BadMessage, ClaimLost, Invalidated, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from .admission import crowded, no_room, overdue, too_many_parts, unfit, wrong_part
@@ -24,8 +26,12 @@ from .memory import Memory
 from .outbox import Outbox
 from .puts import Put, Puts, Stage
 from .reclaim import Reclaim
+from .residency import Residency
 from .room import Room
 from .tenure import Tenure
+
+REFUSALS_MAX: Final = 256
+"""Waiting puts that are refused in one go while puts are refused."""
 
 
 class Intake:
@@ -35,6 +41,7 @@ class Intake:
         self,
         memory: Memory,
         room: Room,
+        residency: Residency,
         reclaim: Reclaim,
         tenure: Tenure,
         claims: Claims,
@@ -44,6 +51,7 @@ class Intake:
     ) -> None:
         self._memory = memory
         self._room = room
+        self._residency = residency
         self._reclaim = reclaim
         self._tenure = tenure
         self._claims = claims
@@ -55,6 +63,13 @@ class Intake:
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
         self.stirred = False
+        self._refuses = ""
+
+    def press(self, *, refuse: bool, reason: str) -> None:
+        """Whether puts that have no span yet are refused from now on, and why."""
+        self._refuses = (reason or "memory is short") if refuse else ""
+        self.puts.unpark()
+        self.limit_changed()
 
     def commit(self, client: int, commit: messages.Commit, now: float) -> None:
         """A put begins."""
@@ -78,6 +93,9 @@ class Intake:
             self._tenure.used(stored, now)
             self._outbox.counters.puts["existed"] += 1
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
+            return
+        if self._refuses:
+            self._refused(client, commit, self._under_pressure())
             return
         self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
         self.stirred = True
@@ -127,11 +145,18 @@ class Intake:
         self.stirred = False
 
     def _serve(self, now: float) -> None:
-        puts = self.puts
+        puts, refused = self.puts, 0
         while puts.queue:
             put = puts.queue[0]
             commit = put.commit
             if self._ended_meanwhile(put, now):
+                continue
+            if self._refuses:
+                if refused >= REFUSALS_MAX:
+                    self.looking = True
+                    return
+                refused += 1
+                self.refuse(put, self._under_pressure())
                 continue
             entry = self._memory.place(
                 put.key, commit.image_bytes, commit.tree_bytes, commit.tokens, put.uid, now
@@ -303,7 +328,10 @@ class Intake:
         if obstacle == "ring" and self.ring_is_growing:
             self.puts.parked.append(self.puts.queue.popleft())
             return
-        self.refuse(put, no_room(put.need, obstacle, self._memory.ring, self._room.staying_bytes()))
+        self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.staying_bytes(), self._residency))
+
+    def _under_pressure(self) -> UnderPressure:
+        return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
 
     def _invalidated(self) -> Invalidated:
         return Invalidated(

@@ -18,7 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -35,11 +35,22 @@ SCAN_SPANS_MAX: Final = 256
 
 @dataclass(slots=True)
 class Budget:
-    """What may be taken at most. `max_bytes` changes while running."""
+    """What may be taken at most. `max_bytes` changes while running.
+
+    `resident_bytes_max` is what the ring has in memory, or will have once it has shrunk as it should: puts stay within
+    it, but no entry goes for it alone, since only whole pages are worth that.
+    """
 
     max_entries: int
     max_bytes: int
     max_tokens: int | None
+    resident_bytes_max: int | None = None
+
+    @property
+    def put_bytes_max(self) -> int:
+        """What may be taken once a put has its span."""
+        resident = self.resident_bytes_max
+        return self.max_bytes if resident is None else min(self.max_bytes, resident)
 
 
 @dataclass(slots=True)
@@ -121,11 +132,11 @@ class Memory:
         return self._spans.get(span_id)
 
     def over_budget(self, entries: int = 0, size_bytes: int = 0, tokens: int = 0) -> bool:
-        """Whether the budgets would be passed with so much more taken."""
+        """Whether the budgets would be passed with so much more taken, or are passed as it is."""
         budget = self.budget
         return (
             self.taken_entries + entries > budget.max_entries
-            or self.ring.used_bytes + size_bytes > budget.max_bytes
+            or self.ring.used_bytes + size_bytes > (budget.put_bytes_max if size_bytes else budget.max_bytes)
             or (budget.max_tokens is not None and self.taken_tokens + tokens > budget.max_tokens)
         )
 
@@ -197,15 +208,15 @@ class Memory:
             for number in list(islice(table, SCAN_SPANS_MAX)):
                 self._scanning[number] = table.pop(number)
 
-    def scanned(self, pinned: frozenset[int], now: float, *, spare_victims: bool) -> Outcome:
-        """Carries out what a scan found. With `spare_victims`, victims are republished though nobody pins them."""
+    def scanned(self, pinned: frozenset[int], now: float, spares: Callable[[Entry], bool]) -> Outcome:
+        """Carries out what a scan found. Victims that `spares` names are republished though nobody pins them."""
         assert self._scanning is not None, "no scan was asked for"
         scanning, self._scanning = self._scanning, None
         self.last_pinned = pinned
         outcome = Outcome()
         for number, entry in scanning.items():
             if entry.state is State.VICTIM:
-                if spare_victims or number in pinned:
+                if number in pinned or spares(entry):
                     self._republish(entry, now, used=number in pinned)
                     outcome.republished.append(entry)
                     continue

@@ -1,27 +1,32 @@
 """Scans: when one is asked for, and what follows from its outcome.
 
 Owns the timing of scans, the attempt that is being made for the put at the head of the queue, and bringing the store
-back under a budget that was lowered. The order is always: hide, Scan, Scanned, free; `memory` sees to it that nothing
-is freed otherwise.
+back under a budget that was lowered, or under what may be in memory. The order is always: hide, Scan, Scanned, free;
+`memory` sees to it that nothing is freed otherwise.
 
 Invariants: one Scan is in flight at most. An attempt ends: each of its rounds frees a span, or is one of
-FRUITLESS_MAX that did not. Retired spans that stay pinned are looked at again after `rescan_s`, twice as long each
-time that nothing came of it, up to RESCAN_S_MAX.
+FRUITLESS_MAX that did not, or one of EXCHANGES_MAX of pages. What may be in memory goes before any put. Retired spans
+that stay pinned are looked at again after `rescan_s`, twice as long each time that nothing came of it, up to
+RESCAN_S_MAX.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from .claims import Claims
 from .effects import Scan
+from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
+from .residency import Residency
 from .room import LOOKS_MAX, Cursor, Need, Room
 from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
+EXCHANGES_MAX: Final = 3
 RESCAN_S_MAX: Final = 2.0
 
 
@@ -33,6 +38,7 @@ class Attempt:
     cursor: Cursor = field(default_factory=Cursor)
     scans: int = 0
     fruitless: int = 0
+    exchanges: int = 0
 
 
 class Reclaim:
@@ -42,6 +48,7 @@ class Reclaim:
         self,
         memory: Memory,
         room: Room,
+        residency: Residency,
         tenure: Tenure,
         claims: Claims,
         outbox: Outbox,
@@ -49,6 +56,7 @@ class Reclaim:
     ) -> None:
         self._memory = memory
         self._room = room
+        self._residency = residency
         self._tenure = tenure
         self._claims = claims
         self._outbox = outbox
@@ -57,6 +65,14 @@ class Reclaim:
         self._rescan_at: float | None = None
         self._attempt: Attempt | None = None
         self._trimming = Cursor()
+        self._clearing = Cursor()
+        self._trim_due = self._rescan_due = False
+        self.stuck = False
+        """Whether nothing that may go gives the pages that are too many in memory, by what the last scan saw."""
+        self.looking = False
+        """Whether to be asked again at the next Tick, after a while for others."""
+        self.waits = False
+        """Whether entries are to stay until something else has chosen: what is idle goes first."""
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do."""
@@ -69,28 +85,52 @@ class Reclaim:
     def drop_attempt(self) -> None:
         """The put at the head is another one from now on."""
         self._attempt = None
+        self._residency.drop_exchange()
+
+    def look_anew(self) -> None:
+        """More or fewer bytes may be in memory than before."""
+        self.stuck = False
+        self._clearing.skip = 0
 
     def make_room(self, need: Need) -> str:
         """Goes on making room for the put at the head of the queue, which does not fit.
 
         Returns:
-            "scanning" (an outcome is on its way), "looking" (call again, after a while), or "none": nothing that may
-            go would help.
+            "scanning" or "moving" (an outcome of spans or of pages is on its way), "looking" (call again, after a
+            while), or "none": nothing that may go would help.
         """
-        memory = self._memory
+        memory, residency = self._memory, self._residency
         if memory.scan_in_flight or memory.scan_due:
             self.scan_if_due()
             return "scanning"
         if self._attempt is None:
             self._attempt = Attempt(need)
         attempt = self._attempt
-        if attempt.fruitless >= FRUITLESS_MAX:
+        progress = residency.exchange_progress()
+        if progress == "moving" and not self.stuck:
+            return "moving"
+        if progress != "none":
+            attempt.exchanges += 1
+            residency.drop_exchange()
+            if progress == "moving" and not attempt.scans:
+                # The pages that it needs are pinned, by what is known: the scan tells whether they still are.
+                self._scan()
+                return "scanning"
+        if residency.excess_bytes and not self.stuck:
+            return "moving"
+        if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return "none"
         choice = self._room.choose(need, attempt.cursor)
         if choice.victims:
             memory.hide(choice.victims.items())
         elif choice.looking:
             return "looking"
+        elif choice.exchange is not None and residency.excess_bytes:
+            return "none"
+        elif choice.exchange is not None:
+            residency.exchange(*choice.exchange, need.span_bytes)
+            self.look_anew()
+            return "moving"
         elif attempt.scans and not memory.may_yet_free:
             return "none"
         # Without victims the scan tells what is pinned by now, and whether retired spans have become free.
@@ -106,10 +146,75 @@ class Reclaim:
         """After a recovery: there may be spans to scan, and more entries than the budgets allow."""
         self._rescan_at = now
 
-    def trim(self, now: float) -> None:
+    def trim(self) -> None:
+        """A budget was lowered: `make_good` is to see whether it holds."""
+        self._trim_due = True
+
+    def make_good(self, now: float) -> None:
+        """Chooses victims while more is in memory than may be, or the store is over a budget; at the end of events."""
+        memory = self._memory
+        if memory.scan_in_flight or memory.scan_due:
+            return
+        self.looking = False
+        if self._residency.excess_bytes == 0:
+            self.stuck = False
+        elif self._clear(now):
+            return
+        if self._trim_due:
+            self._trim_due = False
+            self._trim(now)
+        if self._rescan_due and not memory.scan_in_flight:
+            # Without victims the scan tells which pins have gone since the last one.
+            self._rescan_due = False
+            if self._waits_for_pins:
+                self._scan()
+
+    def scanned(self, pinned: frozenset[int], now: float) -> None:
+        """Carries out what a scan found."""
+        memory, attempt = self._memory, self._attempt
+        memory.last_pinned = pinned
+        victims = memory.victims_in_scan()
+        outcome = memory.scanned(pinned, now, self._spares(pinned))
+        if attempt is not None:
+            attempt.scans += 1
+            if outcome.freed:
+                attempt.fruitless = 0
+            elif victims:
+                attempt.fruitless += 1
+        self._outbox.counters.republished += len(outcome.republished)
+        for entry in outcome.victims:
+            self._tenure.victim_gone(entry)
+        for entry in outcome.republished:
+            self._outbox.tell(self._claims.committed(entry.key))
+        if outcome.freed:
+            self.look_anew()
+        self._trim_due = True
+        self._time_rescan(now, something_freed=bool(outcome.freed))
+
+    def tick(self, now: float) -> None:
+        """Looks again at retired spans, and again for something to trim."""
+        if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
+            return
+        self._rescan_at = None
+        self._rescan_due = self._trim_due = True
+        self.look_anew()
+
+    def check_invariants(self) -> None:
+        """Asserts that whatever waits for a scan gets one."""
+        memory = self._memory
+        stuck = memory.scan_due or self._waits_for_pins
+        assert memory.scan_in_flight or not stuck or self._rescan_at is not None
+        if self._residency.victims_bytes and not memory.scan_in_flight:
+            assert self.stuck or self.looking or self.waits, "nothing is done about pages over the target"
+
+    @property
+    def _waits_for_pins(self) -> bool:
+        return self._memory.holds_back or self._memory.over_budget() or self.stuck
+
+    def _trim(self, now: float) -> None:
         """Chooses victims while the store is over a budget that was lowered."""
         memory = self._memory
-        if memory.scan_in_flight or memory.scan_due or not memory.over_budget():
+        if not memory.over_budget():
             return
         choice = self._room.choose(Need(), self._trimming)
         if choice.victims:
@@ -123,50 +228,41 @@ class Reclaim:
             self._trimming.skip = 0
         self._time_rescan(now, something_freed=False)
 
-    def scanned(self, pinned: frozenset[int], now: float) -> None:
-        """Carries out what a scan found."""
-        memory, attempt = self._memory, self._attempt
-        memory.last_pinned = pinned
-        victims = memory.victims_in_scan()
-        outcome = memory.scanned(pinned, now, spare_victims=self._spares(pinned))
-        if attempt is not None:
-            attempt.scans += 1
-            if outcome.freed:
-                attempt.fruitless = 0
-            elif victims:
-                attempt.fruitless += 1
-        self._outbox.counters.republished += len(outcome.republished)
-        for entry in outcome.victims:
-            self._tenure.victim_gone(entry)
-        for entry in outcome.republished:
-            self._outbox.tell(self._claims.committed(entry.key))
-        self._time_rescan(now, something_freed=bool(outcome.freed))
-        self.trim(now)
-
-    def tick(self, now: float) -> None:
-        """Looks again at retired spans, and again for something to trim."""
-        if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
-            return
-        self._rescan_at = None
-        self.trim(now)
-        # Without victims the scan tells which pins have gone since the last one.
-        stuck = self._memory.holds_back or self._memory.over_budget()
-        if stuck and not self._memory.scan_in_flight:
+    def _clear(self, now: float) -> bool:
+        """Chooses entries for their pages, where holes do not suffice. True unless nothing of theirs would help."""
+        want_bytes = self._residency.victims_bytes
+        if self.stuck:
+            return False
+        if not want_bytes or self.waits:
+            return True
+        choice = self._room.clear(want_bytes, self._residency.reason, self._clearing)
+        if choice.victims:
+            self._memory.hide(choice.victims.items())
             self._scan()
-
-    def check_invariants(self) -> None:
-        """Asserts that whatever waits for a scan gets one."""
-        memory = self._memory
-        stuck = memory.scan_due or memory.holds_back or memory.over_budget()
-        assert memory.scan_in_flight or not stuck or self._rescan_at is not None
+            return True
+        self._clearing.skip += LOOKS_MAX
+        if self._clearing.skip < len(self._memory.policy):
+            self.looking = True
+            return True
+        # Whoever waits for these pages must hear that they do not come.
+        self.stuck = self.looking = True
+        self._time_rescan(now, something_freed=False)
+        return False
 
     def _scan(self) -> None:
         self._memory.begin_scan()
+        self._rescan_due = False
         self._outbox.counters.scans += 1
         self._outbox.add(Scan())
 
-    def _spares(self, pinned: frozenset[int]) -> bool:
-        """Whether victims that nobody pins may stay after all, since the room is no longer wanted, or of no use."""
+    def _spares(self, pinned: frozenset[int]) -> Callable[[Entry], bool]:
+        """Which victims that nobody pins may stay after all, since the room is no longer wanted, or of no use."""
+        spared = self._is_unneeded(pinned)
+        return lambda entry: spared and entry.reason != "emergency"
+
+    def _is_unneeded(self, pinned: frozenset[int]) -> bool:
+        if self._residency.excess_bytes:
+            return False
         victims = self._memory.victims_in_scan()
         if self._attempt is None:
             return not self._memory.over_budget()
@@ -175,7 +271,7 @@ class Reclaim:
         return self._room.obstacle(self._attempt.need) is not None
 
     def _time_rescan(self, now: float, *, something_freed: bool) -> None:
-        if not self._memory.holds_back and not self._memory.over_budget():
+        if not self._waits_for_pins:
             self._rescan_at, self._rescan_s = None, self._rescan_s_min
             return
         longer = min(2 * self._rescan_s, RESCAN_S_MAX)

@@ -46,7 +46,8 @@ def recover(
             memory.index.unpublish(record.slot)
         entry = _entry(slot, header if whole else None, unix_at_zero_s)
         if not memory.adopt(entry, now):
-            counters.found_corrupt += 1
+            # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
+            counters.found_corrupt += record.published or not memory.ring.withdrawn_count
         elif record.published and whole and header is not None:
             adopted.append((entry, header))
     for entry, header in sorted(adopted, key=lambda pair: pair[0].created_at):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .entries import Entry
+from .events import Pressed
 
 if TYPE_CHECKING:
     from .store import Store
@@ -27,6 +29,11 @@ def status(store: Store) -> dict[str, Any]:
         "ring_growing": store.intake.ring_is_growing,
         "largest_free_bytes": ring.largest_free_bytes,
         "holes": ring.hole_count,
+        "resident_bytes": store.residency.resident_bytes,
+        "withdrawn_bytes": store.residency.punched_bytes,
+        "withdrawn_extents": ring.withdrawn_count,
+        "regrow_error": store.residency.error,
+        "pressed": _pressed(store.pressing.pressed),
         "retired_bytes": memory.retired_bytes,
         "pinned_spans_seen": len(memory.last_pinned),
         "puts_in_flight": len(puts),
@@ -42,6 +49,11 @@ def status(store: Store) -> dict[str, Any]:
         "claims_handed_over": store.claims.handed_over,
         **store.counters.as_dict(),
     }
+
+
+def _pressed(pressed: Pressed) -> dict[str, Any] | None:
+    """What pressure demands now; None where it demands nothing."""
+    return None if pressed == Pressed() else asdict(pressed)
 
 
 def entry(store: Store, entry: Entry) -> dict[str, Any]:

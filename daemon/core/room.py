@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Final
 
 from ...shm.ring import Window
+from .clearing import Clearing
 from .entries import Entry, State
 from .memory import Memory
 from .pins import Pins
@@ -57,10 +58,14 @@ class Cursor:
 
 @dataclass(slots=True)
 class Choice:
-    """Victims with the reason for each. `looking`: none among those looked at; ask again."""
+    """Victims with the reason for each. `looking`: none among those looked at; ask again.
+
+    `exchange`: with no victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
+    """
 
     victims: dict[Entry, str] = field(default_factory=dict)
     looking: bool = False
+    exchange: tuple[int, int] | None = None
 
 
 class Room:
@@ -73,6 +78,7 @@ class Room:
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help."""
         choice = Choice()
+        exchange: tuple[int, int] | None = None
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
@@ -81,15 +87,37 @@ class Room:
                     return choice
                 for offset in window.spans:
                     choice.victims[self._memory.at(offset)] = "capacity"
-                if not window.enough:
+                if ring.withdrawn_count or not window.enough:
                     cursor.window_at = window.low
+                if not window.enough:
                     return choice
+                if not window.spans:
+                    exchange = (window.low, window.high)
             if not self._bucket_has_room(need.key, choice):
                 victim = self._coldest_of_bucket(need.key)
                 if victim is None:
                     return Choice()
                 choice.victims[victim] = "index_bucket"
-        return self._meet_budgets(need, choice, cursor)
+        choice = self._meet_budgets(need, choice, cursor)
+        if exchange is not None and not choice.victims and not choice.looking:
+            choice.exchange = exchange
+        return choice
+
+    def clear(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
+        """Entries whose end frees whole pages, `want_bytes` of them and little more, coldest first."""
+        memory = self._memory
+        clearing = Clearing(
+            memory.ring,
+            lambda o: self.may_go(memory.at(o)),
+            lambda o: memory.policy.rank(memory.at(o).span_id),
+            VICTIMS_MAX,
+        )
+        for entry in self._coldest(LOOKS_MAX, cursor.skip):
+            left_bytes = want_bytes - clearing.freed_bytes
+            if left_bytes <= 0 or len(clearing.spans) >= VICTIMS_MAX:
+                break
+            clearing.add(entry.offset, left_bytes)
+        return Choice({memory.at(offset): reason for offset in clearing.spans})
 
     def obstacle(self, need: Need) -> str | None:
         """What keeps a put out even if everything goes that may, by name; None where nothing does."""
@@ -99,8 +127,11 @@ class Room:
         counted = [entry for entry in stays if entry.state is not State.RETIRED]
         if len(counted) + need.entries > budget.max_entries:
             return "max_entries"
-        if sum(entry.span_bytes for entry in stays) + need.span_bytes > budget.max_bytes:
+        stays_bytes = sum(entry.span_bytes for entry in stays)
+        if stays_bytes + need.span_bytes > budget.max_bytes:
             return "max_bytes"
+        if need.key is not None and stays_bytes + need.span_bytes > budget.put_bytes_max:
+            return "resident_bytes_max"
         tokens = sum(entry.tokens for entry in counted)
         if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
             return "max_tokens"
@@ -124,7 +155,8 @@ class Room:
             or (entry.state is State.LIVE and self._pins.holds(entry.span_id))
         )
 
-    def _may_go(self, entry: Entry) -> bool:
+    def may_go(self, entry: Entry) -> bool:
+        """Whether the entry is published, and by what is known nobody holds it."""
         return entry.state is State.LIVE and not self._must_stay(entry)
 
     def _stays(self) -> list[Entry]:
@@ -149,15 +181,16 @@ class Room:
         return gaps
 
     def _window(self, need: Need, window_at: int | None) -> Window | None:
-        if window_at is not None and self._memory.ring.is_hole(window_at):
-            window = self._window_around(window_at, need)
+        ring = self._memory.ring
+        if window_at is not None and ring.is_free(window_at):
+            window = self._window_around(window_at, need, through=True)
             if window is not None:
                 return window
         for entry in islice(self._coldest(LOOKS_MAX), ANCHORS_MAX):
             window = self._window_around(entry.offset, need)
             if window is not None and window.enough:
                 return window
-        return self._window_between_pins(need)
+        return ring.widest_withdrawn(need.span_bytes) or self._window_between_pins(need)
 
     def _window_between_pins(self, need: Need) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
@@ -168,21 +201,22 @@ class Room:
         for entry in self._coldest(LOOKS_MAX) if gaps else ():
             at = bisect_right(lows, entry.offset) - 1
             if at >= 0 and entry.offset < gaps[at][1]:
-                return self._window_around(entry.offset, need)
+                return self._window_around(entry.offset, need, through=True)
         if not gaps:
             return None
         # Whatever stands in the widest gap is warm; but it is all there is.
         low, _ = max(gaps, key=lambda gap: gap[1] - gap[0])
-        return self._window_around(low, need)
+        return self._window_around(low, need, through=True)
 
-    def _window_around(self, offset: int, need: Need) -> Window | None:
+    def _window_around(self, offset: int, need: Need, *, through: bool = False) -> Window | None:
         memory = self._memory
         return memory.ring.window(
             offset,
             need.span_bytes,
-            lambda o: self._may_go(memory.at(o)),
+            lambda o: self.may_go(memory.at(o)),
             lambda o: memory.policy.rank(memory.at(o).span_id),
             VICTIMS_MAX,
+            through=through,
         )
 
     def _coldest(self, looks: int, skip: int = 0) -> Iterator[Entry]:
@@ -190,7 +224,7 @@ class Room:
         for span_id in islice(self._memory.policy.coldest(), skip, skip + looks):
             entry = self._memory.span(span_id)
             assert entry is not None, "the policy knows a span that is gone"
-            if self._may_go(entry):
+            if self.may_go(entry):
                 yield entry
 
     def _bucket(self, key: bytes) -> list[Entry | None]:
@@ -202,7 +236,7 @@ class Room:
         return any(entry is None or entry in choice.victims for entry in self._bucket(key))
 
     def _coldest_of_bucket(self, key: bytes) -> Entry | None:
-        may_go = [entry for entry in self._bucket(key) if entry is not None and self._may_go(entry)]
+        may_go = [entry for entry in self._bucket(key) if entry is not None and self.may_go(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: rank(entry.span_id), default=None)
 
@@ -238,10 +272,11 @@ class Room:
         """What the need is over budget by, and what to free in view of the puts to come."""
         memory, budget, victims = self._memory, self._memory.budget, choice.victims
         gone_bytes = sum(entry.span_bytes for entry in victims)
+        bytes_max = budget.max_bytes if need.key is None else budget.put_bytes_max
         over = {
             "entries": memory.taken_entries + need.entries - budget.max_entries - len(victims),
             "tokens": 0,
-            "capacity": memory.ring.used_bytes + need.span_bytes - budget.max_bytes - gone_bytes,
+            "capacity": memory.ring.used_bytes + need.span_bytes - bytes_max - gone_bytes,
         }
         if budget.max_tokens is not None:
             gone_tokens = sum(entry.tokens for entry in victims)

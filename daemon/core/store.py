@@ -4,6 +4,8 @@
                         ├─ claims    who computes a missing key
                         ├─ tenure    time to live, pins by message, explicit ends
                         ├─ sweeps    Clear and Invalidate, in slices
+                        ├─ pressing  what is idle goes when memory is short, in slices
+                        ├─ residency pages of the ring: given back, taken back
                         └─ reclaim   room: victims by policy, then Scan, Scanned, free
                                       └─ memory   ring and index: every span's state
 
@@ -28,16 +30,19 @@ from ..policy.replacement import Replacement
 from . import report
 from .claims import Claims
 from .counters import Counters
-from .effects import Effect, Forget
+from .effects import Effect, Forget, Holds
 from .entries import Entry
 from .events import (
     Accessed,
+    Allocated,
     ClientJoined,
     ClientLeft,
     Copied,
     Event,
     FoundCorrupt,
     LimitsChanged,
+    Pressed,
+    Punched,
     Received,
     RingGrown,
     Scanned,
@@ -48,8 +53,10 @@ from .limits import StoreLimits
 from .memory import Budget, Memory
 from .outbox import Client, Outbox
 from .pins import Pins
+from .pressing import Pressing
 from .reclaim import Reclaim
 from .recovery import Recovered, recover
+from .residency import Residency
 from .room import Room
 from .sweeps import Sweeps
 from .tenure import Tenure
@@ -83,12 +90,16 @@ class Store:
         self._outbox = Outbox(self.counters)
         self._tenure = Tenure(self.memory, self.pins, self._outbox, limits.default_ttl_s)
         self._room = Room(self.memory, self.pins)
+        self.residency = Residency(self.memory, self._outbox)
+        self.pressing = Pressing(self.memory, self._room)
+        self._holds = Holds(0, 0, settled=False)
         self._reclaim = Reclaim(
-            self.memory, self._room, self._tenure, self.claims, self._outbox, limits.rescan_s
+            self.memory, self._room, self.residency, self._tenure, self.claims, self._outbox, limits.rescan_s
         )
         self.intake = Intake(
             self.memory,
             self._room,
+            self.residency,
             self._reclaim,
             self._tenure,
             self.claims,
@@ -108,6 +119,9 @@ class Store:
             Scanned: self._scanned,
             Accessed: self._accessed,
             RingGrown: self._ring_grown,
+            Pressed: self._pressed,
+            Punched: self._punched,
+            Allocated: self._allocated,
             LimitsChanged: self._limits_changed,
             FoundCorrupt: self._found_corrupt,
             Tick: self._tick,
@@ -135,15 +149,19 @@ class Store:
         """
         self._now = now
         self._handlers[type(event)](event, now)
+        # Before any put: what is in memory is brought to what may be.
+        self._settle(now)
         if self.intake.stirred:
             self.intake.serve(now)
+            self._settle(now)
         self._reclaim.scan_if_due()
         self._forget_those_who_left()
+        self._tell_holds()
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
         """When a Tick is due; not after the last event's time where the store put work off."""
-        if self.sweeps or self.intake.looking:
+        if self.sweeps or self.intake.looking or self._reclaim.looking or self.pressing.due:
             return self._now
         timers = (
             self.claims.next_timer(),
@@ -151,16 +169,25 @@ class Store:
             self._tenure.next_timer(),
             self.intake.puts.next_timer(),
             self._reclaim.next_timer(),
+            self.residency.next_timer(),
         )
         return min((timer for timer in timers if timer is not None), default=None)
 
-    def recover(self, records: Iterable[Recovered], now: float) -> None:
+    def recover(
+        self, records: Iterable[Recovered], now: float, missing: Iterable[tuple[int, int]] = ()
+    ) -> None:
         """Takes over what a former daemon left: once, before the first event.
+
+        `missing` are the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory:
+        they are withdrawn, and taken back as far as may be.
 
         `records` has every allocated slot. A published one becomes an entry, any other waits for a scan; so does one
         whose header does not agree with its slot, which is unpublished. Entries become known to the policy in the
         order of their creation.
         """
+        for offset, size_bytes in missing:
+            withdrawn = self.memory.ring.withdraw(offset, size_bytes)
+            assert withdrawn, f"{offset} is not a place for {size_bytes} bytes of whole pages"
         recover(records, now, self.memory, self._tenure, self.counters, self.unix_at_zero_s)
         self._now = now
         self._reclaim.look_soon(now)
@@ -187,6 +214,7 @@ class Store:
         self.claims.check_invariants()
         self._tenure.check_invariants()
         self._reclaim.check_invariants()
+        self.residency.check_invariants()
         puts = self.intake.puts
         puts.check_invariants(self._commits_most)
         spans = {put.entry.span_id for put in puts if put.entry is not None}
@@ -228,6 +256,50 @@ class Store:
         self._reclaim.scanned(event.pinned, now)
         self.intake.stirred = True
 
+    def _pressed(self, event: Pressed, now: float) -> None:
+        before = self.pressing.pressed
+        self.pressing.press(event)
+        self.residency.press(event.resident_bytes_max)
+        self._reclaim.look_anew()
+        self.intake.press(refuse=event.refuse, reason=event.reason)
+        if event != before:
+            self._outbox.announce(
+                "pressed",
+                resident_bytes_max=event.resident_bytes_max,
+                idle_s=event.idle_s,
+                refuse=event.refuse,
+                reason=event.reason,
+            )
+
+    def _punched(self, event: Punched, now: float) -> None:
+        self.residency.punched(event.offset)
+        self.intake.stirred = True
+
+    def _allocated(self, event: Allocated, now: float) -> None:
+        self.residency.allocated(event.offset, event.error, now)
+        self.intake.stirred = True
+
+    def _settle(self, now: float) -> None:
+        self.residency.step(now)
+        self._reclaim.waits = self.pressing.walking
+        self._reclaim.make_good(now)
+
+    def _tell_holds(self) -> None:
+        """Nothing of an exchange: when it ends, all is as it was."""
+        residency = self.residency
+        if residency.exchanging:
+            return
+        settled = not (self.pressing.walking or residency.regrowing) and (
+            not residency.over_target or self._reclaim.stuck
+        )
+        wanted_bytes = residency.wanted_bytes(
+            self.limits.ring_bytes if self.intake.ring_is_growing else self.memory.ring.capacity_bytes
+        )
+        holds = Holds(residency.resident_bytes, wanted_bytes, settled)
+        if holds != self._holds:
+            self._holds = holds
+            self._outbox.add(holds)
+
     def _accessed(self, event: Accessed, now: float) -> None:
         counters = self.counters
         counters.misses += event.misses
@@ -259,7 +331,8 @@ class Store:
         self.sweeps.change_limits(limits.namespaces_max)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
-        self._reclaim.trim(now)
+        self._reclaim.look_anew()
+        self._reclaim.trim()
 
     def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
         entry = self.memory.entries.of_span(event.span_id)
@@ -273,8 +346,9 @@ class Store:
         self._tenure.expire(now, DUE_MAX)
         self.intake.expire(now, DUE_MAX)
         self.sweeps.go_on()
+        self.pressing.go_on(now)
         self._reclaim.tick(now)
-        self.intake.stirred |= self.intake.looking
+        self.intake.stirred |= self.intake.looking or self._reclaim.looking
 
     def _claim(self, client: int, request: messages.Claim, now: float) -> None:
         if self.memory.entries.find(request.key) is not None:
@@ -347,4 +421,5 @@ class Store:
             "limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes
         )
         self.intake.limit_changed()
-        self._reclaim.trim(now)
+        self._reclaim.look_anew()
+        self._reclaim.trim()

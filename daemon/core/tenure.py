@@ -1,7 +1,7 @@
 """How long entries stay: their time to live, pins by message, and the one way in which each leaves.
 
 Owns the entries' deadlines, and that whatever ends an entry ends its deadline and its pins and is counted once, by
-reason: capacity, entries, tokens, index_bucket (victims); ttl, explicit, cleared, invalidated.
+reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated.
 """
 
 from __future__ import annotations

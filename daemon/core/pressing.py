@@ -1,0 +1,52 @@
+"""What pressure demands of the store beyond its pages: that what is idle goes.
+
+Owns the pressure as it was last told, and the walk over the entries that it may ask for: once for each Pressed, SLICE
+entries at a time, so that no event takes long. Entries that somebody holds are passed over.
+"""
+
+from __future__ import annotations
+
+from .events import Pressed
+from .memory import Memory
+from .room import Room
+from .sweeps import SLICE
+
+
+class Pressing:
+    """The pressure, and the walk under way."""
+
+    def __init__(self, memory: Memory, room: Room) -> None:
+        self._memory = memory
+        self._room = room
+        self._after: bytes | None = None
+        self._again = False
+        self.pressed = Pressed()
+        self.walking = False
+
+    def press(self, pressed: Pressed) -> None:
+        """From now on; a walk under way comes to its end before another one begins."""
+        self.pressed = pressed
+        if pressed.idle_s is None:
+            self.walking = self._again = False
+        elif self.walking:
+            self._again = True
+        else:
+            self.walking, self._after = True, None
+
+    @property
+    def due(self) -> bool:
+        """Whether `go_on` has something to do now."""
+        return self.walking and not self._memory.scan_in_flight and not self._memory.scan_due
+
+    def go_on(self, now: float) -> None:
+        """Hides the idle ones of the next slice, if nobody holds them."""
+        idle_s = self.pressed.idle_s
+        if not self.due or idle_s is None:
+            return
+        page = self._memory.entries.page(self._after, SLICE, None)
+        idle = [entry for entry in page if now - entry.used_at >= idle_s and self._room.may_go(entry)]
+        self._memory.hide((entry, "emergency") for entry in idle)
+        if len(page) == SLICE:
+            self._after = page[-1].key
+        else:
+            self.walking, self._again, self._after = self._again, False, None

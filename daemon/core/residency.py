@@ -1,0 +1,271 @@
+"""How many bytes of the ring are in memory: given back to the system down to a target, taken back up to it, exchanged.
+
+    over the target:  hole ─ withdrawn from the map → Punch → Punched: the pages are gone
+    under the target: withdrawn extent ─ Allocate → Allocated: a hole again; with an error it stays withdrawn
+
+The target is the least of the byte budget rounded up to a page, of what pressure leaves, and, after memory could not be
+had, of what there is. Owns the target, the effects under way, and exchanges. Does not choose entries: where holes do
+not suffice `victims_bytes` says how many bytes of pages entries have to give.
+
+An exchange makes room for a put where only withdrawn extents are in the way: as many bytes are given back elsewhere
+first, so that the target holds at every moment; then those that the put needs are taken back.
+
+Invariants: what is being punched or allocated is withdrawn, so nothing is ever placed in it; no Allocate while a Punch
+is under way; one Allocate at a time, no effect over PIECE_BYTES, PUNCHES_MAX at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...errors import TensordError
+from .effects import Allocate, Punch
+from .memory import Memory
+from .outbox import Outbox
+
+PIECE_BYTES: Final = 64 << 20
+PIECE_BYTES_MIN: Final = 64 << 10
+PUNCHES_MAX: Final = 32
+RETRY_S_MIN: Final = 0.5
+RETRY_S_MAX: Final = 30.0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A stretch of the ring without spans, and what of it is yet to be taken back: (offset, bytes)."""
+
+    low: int
+    high: int
+    missing: deque[tuple[int, int]] = field(default_factory=deque)
+    failed: str = ""
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(size for _, size in self.missing)
+
+
+class Residency:
+    """What of `memory`'s ring is in memory."""
+
+    def __init__(self, memory: Memory, outbox: Outbox) -> None:
+        self._memory = memory
+        self._ring = memory.ring
+        self._outbox = outbox
+        self._pressed_bytes: int | None = None
+        self._had_bytes: int | None = None
+        self._punching: dict[int, int] = {}
+        self._allocating: tuple[int, int] | None = None
+        self._exchange: Exchange | None = None
+        self._piece_bytes = PIECE_BYTES
+        self._retry_at: float | None = None
+        self._retry_s = RETRY_S_MIN
+        self._holes_left = True
+        self._looked_at: tuple[int, int, int] | None = None
+        self.error = ""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the ring whose pages are there, those included that are on their way out."""
+        return self._ring.capacity_bytes - self._ring.withdrawn_bytes + sum(self._punching.values())
+
+    @property
+    def punched_bytes(self) -> int:
+        """Bytes of the ring that the system has back."""
+        return self._ring.capacity_bytes - self.resident_bytes
+
+    @property
+    def pressed_bytes(self) -> int | None:
+        """What pressure leaves; None: all."""
+        return self._pressed_bytes
+
+    @property
+    def wished_bytes(self) -> int:
+        """What the ring would have in memory if it could be had."""
+        most = min(self._memory.budget.max_bytes, self._ring.capacity_bytes)
+        if self._pressed_bytes is not None:
+            most = min(most, self._pressed_bytes)
+        return min(self._paged(most), self._ring.capacity_bytes)
+
+    @property
+    def excess_bytes(self) -> int:
+        """What is to be withdrawn yet, for the target and for an exchange."""
+        kept = self._ring.capacity_bytes - self._ring.withdrawn_bytes
+        reserved = self._exchange.missing_bytes if self._exchange is not None else 0
+        return max(0, self._paged(kept + reserved - self._target_bytes))
+
+    @property
+    def victims_bytes(self) -> int:
+        """Of that, what no hole gives: as many bytes of pages have to come from entries."""
+        return 0 if self._holes_left else self.excess_bytes
+
+    @property
+    def reason(self) -> str:
+        """Why entries have to give them, as evictions are counted."""
+        kept = self._ring.capacity_bytes - self._ring.withdrawn_bytes
+        pressed = self._pressed_bytes is not None and self._pressed_bytes < self._memory.budget.max_bytes
+        return "pressure" if pressed and kept > self._target_bytes else "capacity"
+
+    @property
+    def over_target(self) -> bool:
+        """Whether more is in memory than may be, whatever an exchange wants besides."""
+        return self.resident_bytes > self._target_bytes
+
+    @property
+    def regrowing(self) -> bool:
+        """Whether pages are being taken back, or could be now, that are wanted for good."""
+        if self._exchange is not None:
+            return False
+        return self._allocating is not None or self._regrowth_bytes > 0
+
+    @property
+    def exchanging(self) -> bool:
+        return self._exchange is not None
+
+    def wanted_bytes(self, ring_bytes: int) -> int:
+        """What the ring would have in memory unpressed, `ring_bytes` being its size once grown."""
+        return min(self._paged(min(self._memory.budget.max_bytes, ring_bytes)), ring_bytes)
+
+    def next_timer(self) -> float | None:
+        """When memory that could not be had is asked for again."""
+        return self._retry_at
+
+    def press(self, resident_bytes_max: int | None) -> None:
+        """What pressure leaves from now on."""
+        self._pressed_bytes = resident_bytes_max
+
+    def step(self, now: float) -> None:
+        """Asks for what the target demands: pages back to the system, or from it."""
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = self._had_bytes = None
+        if self.wished_bytes <= self.resident_bytes - sum(self._punching.values()):
+            self._content()
+        target_bytes = self._target_bytes
+        limited = target_bytes < self._ring.capacity_bytes
+        self._memory.budget.resident_bytes_max = target_bytes if limited else None
+        self._withdraw()
+        if self._punching or self._allocating is not None:
+            return
+        if self._exchange is not None:
+            if self._exchange.missing and not self.excess_bytes:
+                offset, size = self._exchange.missing.popleft()
+                if size > PIECE_BYTES:
+                    self._exchange.missing.appendleft((offset + PIECE_BYTES, size - PIECE_BYTES))
+                self._allocate(offset, min(size, PIECE_BYTES))
+        elif self._regrowth_bytes:
+            piece = self._ring.restorable(min(self._regrowth_bytes, self._piece_bytes))
+            assert piece is not None
+            self._allocate(*piece)
+
+    def punched(self, offset: int) -> None:
+        """A Punch was carried out."""
+        del self._punching[offset]
+
+    def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
+        """An Allocate was carried out, or could not be."""
+        assert self._allocating is not None and self._allocating[0] == offset, offset
+        _, size = self._allocating
+        self._allocating = None
+        if error is None:
+            self._ring.restore(offset, size)
+            if self._exchange is None:
+                self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES)
+                self._retry_s, self.error = RETRY_S_MIN, ""
+            return
+        self.error = str(error)
+        self._had_bytes = self.resident_bytes
+        self._retry_at = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
+        self._piece_bytes = max(self._paged(min(size, self._piece_bytes) // 2), self._paged(PIECE_BYTES_MIN))
+        if self._exchange is not None:
+            self._exchange.failed = self.error
+
+    def exchange(self, low: int, high: int, size_bytes: int) -> None:
+        """Begins to take back what is withdrawn of [low, high), where no span stands, for a put of `size_bytes`."""
+        low, high = self._ring.narrowed(low, high, size_bytes)
+        missing = self._ring.withdrawn_within(low, high)
+        if self._allocating is not None:
+            # That comes back anyway.
+            missing = _without(missing, *self._allocating)
+        self._exchange = Exchange(low, high, deque(missing))
+
+    def exchange_progress(self) -> str:
+        """"none" under way, "moving", "done" or "failed"."""
+        exchange = self._exchange
+        if exchange is None:
+            return "none"
+        if exchange.failed:
+            return "failed"
+        return "moving" if exchange.missing or self._allocating is not None else "done"
+
+    def drop_exchange(self) -> None:
+        """Nobody needs its room any more. What was taken back stays."""
+        self._exchange = None
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        ring = self._ring
+        extents = ring.withdrawn()
+        busy = list(self._punching.items()) + ([self._allocating] if self._allocating is not None else [])
+        ends = 0
+        for offset, size in sorted(busy):
+            assert offset >= ends, "two effects on the same bytes"
+            ends = offset + size
+            assert any(low <= offset and ends <= low + much for low, much in extents), "not withdrawn"
+        assert len(self._punching) <= PUNCHES_MAX
+        assert 0 <= self.punched_bytes == ring.withdrawn_bytes - sum(self._punching.values())
+        assert self._retry_at is None or self._had_bytes is not None
+        if self._holes_left and self.excess_bytes:
+            assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
+        if not self._punching and self._allocating is None and self._exchange is None:
+            assert not self._regrowth_bytes, "nothing is done about bytes that may be taken back"
+
+    @property
+    def _target_bytes(self) -> int:
+        return self.wished_bytes if self._had_bytes is None else min(self.wished_bytes, self._had_bytes)
+
+    @property
+    def _regrowth_bytes(self) -> int:
+        """Whole pages that may be taken back now."""
+        page = self._ring.page_bytes
+        room = max(0, self._target_bytes - self.resident_bytes) // page * page
+        return min(room, self._ring.withdrawn_bytes - sum(self._punching.values()))
+
+    def _withdraw(self) -> None:
+        exchange = self._exchange
+        spared = (0, 0) if exchange is None else (exchange.low, exchange.high)
+        if not self._holes_left and self._looked_at == (self._ring.freed, *spared):
+            return
+        self._holes_left = True
+        while (excess := self.excess_bytes) and len(self._punching) < PUNCHES_MAX:
+            piece = self._ring.withdraw_some(min(excess, PIECE_BYTES), spared)
+            if piece is None:
+                self._holes_left, self._looked_at = False, (self._ring.freed, *spared)
+                return
+            self._punching[piece[0]] = piece[1]
+            self._outbox.add(Punch(*piece))
+
+    def _allocate(self, offset: int, size_bytes: int) -> None:
+        self._allocating = (offset, size_bytes)
+        self._outbox.add(Allocate(offset, size_bytes))
+
+    def _content(self) -> None:
+        """No more is wished for than there is: whatever could not be had does not matter."""
+        self._retry_at = self._had_bytes = None
+        self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
+
+    def _paged(self, size_bytes: int) -> int:
+        """Rounded up to whole pages."""
+        page = self._ring.page_bytes
+        return -(-size_bytes // page) * page
+
+
+def _without(extents: list[tuple[int, int]], offset: int, size_bytes: int) -> list[tuple[int, int]]:
+    """The extents, less [offset, offset + size_bytes)."""
+    left = []
+    for low, much in extents:
+        for begin, end in ((low, min(low + much, offset)), (max(low, offset + size_bytes), low + much)):
+            if begin < end:
+                left.append((begin, end - begin))
+    return left

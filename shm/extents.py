@@ -1,0 +1,97 @@
+"""Stretches of one kind, none of which touches another: by where they begin, by where they end, and by size.
+
+Owns no bytes and knows no other kind. Sorted by `bytes << 48 | offset` in one list, so a search is a bisection, and a
+change moves at most 8 bytes an extent (some 20 µs at 100,000); by offset in another, where that is wanted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final
+
+_OFFSET_BITS: Final = 48
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+
+
+class Extents:
+    """None at first. `sizes` maps offset to bytes; `starts` maps an end to the offset. `ordered`: for `around`."""
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        self.sizes: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        self.total_bytes = 0
+        self._by_size: list[int] = []
+        self._by_offset: list[int] | None = [] if ordered else None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def largest_bytes(self) -> int:
+        return self._by_size[-1] >> _OFFSET_BITS if self._by_size else 0
+
+    def ranked(self, rank: int) -> tuple[int, int]:
+        """(offset, bytes) of the one at a place in the order of size: 0 is the smallest, -1 the largest."""
+        word = self._by_size[rank]
+        return word & _OFFSET_MASK, word >> _OFFSET_BITS
+
+    def best_fit(self, size_bytes: int) -> int | None:
+        """The smallest that is large enough, the lowest of equals; None where none is."""
+        at = bisect_left(self._by_size, size_bytes << _OFFSET_BITS)
+        return None if at == len(self._by_size) else self._by_size[at] & _OFFSET_MASK
+
+    def around(self, offset: int) -> int | None:
+        """Where the extent begins that `offset` lies in."""
+        assert self._by_offset is not None, "not in order"
+        at = bisect_right(self._by_offset, offset) - 1
+        if at < 0:
+            return None
+        start = self._by_offset[at]
+        return start if offset < start + self.sizes[start] else None
+
+    def add(self, offset: int, size_bytes: int) -> None:
+        """Adds a stretch; it grows together with those beside it."""
+        self.total_bytes += size_bytes
+        before = self.starts.get(offset)
+        if before is not None:
+            size_bytes += self.sizes[before]
+            offset = before
+            self._remove(before)
+        after = offset + size_bytes
+        if after in self.sizes:
+            size_bytes += self.sizes[after]
+            self._remove(after)
+        self._insert(offset, size_bytes)
+
+    def cut(self, within: int, offset: int, size_bytes: int) -> None:
+        """Takes [offset, offset + size_bytes) out of the extent that begins at `within`; the rests stay."""
+        end = within + self.sizes[within]
+        assert within <= offset and offset + size_bytes <= end, (within, end, offset, size_bytes)
+        self._remove(within)
+        self.total_bytes -= size_bytes
+        if offset > within:
+            self._insert(within, offset - within)
+        if end > offset + size_bytes:
+            self._insert(offset + size_bytes, end - offset - size_bytes)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        assert self.starts == {o + size: o for o, size in self.sizes.items()}
+        assert self._by_size == sorted(size << _OFFSET_BITS | o for o, size in self.sizes.items())
+        assert self._by_offset is None or self._by_offset == sorted(self.sizes)
+        assert self.total_bytes == sum(self.sizes.values())
+        assert not self.sizes.keys() & self.starts.keys(), "two extents touch"
+
+    def _insert(self, offset: int, size_bytes: int) -> None:
+        self.sizes[offset] = size_bytes
+        self.starts[offset + size_bytes] = offset
+        insort(self._by_size, size_bytes << _OFFSET_BITS | offset)
+        if self._by_offset is not None:
+            insort(self._by_offset, offset)
+
+    def _remove(self, offset: int) -> None:
+        size = self.sizes.pop(offset)
+        del self.starts[offset + size]
+        del self._by_size[bisect_left(self._by_size, size << _OFFSET_BITS | offset)]
+        if self._by_offset is not None:
+            del self._by_offset[bisect_left(self._by_offset, offset)]
