@@ -7,24 +7,121 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from ..errors import TimedOut
+from ..ipc.steps import AgentStepGraph
 from .cache import TIMEOUT_S, Client, Keys
+from .device.reservation import DeviceReservation
+from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
 from .lease import Batch, Lease
 from .namespace import Namespace
 from .once import Answer, Compute, Store, Tally
 from .puts import Put
 from .reservation import Reservation
 from .view import Entry
+from .workflow import Workflow
 
 Value = TypeVar("Value")
+_log = logging.getLogger("tensord")
+
+
+class AsyncSubscription:
+    """Changes of modes, for one loop: `async for change in subscription`, until it is closed.
+
+    `dropped`: changes that nobody took, since CHANGES_MAX others had come.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changes: deque[ModeChange] = deque()
+        self._arrived = asyncio.Event()
+        self._inner: Subscription | None = None
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._dropped = 0
+
+    @property
+    def states(self) -> dict[str, TierState]:
+        """See `Subscription.states`."""
+        return self._inner.states if self._inner is not None else {}
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped + (self._inner.dropped if self._inner is not None else 0)
+
+    def close(self) -> None:
+        """Ends it; whoever iterates gets what has come, and then the end."""
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+        self._arrived.set()
+
+    async def open(self, client: Client, callback: Callable[[ModeChange], object] | None, gauge: str | None) -> Self:
+        """Subscribes. For the library."""
+        self._inner = await asyncio.to_thread(client.on_mode, self._hear, gauge)
+        if callback is not None:
+            self._task = asyncio.create_task(self._call(callback), name="tensord-modes")
+        return self
+
+    def __aiter__(self) -> AsyncIterator[ModeChange]:
+        return self
+
+    async def __anext__(self) -> ModeChange:
+        while not self._changes:
+            if self._closed:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._changes.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await self._task
+
+    def _hear(self, change: ModeChange) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._take, change)
+        except RuntimeError:
+            # The loop has ended, and with it whoever wanted to know.
+            self.close_from_thread()
+
+    def close_from_thread(self) -> None:
+        """Ends the subscription, the loop being gone. For the library."""
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+
+    def _take(self, change: ModeChange) -> None:
+        if len(self._changes) >= CHANGES_MAX:
+            self._changes.popleft()
+            self._dropped += 1
+        self._changes.append(change)
+        self._arrived.set()
+
+    async def _call(self, callback: Callable[[ModeChange], object]) -> None:
+        async for change in self:
+            if self._closed:
+                return
+            try:
+                called = callback(change)
+                if inspect.isawaitable(called):
+                    await called
+            except Exception:
+                _log.exception("on_mode: the callback failed at %s of %s", change.mode, change.gauge)
 
 
 class AsyncClient:
@@ -35,6 +132,12 @@ class AsyncClient:
     ) -> None:
         self._client = Client(socket, name=name, timeout_s=timeout_s)
         self._timeout_s = timeout_s
+        self._subscriptions: weakref.WeakSet[AsyncSubscription] = weakref.WeakSet()
+
+    @property
+    def client(self) -> Client:
+        """The client behind it, for what takes one, as `DeviceCache` does."""
+        return self._client
 
     @property
     def connected(self) -> bool:
@@ -129,6 +232,34 @@ class AsyncClient:
     async def unpin(self, key: bytes) -> None:
         await asyncio.to_thread(self._client.unpin, key)
 
+    async def on_mode(
+        self, callback: Callable[[ModeChange], object] | None = None, gauge: str | None = None
+    ) -> AsyncSubscription:
+        """As `Client.on_mode`, with callbacks run by this loop, coroutine functions too; or iterate over the result.
+
+        Keep the result, or close it: a callback is called until then, or until the loop ends.
+        """
+        subscription = await AsyncSubscription().open(self._client, callback, gauge)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def modes(self) -> dict[str, TierState]:
+        return await asyncio.to_thread(self._client.modes)
+
+    async def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
+        return await asyncio.to_thread(self._client.workflow, name, graph)
+
+    async def request_arrived(self, device: str, count: int = 1) -> None:
+        self._client.request_arrived(device, count)
+
+    async def request_completed(self, device: str, service_s: float, blocks: int) -> None:
+        self._client.request_completed(device, service_s, blocks)
+
+    async def reserve_device(
+        self, device: str, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None
+    ) -> DeviceReservation:
+        return await asyncio.to_thread(self._client.reserve_device, device, size_bytes, for_s, timeout_s=timeout_s)
+
     async def wait_connected(self, timeout_s: float | None = None) -> bool:
         return await asyncio.to_thread(self._client.wait_connected, timeout_s)
 
@@ -136,6 +267,8 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.status)
 
     async def close(self) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.close()
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
-from . import forks
+from . import forks, queueing
+from .device import reservation
+from .governor import Governor, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
 from .link import Link
@@ -36,6 +38,10 @@ from .once import Answer, Compute, Steps, Store, Tally, compute_once
 from .puts import Put
 from .reservation import Reservation
 from .view import Entry, View
+from .workflow import Workflow
+
+if TYPE_CHECKING:
+    from ..ipc.steps import AgentStepGraph
 
 Value = TypeVar("Value")
 Keys = Sequence[bytes] | bytes | np.ndarray[Any, Any]
@@ -68,6 +74,7 @@ class Client:
         self._timeout_s = timeout_s
         self._tally = Tally()
         self._link = Link(path, name or Path(sys.argv[0] or "python").name, timeout_s)
+        self._governor = Governor(self._link)
         self._closed = weakref.finalize(self, self._link.close)
         forks.watch(self._link)
         self._link.start()
@@ -304,7 +311,100 @@ class Client:
         _check_key(key)
         self._ask(lambda number: messages.Unpin(number, key))
 
+    # ---- how full it is
+
+    def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None = None) -> Subscription:
+        """Calls `callback` whenever a tier goes into another mode, so that an engine can drop caches of its own.
+
+        Callbacks are called in one thread of this client's, one at a time and in order; what they raise is logged. They
+        are not called for the modes of now: `Subscription.states` has those. What changed while the daemon was away is
+        told when it is back. A fork's child subscribes anew.
+
+        Args:
+            gauge: a device's name, or "host"; without it all of them.
+
+        Raises:
+            UsageError: `gauge` can be no gauge's name.
+        """
+        self._attach()
+        return self._governor.on_mode(callback, gauge, self._timeout_s)
+
+    def modes(self) -> dict[str, TierState]:
+        """How full each tier is: a device's by its name, the ring's by "host". Counted in bytes, as last told when its
+        mode changed.
+
+        Raises:
+            DaemonUnavailable, TimedOut: why there is no answer.
+        """
+        self._attach()
+        self._governor.subscribe(self._timeout_s)
+        return self._governor.states
+
+    def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
+        """Says which agents are going to run when, until `Workflow.end`: use it in a `with`.
+
+        Without a daemon it is said when there is one.
+
+        Raises:
+            UsageError: the name can be no workflow's.
+            BadGraph: the steps are no graph that can be run, or another client has a workflow of that name.
+            LimitReached: workflows_max.
+        """
+        self._attach()
+        return Workflow(self._link, self._governor, name, graph, self._timeout_s)
+
+    def request_arrived(self, device: str, count: int = 1) -> None:
+        """So many inference requests have arrived, for the device's queueing floor. Without a daemon, nothing happens.
+
+        Raises:
+            UsageError: a value out of its range; the message names it.
+        """
+        queueing.arrived(self._governor, device, count)
+
+    def request_completed(self, device: str, service_s: float, blocks: int) -> None:
+        """An inference request was served in `service_s` seconds, with `blocks` of the device's cache (their size is
+        the daemon's `queueing.block_bytes`). Without a daemon, nothing happens.
+
+        Raises:
+            UsageError: a value out of its range; the message names it.
+        """
+        queueing.completed(self._governor, device, service_s, blocks)
+
+    def reserve_device(
+        self, device: str, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None
+    ) -> reservation.DeviceReservation:
+        """Sets free memory of a device aside, so that no other process reserves it: use it in a `with`, and allocate.
+
+        Args:
+            for_s: it ends by itself after so many seconds, or sooner if the daemon bounds it.
+
+        Raises:
+            UsageError: a value out of its range.
+            DeviceFull: not so much is free; the message says how much is.
+            NoGauge: nobody knows how full the device is.
+            LimitReached: reservations_max.
+            DaemonUnavailable, TimedOut: why there is no answer.
+        """
+        self._attach()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return reservation.reserve(self._link, device, size_bytes, for_s, limit_s)
+
     # ---- the daemon
+
+    @property
+    def link(self) -> Link:
+        """The connection. For the library."""
+        return self._link
+
+    @property
+    def governor(self) -> Governor:
+        """What hears of modes. For the library."""
+        return self._governor
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take, where it does not say otherwise."""
+        return self._timeout_s
 
     @property
     def connected(self) -> bool:

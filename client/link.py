@@ -1,21 +1,23 @@
 """The client's connection: one background thread that attaches, receives, renews claims, and attaches again.
 
-Owns: the socket, requests that wait for an answer, and which View is in force. Does not own what is read through it:
-lookups never come here, and go on while the daemon is away.
+Owns: the socket, requests that wait for an answer, which View is in force, and who listens. Does not own what is read
+through it (lookups never come here, and go on while the daemon is away), nor what a push means: listeners are told.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from ..ipc import messages
@@ -32,6 +34,28 @@ _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
 # A claim is renewed three times in the time it lasts.
 _RENEWALS: Final = 3
+_log = logging.getLogger("tensord")
+
+Connected = BlockingChannel
+"""Names one connection to one daemon: what was said on it is nothing to the next."""
+Push = messages.ModeChanged | messages.Order
+Told = Push | messages.Modes | messages.DeviceOpened
+
+
+class Listener(Protocol):
+    """Who hears what the daemon says by itself. Called in the link's thread, which must not be kept waiting."""
+
+    def attached(self, connected: Connected) -> None:
+        """There is a daemon that knows nothing of this client yet: whatever it should know is said again."""
+
+    def detached(self) -> None:
+        """The daemon went away. Also when the client is closed, then in the closing thread."""
+
+    def told(self, message: Told, connected: Connected) -> None:
+        """A push, or the state of modes as an answer has it, in the order of the daemon's words."""
+
+    def forked(self) -> None:
+        """In the child of a fork: whatever was told to the daemon is the parent's, locks and threads are gone."""
 
 
 class Link:
@@ -49,6 +73,8 @@ class Link:
         self.error: TensordError | None = None
         self._attach_timeout_s = attach_timeout_s
         self._ids = count(1)
+        # Replaced, never changed, so that nobody needs a lock to go through them.
+        self._listeners: tuple[weakref.ref[Listener], ...] = ()
         self._reset()
 
     def _reset(self) -> None:
@@ -86,6 +112,7 @@ class Link:
             thread.join(self._attach_timeout_s)
         self.puts.close()
         self._fail_answers(DaemonUnavailable("the client was closed"))
+        self._tell(lambda listener: listener.detached())
         self.view = None
         if self._lane_fd >= 0:
             os.close(self._lane_fd)
@@ -101,30 +128,74 @@ class Link:
         self.start()
         return self._attached.wait(timeout_s)
 
+    @property
+    def connection(self) -> Connected | None:
+        """The connection that there is now."""
+        return self._channel if self._attached.is_set() else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: there will be no other connection."""
+        return self._stopping.is_set()
+
+    def listen(self, listener: Listener) -> None:
+        """Tells `listener`, for as long as somebody else holds it. If there is a daemon, it is attached at once."""
+        with self._lock:
+            kept = tuple(ref for ref in self._listeners if ref() not in (None, listener))
+            self._listeners = (*kept, weakref.ref(listener))
+            connected = self.connection
+        if connected is not None:
+            listener.attached(connected)
+
+    def listeners(self) -> list[Listener]:
+        """Who listens now."""
+        return [listener for ref in self._listeners if (listener := ref()) is not None]
+
+    def unlisten(self, listener: Listener) -> None:
+        """Tells it no more."""
+        with self._lock:
+            self._listeners = tuple(ref for ref in self._listeners if ref() not in (None, listener))
+
     def next_id(self) -> int:
         return next(self._ids)
 
-    def send(self, *sent: messages.Message, fds: Sequence[int] = (), timeout_s: float = _SEND_S) -> None:
-        """Sends messages that need no answer here.
+    def send(
+        self,
+        *sent: messages.Message,
+        fds: Sequence[int] = (),
+        timeout_s: float = _SEND_S,
+        connected: Connected | None = None,
+    ) -> None:
+        """Sends messages that need no answer here; with `connected` on that connection, or not at all.
 
         Raises:
             DaemonUnavailable, TimedOut: they did not go.
         """
         channel = self._channel
-        if channel is None or not self._attached.is_set():
+        if channel is None or not self._attached.is_set() or channel is not (connected or channel):
             raise self.unavailable()
         channel.send(*sent, fds=fds, timeout_s=timeout_s)
 
-    def ask(self, make: Callable[[int], messages.Message], timeout_s: float) -> Future[Any]:
+    def ask(
+        self,
+        make: Callable[[int], messages.Message],
+        timeout_s: float,
+        *,
+        connected: Connected | None = None,
+        then: Callable[[Future[Any]], None] | None = None,
+    ) -> Future[Any]:
         """Sends the request that `make` makes for an id, and gives the future of its answer.
 
-        The future fails with the error the daemon answers, or DaemonUnavailable.
+        The future fails with the error the daemon answers, or DaemonUnavailable. `then` is called with it when it is
+        settled, by the link's thread in the order of the answers; where it was not sent, at once.
         """
         number = self.next_id()
         answer: Future[Any] = Future()
+        if then is not None:
+            answer.add_done_callback(then)
         self._answers[number] = answer
         try:
-            self.send(make(number), timeout_s=timeout_s)
+            self.send(make(number), timeout_s=timeout_s, connected=connected)
         except TensordError as error:
             self._answers.pop(number, None)
             answer.set_exception(error)
@@ -187,6 +258,7 @@ class Link:
         self._reset()
         if closed:
             self._stopping.set()
+        self._tell(lambda listener: listener.forked())
 
     # ---- the thread
 
@@ -205,14 +277,20 @@ class Link:
             try:
                 # Before anybody else may send: a Commit that overtook the inbox would be refused.
                 self.puts.send_again(partial(channel.send, timeout_s=_SEND_S))
-                self._attached.set()
-                self._tried.set()
-                self._receive(channel)
+                with self._lock:
+                    # Whoever begins to listen now is attached either here, or there.
+                    self._attached.set()
+                self._serve(channel)
             except TensordError as error:
                 self.error = error
             finally:
                 self._tried.set()
                 self._detach(channel)
+
+    def _serve(self, channel: BlockingChannel) -> None:
+        self._tell(lambda listener: listener.attached(channel))
+        self._tried.set()
+        self._receive(channel)
 
     def _attach(self) -> BlockingChannel:
         deadline = time.monotonic() + self._attach_timeout_s
@@ -275,15 +353,19 @@ class Link:
                 wait_s = min(wait_s, max(0.0, self._renew_at - time.monotonic()))
             with suppress(TimedOut):
                 message, _ = channel.receive(wait_s)
-                self._take(message)
+                self._take(message, channel)
             if self._claims and time.monotonic() >= self._renew_at:
                 tokens = list(self._claims)
                 for start in range(0, len(tokens), TOKENS_MAX):
                     channel.send(messages.Renew(tokens[start : start + TOKENS_MAX]), timeout_s=_SEND_S)
                 self._renew_at = time.monotonic() + min(self._claims.values(), default=_IDLE_S) / _RENEWALS
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Any, channel: BlockingChannel) -> None:
+        if isinstance(message, Told):
+            self._tell(lambda listener: listener.told(message, channel))
         match message:
+            case messages.ModeChanged() | messages.Order():
+                pass
             case messages.PartCopied() | messages.Committed():
                 self.puts.acknowledged(message)
             case messages.Claimed(answer="wait"):
@@ -304,6 +386,11 @@ class Link:
                     # Whoever asked has stopped waiting; the claim must not keep others waiting.
                     self.drop_claim(token)
                     self.send(messages.Abandon(token))
+            case messages.Reserved(reservation=number):
+                answer = self._answers.pop(message.id, None)
+                if answer is None or not _settle(answer, message):
+                    # Whoever asked has stopped waiting; the memory must not be kept from others.
+                    self.send(messages.ReleaseReservation(self.next_id(), number))
             case _:
                 answer = self._answers.pop(message.id, None)
                 if answer is not None:
@@ -317,7 +404,16 @@ class Link:
         channel.close()
         self._claims.clear()
         self._fail_answers(self.error or DaemonUnavailable(f"the daemon at {self.path} went away"))
+        self._tell(lambda listener: listener.detached())
         self.puts.disconnected()
+
+    def _tell(self, say: Callable[[Listener], None]) -> None:
+        for listener in self.listeners():
+            try:
+                say(listener)
+            except Exception:
+                # A listener's fault must not end the connection that puts and claims go over.
+                _log.exception("%s failed to take in what the daemon said", type(listener).__name__)
 
     def _fail_answers(self, error: TensordError) -> None:
         while self._answers:

@@ -1,0 +1,152 @@
+"""Tensors on their way: from the device into the ring, out of this process, and back.
+
+Owns: the order of the steps that makes a move safe. Does not own who asked for it (upkeep.py), nor the tables.
+
+SYNC POINT: an entry's uses are read, then its leases, then its marks, which are waited for; then it is copied; then,
+under the lock, it is let go only if its uses are what they were and nobody holds it. A reader that came in between is
+seen by its use; one that left in between had its mark in place before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ...errors import DeviceFull, TensordError, TimedOut
+from ..puts import Put
+from .entries import DeviceEntry, Entries, Registration
+from .interface import Device, Mark
+
+if TYPE_CHECKING:
+    from ..cache import Client
+
+REMEMBERED_MAX: Final = 65_536
+_MARK_S: Final = 5.0
+_PUT_S: Final = 5.0
+_log = logging.getLogger("tensord")
+
+
+@dataclass(slots=True)
+class Moved:
+    """What became of keys, each in one of the lists. `unknown`: not here, or deleted meanwhile."""
+
+    offloaded: list[bytes] = field(default_factory=list)
+    dropped: list[bytes] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+    unknown: list[bytes] = field(default_factory=list)
+    freed_bytes: int = 0
+    error: Exception | None = None
+
+
+class Moves:
+    """Moves entries of one cache. `remembered`: tokens and agent of what was offloaded, for when it comes back."""
+
+    def __init__(self, client: Client, device: Device, entries: Entries) -> None:
+        self._client = client
+        self._device = device
+        self._entries = entries
+        self._remembered: dict[bytes, tuple[int, str]] = {}
+
+    def away(self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool]) -> Moved:
+        """Copies entries into the ring (`offload`), drops them here, gives their memory back to the driver.
+
+        What cannot be copied is dropped; what is in use is kept; so is all of it once the daemon has gone.
+        """
+        moved = Moved()
+        leaving: list[tuple[DeviceEntry, int, Put | None]] = []
+        deadline = time.monotonic() + _MARK_S
+        for key in keys:
+            entry = self._entries.find(key)
+            if entry is None:
+                moved.unknown.append(key)
+                continue
+            uses = entry.uses
+            if entry.in_use or not _reached(list(entry.marks), deadline):
+                moved.kept.append(key)
+                continue
+            leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
+        for entry, uses, put in leaving:
+            stored = put is not None and _is_stored(put)
+            if offload and not stored and not has_daemon():
+                moved.kept.append(entry.key)
+                continue
+            match self._entries.leave(entry, uses):
+                case "left":
+                    (moved.offloaded if stored else moved.dropped).append(entry.key)
+                    if stored:
+                        self._remember(entry)
+                case "deleted":
+                    moved.unknown.append(entry.key)
+                case _:
+                    moved.kept.append(entry.key)
+        if moved.offloaded or moved.dropped:
+            try:
+                moved.freed_bytes = self._device.give_back()
+            except Exception as error:
+                _log.exception("%s did not take memory back", self._device.name)
+                moved.error = error
+        return moved
+
+    def back(self, key: bytes, agent: str | None = None) -> DeviceEntry | None:
+        """An entry with what the host tier has under a key, on the device again; None if there is nothing, or no room.
+
+        It is not in the table yet.
+        """
+        lease = self._client.get(key)
+        if lease is None:
+            return None
+        with lease:
+            try:
+                tree = self._device.to_device(lease.tree)
+            except DeviceFull:
+                return None
+        size_bytes = self._device.size_of(tree)
+        if size_bytes == 0:
+            return None
+        tokens, known_agent = self._remembered.get(key) or (self._tokens(key), "")
+        return DeviceEntry(
+            key,
+            tree,
+            size_bytes,
+            tokens,
+            known_agent if agent is None else agent,
+            Registration(key),
+            [self._device.mark()],
+        )
+
+    def _copied(self, entry: DeviceEntry, moved: Moved) -> Put | None:
+        marks = list(entry.marks)
+        try:
+            host = self._device.to_host(entry.tree, marks[-1])
+            return self._client.put(entry.key, host, tokens=entry.tokens, timeout_s=_PUT_S)
+        except Exception as error:
+            _log.warning("%s of %s is dropped instead of copied: %s", entry.key.hex(), self._device.name, error)
+            if not isinstance(error, TensordError):
+                moved.error = error
+            return None
+
+    def _remember(self, entry: DeviceEntry) -> None:
+        with self._entries.lock:
+            self._remembered.pop(entry.key, None)
+            self._remembered[entry.key] = entry.tokens, entry.agent
+            if len(self._remembered) > REMEMBERED_MAX:
+                del self._remembered[next(iter(self._remembered))]
+
+    def _tokens(self, key: bytes) -> int:
+        found = self._client.peek(key)
+        return found.tokens if found is not None else 0
+
+
+def _reached(marks: list[Mark], deadline: float) -> bool:
+    return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
+
+
+def _is_stored(put: Put) -> bool:
+    try:
+        put.wait(_PUT_S)
+    except TimedOut:
+        return False
+    return put.state in ("stored", "existed")

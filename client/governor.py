@@ -1,0 +1,243 @@
+"""How full the tiers are, as the daemon tells it: modes, who wants to hear of them, and workflows to be said again.
+
+Owns: the subscription of one client, the thread that callbacks run in, and what a new daemon must be told of. Does not
+own what follows from a mode: that is the daemon's policy, and the engine's that asked to be told.
+
+Invariants: one callback runs at a time, in the order of the daemon's words. Whatever a callback does, the next one is
+called. A gauge is told of once for each change of mode that this client learned of: what happened while the daemon was
+away comes as one difference when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+from ..errors import Refusal, Unavailable
+from ..ipc import messages
+from ..ipc.modes import Mode, Tier
+from .fields import check_name
+from .link import Connected, Link, Told
+
+CHANGES_MAX: Final = 1024
+"""Changes that wait for a callback; the oldest are forgotten."""
+_BRIEF_S: Final = 0.05
+_SAY_S: Final = 1.0
+_log = logging.getLogger("tensord")
+
+TierState = messages.TierState
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChange:
+    """A tier went from one mode into another. `refuses`: nothing new is taken in until this mode is left."""
+
+    gauge: str
+    tier: Tier
+    before: Mode
+    mode: Mode
+    used_bytes: int
+    total_bytes: int
+    refuses: bool
+
+
+class Restored(Protocol):
+    """What a new daemon must be told of."""
+
+    def say_again(self, connected: Connected) -> None:
+        """Says it on this connection. Called in the link's thread."""
+
+
+class Subscription:
+    """A callback that hears of modes until it is closed. Use it in a `with`, or keep it until the process ends.
+
+    `dropped`: changes that it was not told of, since it had not come back from CHANGES_MAX others.
+    """
+
+    def __init__(self, governor: Governor, callback: Callable[[ModeChange], object], gauge: str | None) -> None:
+        self._governor = governor
+        self._callback = callback
+        self.gauge = gauge
+        self.dropped = 0
+        self.closed = False
+
+    @property
+    def states(self) -> dict[str, TierState]:
+        """The gauges that it hears of, as last told; empty as long as there was no daemon."""
+        states = self._governor.states
+        return {name: state for name, state in states.items() if self.gauge in (None, name)}
+
+    def close(self) -> None:
+        """Calls the callback no more; a call that is under way is not waited for."""
+        self.closed = True
+        self._governor.forget(self)
+
+    def tell(self, change: ModeChange) -> None:
+        """Calls the callback. For the library."""
+        if self.closed or self.gauge not in (None, change.gauge):
+            return
+        try:
+            self._callback(change)
+        except Exception:
+            _log.exception("on_mode: the callback failed at %s of %s", change.mode, change.gauge)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Governor:
+    """One client's ear for the daemon's governor. Hears the link, and is held by the client."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._begin()
+        link.listen(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._states: dict[str, TierState] = {}
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._restored: tuple[Restored, ...] = ()
+        self._wanted = False
+        self._subscribed: Connected | None = None
+        self._changes: deque[ModeChange] = deque()
+        self._thread: threading.Thread | None = None
+
+    # ---- for callers
+
+    @property
+    def states(self) -> dict[str, TierState]:
+        """All gauges, as last told."""
+        return dict(self._states)
+
+    def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
+        """Calls `callback` at every change from now on. Without a daemon: as soon as there is one."""
+        if gauge is not None:
+            check_name("gauge", gauge)
+        subscription = Subscription(self, callback, gauge)
+        with self._lock:
+            self._subscriptions = (*self._subscriptions, subscription)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
+                self._thread.start()
+        with suppress(Unavailable):
+            self.subscribe(timeout_s)
+        return subscription
+
+    def subscribe(self, timeout_s: float) -> None:
+        """Has the daemon tell of modes, this one and all to come, and waits for how they are now.
+
+        Raises:
+            DaemonUnavailable, TimedOut: it will be asked when it is there.
+        """
+        self._wanted = True
+        connected = self._link.connection
+        if connected is None:
+            raise self._link.unavailable()
+        if self._subscribed is not connected:
+            self._link.answer(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
+
+    def watch(self) -> None:
+        """The same without waiting: whoever listens to the link hears of modes."""
+        self._wanted = True
+        connected = self._link.connection
+        if connected is not None and self._subscribed is not connected:
+            self._link.ask(messages.Subscribe, _SAY_S, connected=connected)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Ends a subscription."""
+        with self._lock:
+            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+            self._arrived.notify_all()
+
+    def restore(self, restored: Restored) -> None:
+        """Has it said again to every daemon to come."""
+        with self._lock:
+            self._restored = (*self._restored, restored)
+
+    def drop(self, restored: Restored) -> None:
+        """It is to be said no more."""
+        with self._lock:
+            self._restored = tuple(each for each in self._restored if each is not restored)
+
+    def tell(self, message: messages.Message) -> None:
+        """Says something that needs no answer, or nothing at all where there is no daemon. Hardly ever waits."""
+        with suppress(Unavailable, Refusal):
+            self._link.send(message, timeout_s=_BRIEF_S)
+
+    # ---- the link's words
+
+    def attached(self, connected: Connected) -> None:
+        """A daemon that knows nothing of this client."""
+        if self._wanted:
+            self._link.ask(messages.Subscribe, _SAY_S, connected=connected)
+        for restored in self._restored:
+            restored.say_again(connected)
+
+    def detached(self) -> None:
+        """The last states are kept: what has changed meanwhile is told when there is a daemon again."""
+        self._subscribed = None
+        if self._link.closed:
+            with self._lock:
+                self._arrived.notify_all()
+
+    def told(self, message: Told, connected: Connected) -> None:
+        """In the link's thread: notes it, and leaves the callbacks to theirs."""
+        match message:
+            case messages.Modes():
+                self._subscribed = connected
+                before, self._states = self._states, {state.gauge: state for state in message.tiers}
+                for state in message.tiers:
+                    known = before.get(state.gauge)
+                    if known is not None and known.mode != state.mode:
+                        self._changed(known.mode, state)
+            case messages.ModeChanged():
+                state = message.state
+                self._states = {**self._states, state.gauge: state}
+                self._changed(message.before, state)
+            case _:
+                pass
+
+    def forked(self) -> None:
+        """Subscriptions and workflows are the parent's."""
+        for subscription in self._subscriptions:
+            subscription.closed = True
+        self._begin()
+
+    # ---- the thread of callbacks
+
+    def _changed(self, before: Mode, state: TierState) -> None:
+        change = ModeChange(
+            state.gauge, state.tier, before, state.mode, state.used_bytes, state.total_bytes, state.refuses
+        )
+        with self._lock:
+            if not self._subscriptions:
+                return
+            if len(self._changes) >= CHANGES_MAX:
+                self._changes.popleft()
+                for subscription in self._subscriptions:
+                    subscription.dropped += 1
+            self._changes.append(change)
+            self._arrived.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._changes:
+                    if not self._subscriptions or self._link.closed:
+                        self._thread = None
+                        return
+                    self._arrived.wait()
+                change = self._changes.popleft()
+                subscriptions = self._subscriptions
+            for subscription in subscriptions:
+                subscription.tell(change)
