@@ -28,7 +28,8 @@ def text(body: dict[str, Any]) -> str:
             f"tensord {body['version']}, instance {body['instance']}: pid {body['pid']}, uid {body['uid']}, "
             f"epoch {body['epoch']}{' (recovered)' if body['recovered'] else ''}, up {age(body['uptime_s'])}"
         )
-        return "\n".join([head, "", pairs([*_memory(body, store), *_traffic(body, store), *_trouble(store)])])
+        rows = [*_memory(body, store), *_traffic(body, store), *_trouble(store)]
+        return "\n".join([head, "", pairs(rows), "", pairs(pressure(body["governor"]))])
 
 
 def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
@@ -105,6 +106,90 @@ def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
+    """How full the tiers are, what that has led to, and who does not do their part."""
+    rows = [("gauge", _gauge(gauge)) for gauge in governor["gauges"]]
+    if not rows:
+        rows = [("gauges", "none: nobody knows how full the tiers are")]
+    host = governor["host"]
+    if host["resident_bytes_max"] is not None:
+        kept = f"{size(host['resident_bytes'])} of {size(host['wanted_bytes'])} in memory"
+        rows.append(("ring", f"under pressure, {kept}; may have {size(host['resident_bytes_max'])}"))
+    for device in governor["devices"]:
+        rows.append(("device", _device(device)))
+        if device["stuck"]:
+            rows.append(("STUCK", f"{device['device']}: {device['stuck']}"))
+    rows += [
+        (
+            "NO ANSWER",
+            (
+                f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for "
+                f"{number(owner['ordered_entries'])} entries on {owner['device']}"
+            ),
+        )
+        for owner in governor["owners"]
+        if owner["unresponsive"]
+    ]
+    done = governor["counters"]
+    if governor["devices"] or done["registered"]:
+        rows.append(
+            (
+                "device tier",
+                (
+                    f"registered {number(done['registered'])}: offloaded {number(done['offloaded'])}, "
+                    f"dropped {number(done['dropped'])}, released {number(done['released'])}, "
+                    f"gone with their owner {number(done['gone_with_owner'])}; refused {counts(done['refused'])}"
+                ),
+            )
+        )
+    rows += [
+        (
+            "workflow",
+            (
+                f"{flow['workflow']}: client {flow['client']}, at step {number(flow['step'])}; "
+                f"{number(flow['steps'])} steps of {number(flow['agents'])} agents"
+            ),
+        )
+        for flow in governor["workflows"]
+    ]
+    return rows
+
+
+def _gauge(gauge: dict[str, Any]) -> str:
+    said = [
+        (
+            f"{gauge['gauge']}: {gauge['mode']} for {age(gauge['since_s'])}, "
+            f"{share(gauge['share'], 1)} of {size(gauge['total_bytes'])}"
+        ),
+        f"from {gauge['source']}",
+    ]
+    if gauge["source"] == "drill":
+        said[1] = "a DRILL: made-up readings"
+    if gauge["source"] == "file":
+        said[1] = "from a FILE, and no measurement"
+    if gauge["stale"]:
+        said.append("STALE: it cannot be read, its last value stands")
+    if gauge["refuses"]:
+        said.append("REFUSES what is new")
+    return "; ".join(said)
+
+
+def _device(device: dict[str, Any]) -> str:
+    said = [
+        (
+            f"{device['device']}: {number(device['entries'])} entries of {number(device['owners'])} clients, "
+            f"{size(device['bytes'])}, tokens {number(device['tokens'])}"
+        )
+    ]
+    if device["ordered_entries"]:
+        said.append(f"going {number(device['ordered_entries'])} ({size(device['ordered_bytes'])})")
+    if device["reserved_bytes"]:
+        said.append(f"reserved {size(device['reserved_bytes'])}")
+    if device["floor_blocks"]:
+        said.append(f"floor {number(device['floor_blocks'])} of {number(device['capacity_blocks'])} blocks")
+    return "; ".join(said)
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="The document as the daemon gives it.")
 @click.option("--watch", "watching", is_flag=True, help="Draw it anew every second, until Ctrl-C.")
@@ -148,7 +233,8 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     \b
     Exit code 0: it answered within --timeout, and has nothing to complain about.
     Exit code 1: no daemon, no answer in time, no permission, or it names problems: the ring could
-    not be had in full, an entry was found corrupt, or one was evicted while it was pinned.
+    not be had in full, an entry was found corrupt, or one was evicted while it was pinned; a gauge
+    cannot be read, a pass over a device lowered nothing, or an owner does not carry out orders.
     """
     body = daemon.ask(HealthQuery)
     with understood("health"):
