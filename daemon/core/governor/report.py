@@ -18,7 +18,7 @@ def status(governor: Governor, now: float) -> dict[str, Any]:
         "gauges": [_gauge(governor, gauge, now) for gauge in tiers],
         "thresholds": asdict(governor.limits.thresholds),
         "devices": _devices(governor, now),
-        "owners": _owners(governor),
+        "owners": governor.devices.owners(),
         "workflows": governor.workflows.status(),
         "host": {
             "resident_bytes": host.resident_bytes,
@@ -81,11 +81,3 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _owners(governor: Governor) -> list[dict[str, Any]]:
-    rows = []
-    for row in governor.devices.owners():
-        client = governor.clients[row["client"]]
-        rows.append(row | {"name": client.name, "pid": client.pid})
-    return rows

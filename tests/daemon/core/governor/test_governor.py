@@ -1,0 +1,336 @@
+"""The governor as a whole: requests and their answers, and what one part's change means to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensord.ipc import messages
+from tensord.ipc.messages import Step
+from tensord.ipc.modes import HOST_GAUGE, Mode
+
+from .stand import GPU, MIB, TOTAL, Make, key, refused
+
+OTHER = "0000:66:00.0"
+
+
+# ---- faults of earlier designs
+
+
+def test_a_device_that_refused_in_emergency_accepts_when_that_ends(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.sample(0.97)
+    text = refused(stand.register(1, 1), "UnderPressure")
+    assert "97.0%" in text and "96.0%" in text and GPU in text
+    assert stand.status()["gauges"][0]["refuses"]
+    stand.sample(0.5)
+    stand.sample(0.5)
+    assert isinstance(stand.register(1, 1), messages.Registered)
+    assert not stand.status()["gauges"][0]["refuses"]
+
+
+def test_subscribers_hear_that_a_device_is_blocked_and_that_it_is_not_any_more(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    for share in (0.97, 0.93, 0.93):
+        stand.sample(share)
+    assert [push.state.refuses for push in stand.pushes(1)] == [True, False]
+
+
+def test_a_workflow_that_is_registered_is_entered_and_one_that_ended_is_left(make: Make) -> None:
+    stand = make()
+    stand.ask(2, messages.Subscribe)
+    stand.sample(0.75)
+    stand.sample(0.75, HOST_GAUGE)
+    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    assert (stand.mode(), stand.mode(HOST_GAUGE)) == (Mode.WORKFLOW_AWARE, Mode.NORMAL)
+    stand.ask(1, messages.EndWorkflow, "w")
+    assert stand.mode() is Mode.NORMAL
+    assert [push.state.mode for push in stand.pushes(2)][-2:] == [Mode.WORKFLOW_AWARE, Mode.NORMAL]
+
+
+def test_the_workflow_mode_is_left_with_the_last_workflows_client(make: Make) -> None:
+    stand = make()
+    stand.sample(0.75)
+    stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
+    stand.ask(2, messages.RegisterWorkflow, "b", [Step("b", 0)])
+    stand.leave(1)
+    assert stand.mode() is Mode.WORKFLOW_AWARE
+    stand.leave(2)
+    assert stand.mode() is Mode.NORMAL
+    ended = [told for told in stand.told if told["event"] == "workflow" and told["change"] == "ended"]
+    assert [told["workflow"] for told in ended] == ["a", "b"]
+
+
+def test_who_goes_depends_on_the_step_that_the_workflow_is_at(make: Make) -> None:
+    steps = [Step("first", 0), Step("second", 1), Step("third", 2)]
+
+    def victim(step: int) -> bytes:
+        stand = make()
+        stand.open(1)
+        for number, agent in enumerate(("first", "second", "third")):
+            stand.register(1, number, 10 * MIB, agent=agent)
+        stand.ask(1, messages.RegisterWorkflow, "w", steps)
+        stand.ask(1, messages.AdvanceWorkflow, "w", step)
+        stand.sample(855 * MIB)
+        (order,) = stand.orders(1)
+        (gone,) = order.keys
+        return gone
+
+    assert [victim(step) for step in (0, 1, 2)] == [key(2), key(0), key(0)]
+
+
+def test_no_second_pass_before_the_first_is_acknowledged_and_a_later_reading_has_come(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    for number in range(40):
+        stand.register(1, number, 10 * MIB, tokens=0)
+    stand.sample(0.9)
+    (order,) = stand.orders(1)
+    stand.sample(0.9)
+    began_at = stand.now
+    stand.now += 1
+    stand.carry_out(1, order, freed_bytes=MIB)
+    stand.sample(0.9, began_at=began_at)
+    assert len(stand.orders(1)) == 1
+    stand.sample(0.89)
+    assert len(stand.orders(1)) == 2
+
+
+def test_devices_offload_while_the_host_takes_and_drop_while_it_does_not(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    for number in range(3):
+        stand.register(1, number, MIB, tokens=0)
+    stand.pass_time(60)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.sample(0.93)
+    assert [order.kind for order in stand.orders(1)] == ["offload"]
+    other = make()
+    other.open(1)
+    other.register(1, 1, MIB, tokens=0)
+    other.pass_time(60)
+    other.sample(0.86, HOST_GAUGE)
+    other.sample(0.93)
+    assert [order.kind for order in other.orders(1)] == ["drop"]
+
+
+def test_the_host_that_fills_up_in_the_same_reading_takes_nothing(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.sample(0.5)
+    stand.sample(0.5, HOST_GAUGE)
+    stand.register(1, 1, MIB, tokens=0)
+    stand.pass_time(60)
+    stand.gauges[GPU] = type(stand.gauges[GPU])(GPU, stand.gauges[GPU].tier, 930 * MIB, TOTAL, "test", 0.0)
+    stand.sample(0.9, HOST_GAUGE)
+    assert [order.kind for order in stand.orders(1)] == ["drop"]
+
+
+def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(make: Make) -> None:
+    stand = make()
+    stand.open(1)
+    stand.register(1, 1, MIB)
+    stand.sample(0.5)
+    stand.pass_time(60)
+    stand.sample(0.97, stale=True)
+    assert stand.orders() == []
+    stand.sample(0.97)
+    assert len(stand.orders()) == 1
+    refused(stand.register(1, 2), "UnderPressure")
+    stand.lose()
+    assert isinstance(stand.register(1, 2), messages.Registered)
+
+
+# ---- opening, reading
+
+
+@pytest.mark.parametrize(("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", 2.0), (None, 2.0)])
+def test_owners_are_asked_for_readings_where_nobody_else_gives_them(
+    make: Make, source: str | None, every_s: float
+) -> None:
+    stand = make(sample_s=2.0)
+    if source is not None:
+        stand.sample(0.9, source=source)
+    answer = stand.ask(1, messages.OpenDevice, GPU)
+    assert answer.report_every_s == stand.governor.reading_wanted_s(GPU) == every_s
+    assert (answer.state is None) == (source is None)
+    if answer.state is not None:
+        assert answer.state.mode is Mode.PRESSURE
+
+
+def test_the_host_is_no_device(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5, HOST_GAUGE)
+    refused(stand.ask(1, messages.OpenDevice, HOST_GAUGE), "NoGauge")
+    refused(stand.ask(1, messages.ReserveDevice, HOST_GAUGE, 1, 1.0), "NoGauge")
+
+
+def test_a_reading_of_an_owner_is_for_the_gauges_and_changes_nothing_here(make: Make) -> None:
+    stand = make()
+    stand.say(1, messages.ReadDevice(GPU, 970 * MIB, TOTAL))
+    assert stand.governor.modes() == []
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "make_request", "arguments"),
+    [
+        ("NoGauge", messages.RegisterEntry, (GPU, key(1), MIB)),
+        ("NoGauge", messages.ReserveDevice, (GPU, MIB, 1.0)),
+        ("UnknownOrder", messages.AcknowledgeOrder, (GPU, 7)),
+        ("UnknownOrder", messages.ReleaseReservation, (7,)),
+        ("BadStep", messages.AdvanceWorkflow, ("w", 1)),
+        ("BadStep", messages.EndWorkflow, ("w",)),
+        ("BadGraph", messages.RegisterWorkflow, ("w", [Step("a", 1, ["b"])])),
+    ],
+)
+def test_a_refused_request_is_answered_counted_announced_and_changes_nothing(
+    make: Make, code: str, make_request: Any, arguments: tuple[Any, ...]
+) -> None:
+    stand = make()
+    before = stand.status()
+    text = refused(stand.ask(1, make_request, *arguments), code)
+    after = stand.status()
+    assert after["counters"].pop("refused") == {code: 1}
+    assert before["counters"].pop("refused") == {}
+    assert after == before
+    assert stand.told == [{"event": "refuse", "client": 1, "code": code, "text": text}]
+
+
+def test_what_nobody_waits_for_is_refused_without_an_answer(make: Make) -> None:
+    stand = make(devices_max=1)
+    stand.say(1, messages.RequestsArrived(GPU, 1))
+    stand.say(1, messages.RequestsArrived(OTHER, 1))
+    stand.say(1, messages.RequestCompleted(OTHER, 1.0, 1))
+    assert stand.answers[1] == []
+    assert stand.status()["counters"]["refused"] == {"LimitReached": 2}
+
+
+# ---- reservations
+
+
+def test_two_reservations_never_exceed_what_the_gauge_shows_as_free(make: Make) -> None:
+    stand = make()
+    stand.sample(900 * MIB)
+    granted = stand.ask(1, messages.ReserveDevice, GPU, 60 * MIB, 30.0)
+    assert granted.lasts_s == 30.0
+    assert f"{40 * MIB} are free" in refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
+    stand.ask(1, messages.ReleaseReservation, granted.reservation)
+    refused(stand.ask(2, messages.ReserveDevice, GPU, 41 * MIB, 30.0), "DeviceFull")
+    stand.sample(900 * MIB)
+    assert isinstance(stand.ask(2, messages.ReserveDevice, GPU, 100 * MIB, 30.0), messages.Reserved)
+    assert stand.device()["reserved_bytes"] == 100 * MIB
+
+
+def test_a_reservation_ends_with_its_time_or_its_client(make: Make) -> None:
+    stand = make(reserve_s_max=5.0)
+    stand.sample(0.5)
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 60.0)
+    stand.ask(2, messages.ReserveDevice, GPU, MIB, 60.0)
+    stand.leave(2)
+    assert stand.status()["reservations"] == 1
+    stand.pass_time(5)
+    assert stand.status()["reservations"] == 0
+    assert stand.governor.next_timer() is None
+
+
+def test_nothing_is_reserved_of_a_device_whose_gauge_is_gone(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.lose()
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "NoGauge")
+
+
+# ---- queueing
+
+
+def test_a_devices_floor_keeps_its_entries_and_ends_when_its_requests_do(make: Make) -> None:
+    stand = make(block_bytes=MIB, window_s=60.0)
+    stand.open(1)
+    for number in range(10):
+        stand.register(1, number, MIB)
+    for _ in range(60):
+        stand.now += 1
+        stand.say(2, messages.RequestsArrived(GPU, 1))
+        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
+    stand.sample(0.97)
+    assert stand.device()["floor_blocks"] == 10
+    assert stand.orders() == []
+    stand.pass_time(120)
+    stand.sample(0.97)
+    assert stand.device()["floor_blocks"] == 0
+    assert sum(len(order.keys) for order in stand.orders()) == 10
+
+
+def test_another_window_lowers_no_floor_before_it_is_full(make: Make) -> None:
+    stand = make(window_s=60.0)
+    for _ in range(60):
+        stand.now += 1
+        stand.say(2, messages.RequestsArrived(GPU, 1))
+        stand.say(2, messages.RequestCompleted(GPU, 2.0, 4))
+    floor = stand.device()["floor_blocks"]
+    assert floor > 0
+    stand.change_limits(window_s=10.0)
+    assert stand.device()["floor_blocks"] == floor
+    stand.pass_time(10)
+    stand.say(2, messages.RequestsArrived(GPU, 1))
+    assert stand.device()["floor_blocks"] == 0
+
+
+# ---- the rest
+
+
+def test_what_a_client_had_ends_with_it(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.open(1, 2)
+    stand.register(1, 1)
+    stand.register(2, 2)
+    stand.ask(1, messages.Subscribe)
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 10.0)
+    stand.ask(1, messages.RegisterWorkflow, "w", [Step("a", 0)])
+    stand.ask(1, messages.Drill, GPU, 970 * MIB, TOTAL, act=True)
+    stand.leave(1)
+    status = stand.status()
+    assert stand.mode() is Mode.RELAXED
+    assert [row["client"] for row in status["owners"]] == [2]
+    assert status["workflows"] == [] and status["reservations"] == 0
+    assert status["counters"]["gone_with_owner"] == 1
+
+
+def test_limits_that_were_changed_count_for_every_part(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.open(1)
+    stand.change_limits(workflows_max=1, reservations_max=1, max_entries=1, devices_max=1)
+    stand.ask(1, messages.RegisterWorkflow, "a", [Step("a", 0)])
+    refused(stand.ask(1, messages.RegisterWorkflow, "b", [Step("a", 0)]), "LimitReached")
+    stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0)
+    refused(stand.ask(1, messages.ReserveDevice, GPU, MIB, 1.0), "LimitReached")
+    refused(stand.ask(1, messages.OpenDevice, OTHER), "LimitReached")
+
+
+def test_reserved_memory_leaves_no_room_for_promotion(make: Make) -> None:
+    def promoted(reserved: int) -> bool:
+        stand = make()
+        stand.open(1)
+        stand.register(1, 1, 100 * MIB, tokens=0, agent="a")
+        stand.sample(0.5)
+        stand.pass_time(700)
+        stand.sample(0.5)
+        (order,) = stand.orders(1)
+        stand.carry_out(1, order)
+        if reserved:
+            stand.ask(2, messages.ReserveDevice, GPU, reserved, 60.0)
+        stand.ask(1, messages.RegisterWorkflow, "w", [Step("b", 0), Step("a", 1)])
+        stand.sample(0.5)
+        return bool(stand.orders(1, "promote"))
+
+    assert promoted(0)
+    assert promoted(200 * MIB)
+    assert not promoted(260 * MIB)

@@ -1,0 +1,164 @@
+"""Modes, from readings to whoever is told: each change once, and undone when it is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.ipc import messages
+from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
+
+from .stand import GPU, TOTAL, UNIX_AT_ZERO_S, Make
+
+OTHER = "0000:66:00.0"
+
+
+def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    stand.sample(0.5)
+    stand.sample(0.93)
+    stand.sample(0.93)
+    said = {"gauge": GPU, "tier": "device", "before": "relaxed", "mode": "critical", "share": 0.93}
+    assert [(log.level, log.event, log.fields) for log in stand.logged] == [
+        ("warning", "mode", said | {"source": "test"})
+    ]
+    assert [told for told in stand.told if told["event"] == "mode"] == [{"event": "mode"} | said]
+    assert stand.status()["counters"]["transitions"] == {"critical": 1}
+    assert stand.status()["transitions"] == [said | {"unix_s": UNIX_AT_ZERO_S + 102.0}]
+    state = messages.TierState(GPU, Tier.DEVICE, Mode.CRITICAL, round(0.93 * TOTAL), TOTAL)
+    assert stand.pushes(1) == [messages.ModeChanged(Mode.RELAXED, state)]
+    assert stand.pushes(2) == []
+
+
+def test_a_mode_is_left_after_two_readings_that_lie_below_it(make: Make) -> None:
+    stand = make()
+    modes = []
+    for share in (0.5, 0.71, 0.86, 0.97, 0.945, 0.93, 0.93, 0.5, 0.5):
+        stand.sample(share)
+        modes.append(stand.mode())
+    assert modes == [
+        *(Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.EMERGENCY),
+        *(Mode.EMERGENCY, Mode.EMERGENCY, Mode.CRITICAL, Mode.CRITICAL, Mode.RELAXED),
+    ]
+
+
+def test_each_gauge_has_a_mode_of_its_own(make: Make) -> None:
+    stand = make()
+    stand.sample(0.97)
+    stand.sample(0.5, OTHER)
+    stand.sample(0.9, HOST_GAUGE)
+    assert {state.gauge: state.mode for state in stand.governor.modes()} == {
+        GPU: Mode.EMERGENCY,
+        OTHER: Mode.RELAXED,
+        HOST_GAUGE: Mode.PRESSURE,
+    }
+
+
+def test_readings_come_more_often_while_any_tier_is_pressed(make: Make) -> None:
+    stand = make(sample_s=2.0, sample_pressed_s=0.25)
+    assert stand.governor.sample_every_s == 2.0
+    stand.sample(0.84)
+    assert stand.governor.sample_every_s == 2.0
+    stand.sample(0.85, OTHER)
+    assert stand.governor.sample_every_s == 0.25
+    stand.sample(0.5, OTHER)
+    assert stand.governor.sample_every_s == 0.25
+    stand.sample(0.5, OTHER)
+    assert stand.governor.sample_every_s == 2.0
+
+
+def test_whoever_subscribes_is_told_of_every_gauge_first(make: Make) -> None:
+    stand = make()
+    stand.sample(0.86)
+    stand.sample(0.97, HOST_GAUGE)
+    answer = stand.ask(1, messages.Subscribe)
+    assert [(state.gauge, state.mode, state.refuses) for state in answer.tiers] == [
+        (GPU, Mode.PRESSURE, False),
+        (HOST_GAUGE, Mode.EMERGENCY, True),
+    ]
+
+
+def test_nobody_is_pushed_anything_after_it_left(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    stand.ask(2, messages.Subscribe)
+    stand.leave(1)
+    stand.sample(0.9)
+    assert len(stand.pushes(2)) == 1
+
+
+def test_the_last_32_transitions_are_shown_oldest_first(make: Make) -> None:
+    stand = make()
+    for _ in range(20):
+        stand.sample(0.9)
+        stand.sample(0.1)
+        stand.sample(0.1)
+    shown = stand.status()["transitions"]
+    assert len(shown) == 32
+    assert [row["mode"] for row in shown] == ["pressure", "relaxed"] * 16
+    assert [row["unix_s"] for row in shown] == sorted(row["unix_s"] for row in shown)
+    assert stand.status()["counters"]["transitions"] == {"pressure": 20, "relaxed": 20}
+
+
+def test_a_stale_gauge_keeps_its_value_and_mode_and_is_shown_as_stale(make: Make) -> None:
+    stand = make()
+    stand.sample(0.9)
+    for _ in range(5):
+        stand.sample(0.9, stale=True)
+    row = stand.status()["gauges"][0]
+    assert (row["stale"], row["mode"], row["share"]) == (True, "pressure", 0.9)
+    assert row["since_s"] == 5.0
+
+
+def test_the_same_reading_twice_is_no_second_one_below_a_threshold(make: Make) -> None:
+    stand = make()
+    stand.sample(0.9)
+    stand.sample(0.5, began_at=stand.now + 1)
+    stand.sample(0.5, began_at=stand.now)
+    assert stand.mode() is Mode.PRESSURE
+    stand.sample(0.5)
+    assert stand.mode() is Mode.RELAXED
+
+
+def test_a_reading_that_is_older_than_the_last_counts_for_nothing(make: Make) -> None:
+    stand = make()
+    stand.sample(0.5)
+    stand.sample(0.97, began_at=stand.now - 5)
+    row = stand.status()["gauges"][0]
+    assert (row["mode"], row["share"]) == ("relaxed", 0.5)
+
+
+def test_a_gauge_that_is_gone_leaves_its_mode(make: Make) -> None:
+    stand = make()
+    stand.ask(1, messages.Subscribe)
+    stand.sample(0.97)
+    stand.lose()
+    assert stand.governor.modes() == []
+    last = stand.pushes(1)[-1]
+    assert (last.before, last.state.mode, last.state.refuses) == (Mode.EMERGENCY, Mode.RELAXED, False)
+    assert stand.status()["transitions"][-1]["mode"] == "relaxed"
+    stand.sample(0.97)
+    assert stand.mode() is Mode.EMERGENCY
+    assert stand.status()["counters"]["transitions"] == {"emergency": 2, "relaxed": 1}
+
+
+def test_thresholds_that_were_changed_count_from_the_next_reading_on(make: Make) -> None:
+    stand = make()
+    stand.sample(0.6)
+    thresholds = type(stand.limits.thresholds)(0.2, 0.4, 0.6, 0.8, 0.02)
+    stand.change_limits(thresholds=thresholds)
+    assert stand.mode() is Mode.RELAXED
+    stand.sample(0.6)
+    assert stand.mode() is Mode.CRITICAL
+    assert stand.status()["thresholds"]["critical"] == 0.6
+
+
+@pytest.mark.parametrize(("share", "mode"), [(0.5, "relaxed"), (0.75, "workflow_aware"), (0.9, "workflow_aware")])
+def test_a_workflow_names_normal_and_pressure_anew_and_no_other_level(make: Make, share: float, mode: str) -> None:
+    stand = make()
+    stand.ask(1, messages.RegisterWorkflow, "w", [messages.Step("a", 0)])
+    stand.sample(share)
+    assert stand.mode() == mode
+    stand.sample(0.93)
+    assert stand.mode() is Mode.CRITICAL
+    stand.check()
