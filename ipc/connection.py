@@ -165,7 +165,9 @@ class Connection:
                 self._answer(message)
             elif (refusal := self._refusal(message)) is not None:
                 arrival.discarded += fds
-                arrival.replies += pack(m.Error.of(refusal, getattr(message, "id", None)))
+                number = getattr(message, "id", None)
+                if number is not None:  # an Error without an id would end the connection
+                    arrival.replies += pack(m.Error.of(refusal, number))
                 return
             else:
                 self._request(message)

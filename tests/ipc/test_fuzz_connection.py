@@ -21,7 +21,16 @@ def fuzz(tmp_path: Path, script: str, runs: int) -> subprocess.CompletedProcess[
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, message in enumerate(
-        [m.Commit(4, b"k" * 32, 100, 10), m.OpenInbox(3, 4096), m.Evict(5, [b"k" * 32] * 2)]
+        [
+            m.Commit(4, b"k" * 32, 100, 10),
+            m.OpenInbox(3, 4096),
+            m.Evict(5, [b"k" * 32] * 2),
+            m.RegisterEntry(6, "card", b"k" * 32, 4096, 10, "planner", 3),
+            m.AcknowledgeOrder(7, "card", 1, [b"k" * 32], [], [], 4096),
+            m.RegisterWorkflow(8, "w", [m.Step("a", 0), m.Step("b", 1, ["a"], 5, True)]),
+            m.RequestCompleted("card", 0.5, 3),
+            m.Drill(9, "host", 1, 2, True),
+        ]
     ):
         (corpus / str(number)).write_bytes(pack(message))
     options = [f"-runs={runs}", "-seed=1", f"-artifact_prefix={tmp_path}/", "-max_len=1024"]

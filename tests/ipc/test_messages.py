@@ -47,8 +47,10 @@ def strategy(info: mi.Type) -> st.SearchStrategy[Any]:
             return st.none()
         case mi.LiteralType():
             return st.sampled_from(info.values)
+        case mi.EnumType():
+            return st.sampled_from(list(info.cls))
         case mi.ListType():
-            return st.lists(strategy(info.item_type), max_size=5)
+            return st.lists(strategy(info.item_type), min_size=info.min_length or 0, max_size=5)
         case mi.DictType():
             scalars = st.integers(-(2**63), 2**64 - 1) | st.text("ab", max_size=9) | st.booleans()
             return st.dictionaries(st.text("xyz", max_size=5), scalars | st.lists(scalars))
@@ -63,6 +65,34 @@ def fields_of(kind: type[Any]) -> tuple[mi.Field, ...]:
     info = mi.type_info(kind)
     assert isinstance(info, mi.StructType)
     return info.fields
+
+
+def example(info: mi.Type) -> object:
+    """The smallest thing a field may hold, as it looks unpacked."""
+    match info:
+        case mi.IntType():
+            return info.ge
+        case mi.FloatType():
+            return 1.5
+        case mi.BytesType():
+            return b"k" * (info.min_length or 0)
+        case mi.StrType():
+            return "name"
+        case mi.BoolType():
+            return True
+        case mi.LiteralType():
+            return info.values[0]
+        case mi.EnumType():
+            return next(iter(info.cls)).value
+        case mi.NoneType():
+            return None
+        case mi.ListType():
+            return [example(info.item_type)]
+        case mi.UnionType():
+            return example(info.types[0])
+        case mi.StructType():
+            return {f.encode_name: example(f.type) for f in info.fields}
+    return {}
 
 
 def violations(info: mi.Type) -> list[object]:
@@ -84,23 +114,28 @@ def violations(info: mi.Type) -> list[object]:
             return [b"x" * (info.min_length - 1), b"x" * (info.max_length + 1), text, 1]
         case mi.StrType():
             assert info.max_length is not None
-            return ["x" * (info.max_length + 1), b"x", 1]
+            return ["x" * (info.max_length + 1), *([""] if info.min_length else []), b"x", 1]
         case mi.BoolType():
             return [0, 1, None, "true"]
         case mi.LiteralType():
             return ["other", "", None, 0]
+        case mi.EnumType():
+            return ["other", "", "RELAXED", None, 0]
         case mi.ListType():
             assert info.max_length is not None
             inner = [[bad] for bad in violations(info.item_type)]
-            good = KEY if isinstance(info.item_type, mi.BytesType) else 1
-            return [[good] * (info.max_length + 1), {}, "x", None, *inner]
+            short: list[object] = [[]] if info.min_length else []
+            return [[example(info.item_type)] * (info.max_length + 1), *short, *inner, {}, "x", None]
         case mi.DictType():
             return [[], "x", None, {1: 2}]
         case mi.UnionType():
             held = [one for one in info.types if not isinstance(one, mi.NoneType)]
             return [bad for one in held for bad in violations(one) if bad is not None]
         case mi.StructType():
-            return [[], 1, "x", None, {}] if info.cls is ErrorBody else [[], 1, "x", None]
+            lacking: list[object] = [{}] if any(field.required for field in info.fields) else []
+            good = {field.encode_name: example(field.type) for field in info.fields}
+            bad_ones = [good | {field.encode_name: bad} for field in info.fields for bad in violations(field.type)]
+            return [[], 1, "x", None, *lacking, *bad_ones]
     raise AssertionError(f"no violations for {info}")
 
 
@@ -130,30 +165,6 @@ def test_a_field_out_of_its_range_is_named(
     assert isinstance(decode(good, union), kind)
     with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field}\b"):
         decode(good | {field: bad}, union)
-
-
-def example(info: mi.Type) -> object:
-    """The smallest thing a field may hold, as it looks unpacked."""
-    match info:
-        case mi.IntType():
-            return info.ge
-        case mi.FloatType():
-            return 1.5
-        case mi.BytesType():
-            return b"k" * (info.min_length or 0)
-        case mi.StrType():
-            return "name"
-        case mi.BoolType():
-            return True
-        case mi.LiteralType():
-            return info.values[0]
-        case mi.ListType():
-            return [example(info.item_type)]
-        case mi.UnionType():
-            return example(info.types[0])
-        case mi.StructType():
-            return {f.name: example(f.type) for f in info.fields}
-    return {}
 
 
 @pytest.mark.parametrize(("kind", "union"), PAIRS)
