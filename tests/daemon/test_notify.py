@@ -150,3 +150,14 @@ def test_a_count_that_is_none_is_refused() -> None:
     environ = {"LISTEN_PID": str(PID), "LISTEN_FDS": "-1"}
     with pytest.raises(BadConfiguration, match="LISTEN_FDS = '-1'"):
         listen_sockets(environ)
+
+
+def test_metrics_may_be_listened_for_by_tcp_and_nothing_else_may() -> None:
+    environ = {"LISTEN_PID": str(PID), "LISTEN_FDS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        handed = socket.fromfd(given.fileno(), given.family, given.type)
+        found = listen_sockets(environ | {"LISTEN_FDNAMES": "metrics"}, first_fd=handed.detach())
+        assert found["metrics"].getsockname() == given.getsockname()
+        found["metrics"].close()
+        with pytest.raises(BadConfiguration, match="no listening Unix"):
+            listen_sockets(environ | {"LISTEN_FDNAMES": "control"}, first_fd=given.fileno())

@@ -16,7 +16,7 @@ from tensord.daemon.settings import settings_of
 from tensord.daemon.usage import example_text
 
 FOLDER = Path(__file__).parents[2] / "systemd"
-SYSTEM_UNITS = ("tensord.service", "tensord.socket", "tensord-status.socket")
+SYSTEM_UNITS = ("tensord.service", "tensord.socket", "tensord-status.socket", "tensord-metrics.socket")
 EXPOSURE_MAX = 1.5
 
 needs_systemd = pytest.mark.skipif(
@@ -102,6 +102,26 @@ def test_the_sockets_stand_where_clients_look(folder: str) -> None:
         assert found["FileDescriptorName"] == [name]
         assert found["Service"] == ["tensord.service"]
         assert found["SocketMode"] == ["0600" if folder else "0660"]
+
+
+@pytest.mark.parametrize("folder", ["", "user"])
+def test_metrics_are_served_by_tcp_only_where_somebody_enables_it_and_the_daemon_itself_has_no_network(
+    folder: str,
+) -> None:
+    metrics, service = (settings(FOLDER / folder / f"tensord{kind}") for kind in ("-metrics.socket", ".service"))
+    assert metrics["ListenStream"] == ["127.0.0.1:9477"]
+    assert metrics["FileDescriptorName"] == ["metrics"]
+    assert metrics["Service"] == ["tensord.service"]
+    assert metrics["WantedBy"] == ["tensord.service"]
+    assert service["RestrictAddressFamilies"] == ["AF_UNIX"]
+    assert not any("metrics" in value for values in service.values() for value in values)
+
+
+def test_gauges_can_be_read_in_the_sandbox() -> None:
+    found = settings(FOLDER / "tensord.service")
+    assert {device.split()[0] for device in found["DeviceAllow"]} == {"char-drm", "char-kfd", "char-nvidia*"}
+    # /proc/pressure/memory takes a trigger from anybody; with only the processes in /proc it would not be there.
+    assert "ProcSubset" not in found
 
 
 def test_the_example_configuration_names_every_setting() -> None:
