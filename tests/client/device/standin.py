@@ -162,6 +162,8 @@ class _OnCard(TorchFunctionMode):
         named = kwargs or {}
         if func in (torch.empty, torch.empty_like) and named.get("device") == CARD:
             return self._card.allocated(func(*args, **named))
+        if func is torch.Tensor.contiguous and not args[0].is_contiguous():
+            return self._card.allocated(torch.empty(args[0].shape, dtype=args[0].dtype)).copy_(args[0])
         if func is torch.Tensor.copy_ and named.get("non_blocking"):
             into, source = args
             self._card.launch(lambda: into.copy_(source))

@@ -19,7 +19,7 @@ from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _DTYPES
 
 from ...daemon_process import PATIENCE_S
-from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, _Reached, bits, collected
+from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected
 
 
 class FakeRig(Rig):
@@ -37,6 +37,12 @@ class FakeRig(Rig):
 
     def hold(self) -> AbstractContextManager[Any]:
         return self.device.stream.hold()
+
+    def now(self, tensor: Any) -> Any:
+        return tensor.peek()
+
+    def slow_copies(self) -> None:
+        self.device.copies.delay_s = 0.02
 
     def gauge(self) -> int:
         (line,) = self.card.gauge_file.read_text().splitlines()
@@ -57,6 +63,11 @@ class TestFakeVram(Conformance):
     @pytest.fixture
     def rig(self, tmp_path: Path) -> FakeRig:
         return FakeRig(tmp_path)
+
+
+class _Reached:
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
 
 
 def _look(array: np.ndarray[Any, Any], seen: list[bytes]) -> None:

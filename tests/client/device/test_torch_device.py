@@ -44,6 +44,12 @@ class StandinRig(Rig):
     def hold(self) -> AbstractContextManager[Any]:
         return self.card.hold()
 
+    def now(self, tensor: Any) -> Any:
+        return tensor.clone()
+
+    def slow_copies(self) -> None:
+        self.device._copies.belt.delay_s = 0.02
+
     def gauge(self) -> int:
         return self.card.memory_reserved(0)
 
@@ -68,6 +74,15 @@ class CudaRig(Rig):
     def hold(self) -> Iterator[None]:
         torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
         yield
+
+    def now(self, tensor: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            return tensor.cpu()
+
+    def slow_copies(self) -> None:
+        assert isinstance(self.device, TorchDevice)
+        with torch.cuda.stream(self.device._copies):
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
 
     def gauge(self) -> int:
         return self.device.reading()[0]
@@ -98,6 +113,7 @@ def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig
     array = np.arange(2 * 3 * 4 * 5, dtype="<f4").reshape(2, 3, 4, 5)
     tensor = rig.upload(array).permute(2, 0, 3, 1)
     assert not tensor.is_contiguous()
+    assert rig.device.mark().wait()
     before_bytes = rig.gauge()
     host = rig.device.to_host(tensor, rig.device.mark())
     assert rig.gauge() == before_bytes

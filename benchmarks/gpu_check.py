@@ -1,0 +1,432 @@
+"""What only a real card can show, on an NVIDIA one: run it wherever one can be had.
+
+    python benchmarks/gpu_check.py [--json PATH] [--device 0] [--entries 8] [--entry-bytes 67108864]
+
+Starts a daemon of its own, with its gauge read through NVML, and checks: that the gauge is the card's; that entries of
+a DeviceCache are offloaded into the ring and come back to the last bit; that the driver gets the memory back; that the
+daemon holds no GPU context. Then it times copies from the ring to the card, with the ring as it is and registered with
+the driver. The exit status is 0 if all of that held, 1 if anything did not, 2 where there is no card to check.
+
+Owns: these checks and figures. Nothing is asserted of the figures. Needs tensord[torch,nvidia], torch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+from harness import table
+from peers.tensord_peer import Daemon
+from worker import key_of
+
+import tensord
+from tensord.client.device.torch_device import TorchDevice
+from tensord.errors import UsageError
+from tensord.shm.tensors import tensor_over
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+PATIENCE_S: Final = 60.0
+ROUNDS: Final = 5
+IDLE_S: Final = 3.0
+# Other programs may use the card meanwhile; what is looked for is larger by far.
+NOISE_BYTES: Final = 192 * MIB
+REGISTER_READ_ONLY: Final = 8
+# One registration has to stay under 64 GiB.
+CHUNK_BYTES: Final = 32 * GIB
+Row = tuple[str, str, str]
+
+
+class NoCard(Exception):
+    """There is nothing to check here; the message says what is missing."""
+
+
+@dataclass
+class Report:
+    """Checks, each with what was seen (`held` None: it cannot be told here), and figures."""
+
+    card: dict[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)
+
+    def check(self, name: str, held: bool | None, seen: str) -> None:
+        """Notes one, and says it."""
+        self.checks.append({"check": name, "held": held, "seen": seen})
+        verdict = "cannot tell" if held is None else "held" if held else "FAILED"
+        print(f"{verdict:>12}  {name}: {seen}", flush=True)
+
+    def figure(self, name: str, bytes_per_s: float | None) -> None:
+        """Notes one, in GB/s, and says it."""
+        self.figures[name] = None if bytes_per_s is None else bytes_per_s / 1e9
+        told = "not measured" if bytes_per_s is None else f"{bytes_per_s / 1e9:.2f} GB/s"
+        print(f"{'':>12}  {name}: {told}", flush=True)
+
+    @property
+    def failed(self) -> bool:
+        return any(check["held"] is False for check in self.checks)
+
+
+class Nvml:
+    """The card as NVML shows it."""
+
+    def __init__(self, name: str) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(name.encode())
+        except pynvml.NVMLError as error:
+            raise NoCard(f"NVML does not know the card {name}: {error}") from None
+
+    def used_bytes(self) -> int:
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": self._nvml.nvmlDeviceGetName(self._handle),
+            "driver": self._nvml.nvmlSystemGetDriverVersion(),
+            "total_bytes": int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total),
+        }
+
+    def pids(self) -> set[int]:
+        """Processes with a context on the card, as the driver numbers them: in a container those may be the host's."""
+        return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+
+    def settled(self, condition: Callable[[int], bool]) -> int:
+        """Reads until `condition(used_bytes)` is true or patience ends. Returns the last reading."""
+        deadline = time.monotonic() + 10
+        while not condition(used_bytes := self.used_bytes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return used_bytes
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Its value, once it is true. Raises TimeoutError."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {PATIENCE_S:g} s in vain: {what}")
+        time.sleep(0.02)
+    return found
+
+
+# ---- tensors
+
+
+def tree_on(device: Any, torch: Any, size_bytes: int, seed: int) -> dict[str, Any]:
+    """Random bits as bfloat16 and, where torch has it, float8: three quarters and one of `size_bytes`."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def raw(count_bytes: int) -> Any:
+        return torch.randint(0, 256, (count_bytes,), dtype=torch.uint8, device=device, generator=generator)
+
+    quarter_bytes = size_bytes // 4 // 4096 * 4096
+    narrow = getattr(torch, "float8_e4m3fn", torch.int8)
+    return {
+        "hidden": raw(3 * quarter_bytes).view(torch.bfloat16).view(-1, 1024),
+        "scales": [raw(quarter_bytes).view(narrow).view(-1, 512), seed],
+    }
+
+
+def bits_of(tree: Any, torch: Any) -> bytes:
+    """The tensors' bytes, by way of torch alone: nothing of what is checked is used to check it."""
+    leaves = [tree["hidden"], tree["scales"][0]]
+    return b"".join(leaf.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for leaf in leaves)
+
+
+# ---- registration of the ring with the driver
+
+
+@contextmanager
+def registered(address: int, length_bytes: int) -> Iterator[str]:
+    """Within the block the driver knows this read-only mapping. Gives why not, or "".
+
+    The driver's own call, as a failure of the runtime's would stick, and torch would blame it on something else.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    driver.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
+    done: list[int] = []
+    why = ""
+    try:
+        for at in range(address, address + length_bytes, CHUNK_BYTES):
+            size_bytes = min(CHUNK_BYTES, address + length_bytes - at)
+            status = driver.cuMemHostRegister_v2(at, size_bytes, REGISTER_READ_ONLY)
+            if status != 0:
+                why = f"cuMemHostRegister gave {status} ({_error_name(driver, status)})"
+                break
+            done.append(at)
+        yield why
+    finally:
+        # Before the process ends, and before the mapping does.
+        for at in done:
+            driver.cuMemHostUnregister(at)
+
+
+def _error_name(driver: ctypes.CDLL, status: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(status, ctypes.byref(name))
+    return (name.value or b"unknown").decode()
+
+
+# ---- what is checked
+
+
+def check_gauge(report: Report, client: tensord.Client, nvml: Nvml, name: str) -> None:
+    """The daemon's gauge is this card's, read through NVML."""
+
+    def row() -> Any:
+        gauges = client.status()["governor"]["gauges"]
+        return next((gauge for gauge in gauges if gauge["gauge"] == name and gauge["total_bytes"]), None)
+
+    try:
+        found = until(row, f"a gauge called {name}")
+    except TimeoutError as error:
+        known = [gauge["gauge"] for gauge in client.status()["governor"]["gauges"]]
+        report.check("the daemon's gauge is the card's", False, f"{error}; it has {known}")
+        return
+    read_bytes = nvml.used_bytes()
+    report.check(
+        "the daemon's gauge is the card's",
+        abs(found["used_bytes"] - read_bytes) < NOISE_BYTES and not found["stale"],
+        f"{found['source']} says {_mib(found['used_bytes'])}, NVML {_mib(read_bytes)}, of {_mib(found['total_bytes'])}",
+    )
+
+
+def check_cache(
+    report: Report, client: tensord.Client, device: TorchDevice, nvml: Nvml, torch: Any, entries: int, entry_bytes: int
+) -> None:
+    """Entries leave for the ring when they are idle, their memory goes back to the driver, and they come back whole."""
+    keys = [key_of("gpu_check", entry_bytes, number) for number in range(entries)]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before_bytes = nvml.used_bytes()
+    with tensord.DeviceCache(client, device) as cache:
+        card = f"cuda:{torch.cuda.current_device()}"
+        trees = [tree_on(card, torch, entry_bytes, number) for number in range(entries)]
+        expected = [bits_of(tree, torch) for tree in trees]
+        # All of them at once, and well before the first has been idle for long enough to leave.
+        registrations = [cache.put(key, tree, tokens=0) for key, tree in zip(keys, trees, strict=True)]
+        trees.clear()
+        gc.collect()
+        held_bytes = nvml.used_bytes()
+        for registration in registrations:
+            registration.wait(PATIENCE_S)
+            if registration.state != "registered":
+                report.check("entries are registered", False, f"{registration.state}: {registration.error}")
+                return
+
+        def offloaded() -> int:
+            return int(client.status()["governor"]["counters"]["offloaded"])
+
+        started = time.monotonic()
+        until(lambda: offloaded() >= entries, f"{entries} entries offloaded")
+        took_s = time.monotonic() - started
+        report.check("idle entries are offloaded", True, f"{entries} of {_mib(entry_bytes)} in {took_s:.2f} s")
+        after_bytes = nvml.settled(lambda used_bytes: held_bytes - used_bytes >= entries * entry_bytes * 9 // 10)
+        report.check(
+            "the driver gets the memory back",
+            held_bytes - after_bytes >= entries * entry_bytes * 9 // 10,
+            f"NVML: {_mib(before_bytes)} before, {_mib(held_bytes)} with them, {_mib(after_bytes)} after",
+        )
+
+        first, tiers, wrong, slowest_s = cache.get(keys[0]), [], 0, 0.0
+        report.check(
+            "an offloaded entry is a hit in the host tier",
+            first is not None and first.tier == "host",
+            "a miss" if first is None else f"tier {first.tier}",
+        )
+        del first
+        for number, (key, bits) in enumerate(zip(keys, expected, strict=True)):
+            started = time.monotonic()
+            with until(partial(cache.get, key, promote=True), "an offloaded entry") as lease:
+                slowest_s = max(slowest_s, time.monotonic() - started)
+                tiers.append(str(lease.tier))
+                tree = lease.tree
+                on_card = getattr(tree["hidden"], "is_cuda", False)
+                wrong += not on_card or bits_of(tree, torch) != bits or tree["scales"][1] != number
+        report.check(
+            "promoted entries are bit-identical, on the card",
+            wrong == 0 and tiers == ["device"] * entries,
+            f"{entries - wrong} of {entries}; tiers {sorted(set(tiers))}; the slowest took {slowest_s * 1e3:.1f} ms",
+        )
+
+
+def check_context(report: Report, client: tensord.Client, nvml: Nvml) -> None:
+    """The daemon has no context on the card: NVML does not list it, and it has opened none of what a context needs."""
+    pid = int(client.status()["pid"])
+    pids = nvml.pids()
+    # Seen from a container, the driver may number processes as the host does; then our own is not there either.
+    held = pid not in pids if os.getpid() in pids else None
+    report.check(
+        "NVML lists no context of the daemon", held, f"daemon {pid}, ours {os.getpid()}, listed {sorted(pids)}"
+    )
+    opened = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+    report.check(
+        "the daemon has loaded no CUDA and opened no GPU memory",
+        "libcuda.so" not in mapped and not any("nvidia-uvm" in path for path in opened),
+        f"of the driver it has {sorted(path for path in opened if 'nvidia' in path) or 'nothing'} open",
+    )
+
+
+def time_copies(report: Report, client: tensord.Client, torch: Any, entries: int, entry_bytes: int) -> None:
+    """GB/s from the ring to the card: through pageable memory, by the device, and registered with the driver."""
+    keys = [key_of("gpu_check ring", entry_bytes, number) for number in range(entries)]
+    generator = np.random.default_rng(11)
+    for key in keys:
+        put = client.put(key, generator.integers(0, 256, entry_bytes, np.uint8), wait=True, timeout_s=PATIENCE_S)
+        if put.state not in ("stored", "existed"):
+            report.check("payloads are in the ring", False, f"{put.state}: {put.error}")
+            return
+    leases = [lease for key in keys if (lease := client.get(key)) is not None]
+    sources = [tensor_over(torch, lease.tree) for lease in leases]
+    into = [torch.empty(entry_bytes, dtype=torch.uint8, device="cuda") for _ in sources]
+
+    def copied() -> None:
+        for target, source in zip(into, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+
+    def rate(copy: Callable[[], object]) -> float:
+        copy()
+        times_s = []
+        for _ in range(ROUNDS):
+            started = time.perf_counter()
+            copy()
+            times_s.append(time.perf_counter() - started)
+        return len(sources) * entry_bytes / median(times_s)
+
+    def whole() -> bool:
+        good = [torch.equal(target.cpu(), source) for target, source in zip(into, sources, strict=True)]
+        for target in into:
+            target.zero_()
+        return all(good) and len(good) == entries
+
+    report.figure("ring → card, not registered", rate(copied))
+    pageable_whole = whole()
+    device = TorchDevice(torch.cuda.current_device())
+    report.figure(
+        "ring → card, by TorchDevice.to_device", rate(lambda: device.to_device([lease.tree for lease in leases]))
+    )
+    # The client has no call for this yet: the mapping is its view's.
+    view = client._link.view
+    assert view is not None
+    ring: np.ndarray[Any, Any] = np.frombuffer(view._ring, np.uint8)
+    started = time.perf_counter()
+    with registered(ring.ctypes.data, len(ring)) as why:
+        took_s = time.perf_counter() - started
+        if why:
+            report.check("a read-only ring can be registered with the driver", None, why)
+            report.figure("ring → card, registered", None)
+        else:
+            report.check(
+                "a read-only ring can be registered with the driver", True, f"{_mib(len(ring))} in {took_s:.3f} s"
+            )
+            report.figure("ring → card, registered", rate(copied))
+            report.check("copies from the ring are bit-identical", pageable_whole and whole(), "both ways")
+        torch.cuda.synchronize()
+
+
+# ---- the run
+
+
+def the_card(index: int) -> tuple[Any, TorchDevice, Nvml]:
+    """Torch, the card and its NVML side. Raises NoCard."""
+    try:
+        import torch
+    except ImportError as error:
+        raise NoCard(f"torch cannot be imported ({error}); install tensord[torch] with a CUDA build") from None
+    if not torch.cuda.is_available() or torch.version.hip:
+        raise NoCard(f"torch {torch.__version__} sees no NVIDIA card on this machine")
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        raise NoCard("nvidia-ml-py is missing; install tensord[nvidia]") from None
+    try:
+        device = TorchDevice(index)
+    except UsageError as error:
+        raise NoCard(str(error)) from None
+    torch.cuda.set_device(index)
+    torch.zeros(1, device="cuda")
+    return torch, device, Nvml(device.name)
+
+
+def run(index: int, entries: int, entry_bytes: int) -> Report:
+    """All checks and figures. Raises NoCard."""
+    torch, device, nvml = the_card(index)
+    report = Report()
+    report.card = {**nvml.about(), "device": device.name, "torch": torch.__version__, "cuda": torch.version.cuda}
+    for what, value in report.card.items():
+        print(f"{what:>12}  {value}")
+    ring_bytes = -(-max(2 * entries * entry_bytes * 5 // 4, 256 * MIB) // MIB) * MIB
+    # Whatever is idle for a moment leaves, in every mode; the card's own level is to play no part.
+    flags = [
+        *("--gauges-device", "nvidia", "--gauges-host", "none"),
+        *("--gauges-sample-s", "0.05", "--gauges-sample-pressed-s", "0.05"),
+        *("--pressure-normal", "0.95", "--pressure-pressure", "0.97", "--pressure-critical", "0.98"),
+        *("--pressure-emergency", "0.995", "--pressure-hysteresis", "0.001"),
+        *("--pressure-relaxed-idle-s", str(IDLE_S), "--pressure-normal-idle-s", str(IDLE_S)),
+    ]
+    with tempfile.TemporaryDirectory(prefix="tensord-gpu-") as folder:
+        daemon = Daemon(Path(folder), ring_bytes, *flags)
+        try:
+            daemon.wait_serving(ring_bytes)
+            with tensord.Client(Path(folder) / "control.sock", name="gpu_check", timeout_s=PATIENCE_S) as client:
+                check_gauge(report, client, nvml, device.name)
+                check_cache(report, client, device, nvml, torch, entries, entry_bytes)
+                check_context(report, client, nvml)
+                time_copies(report, client, torch, entries, entry_bytes)
+        finally:
+            daemon.stop()
+    return report
+
+
+def _mib(count_bytes: int) -> str:
+    return f"{count_bytes / MIB:,.0f} MiB"
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Checks and times what only a real NVIDIA card can show.")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write checks and figures there")
+    parser.add_argument("--device", type=int, default=0, metavar="INDEX", help="which card, as torch counts")
+    parser.add_argument("--entries", type=int, default=8, metavar="N", help="entries to offload, and to time")
+    parser.add_argument("--entry-bytes", type=int, default=64 * MIB, metavar="BYTES", help="the size of each")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0: all held; 1: something did not; 2: there is no card."""
+    asked = _arguments(words)
+    try:
+        report = run(asked.device, asked.entries, asked.entry_bytes)
+    except NoCard as missing:
+        print(f"nothing was checked: {missing}", file=sys.stderr)
+        return 2
+    rows: list[Sequence[str]] = [
+        (name, "not measured" if value is None else f"{value:.2f} GB/s") for name, value in report.figures.items()
+    ]
+    print()
+    print(table(["ring → card", "measured"], rows))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
