@@ -1,0 +1,132 @@
+"""AMD's GPUs, through pyrsmi.
+
+pyrsmi 1.1 is mended in four places, in this process only:
+- it declares no argument types, so ctypes passes 64-bit handles as C ints: cut off, every reading would be -1;
+- it tells errors to the root logger, setting that up if nobody has: here they become the text of the failure;
+- it asks a shell for the driver, which writes to standard error: here the same file is read;
+- it points descriptor 2 at /dev/null for a while, and the daemon's log with it: here libdrm may say what it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+from .library import LibrarySource
+from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
+
+_HANDLE: Final = ctypes.c_void_p
+_ARGUMENTS: Final = {
+    "amdsmi_get_processor_handles": [_HANDLE, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p],
+    "amdsmi_get_gpu_device_bdf": [_HANDLE, ctypes.c_void_p],
+    "amdsmi_get_gpu_memory_usage": [_HANDLE, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)],
+    "amdsmi_get_gpu_memory_total": [_HANDLE, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)],
+}
+_SAID_MAX: Final = 8
+
+
+class _Said:
+    """What pyrsmi says while it is asked, in place of the logging module that it says it to."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def debug(self, line: object, *_: object) -> None:
+        if len(self._lines) < _SAID_MAX:
+            self._lines.append(" ".join(str(line).split()))
+
+    info = warning = error = debug
+
+    def begin(self) -> None:
+        """Forgets what it said to former questions."""
+        self._lines.clear()
+
+    def __str__(self) -> str:
+        return "; ".join(self._lines) or "it does not say why"
+
+
+class Rocml:
+    """pyrsmi, as a Library. Its state belongs to the whole process.
+
+    Args:
+        root: where /sys is.
+    """
+
+    name: Final = "amd"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._driver = root / "sys/module/amdgpu"
+        self._said = _Said()
+        self._rocml: Any = None
+
+    def open(self) -> None:
+        """As in Library. The driver comes first: without one, nothing is imported."""
+        if not self._driver_is_live():
+            raise GaugeAbsent(f"the amdgpu driver is not loaded ({self._driver})")
+        try:
+            from pyrsmi import rocml
+        except ImportError:
+            raise GaugeAbsent("pyrsmi is not installed: pip install 'tensord[amd]'") from None
+        self._said.begin()
+        rocml.logging = self._said
+        rocml._driver_initialized = self._driver_is_live
+        rocml._suppress_stderr = contextlib.nullcontext
+        _declare(rocml)
+        try:
+            rocml.smi_initialize()
+        except rocml.ROCMLError_LibraryNotFound as error:
+            raise GaugeAbsent(str(error)) from error
+        self._rocml = rocml
+
+    def count(self) -> int:
+        """As in Library."""
+        count = int(self._rocml.smi_get_device_count())
+        if count < 0:
+            raise GaugeFailed(f"pyrsmi counts {count} GPUs: {self._said}")
+        return count
+
+    def address(self, index: int) -> str:
+        """As in Library. amdsmi and its Python package put the domain at different bits."""
+        self._said.begin()
+        found = int(self._rocml.smi_get_device_pci_id(index))
+        if found < 0:
+            raise GaugeFailed(f"pyrsmi does not tell GPU {index}'s PCI address: {self._said}")
+        domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
+        return pci_name(domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7)
+
+    def read(self, index: int) -> Reading:
+        """As in Library."""
+        self._said.begin()
+        used_bytes = int(self._rocml.smi_get_device_memory_used(index))
+        total_bytes = int(self._rocml.smi_get_device_memory_total(index))
+        if used_bytes < 0 or total_bytes < 0:
+            raise GaugeFailed(f"pyrsmi answers {used_bytes} of {total_bytes} bytes used: {self._said}")
+        return Reading(used_bytes, total_bytes)
+
+    def shut(self) -> None:
+        """As in Library."""
+        self._rocml.smi_shutdown()
+
+    def _driver_is_live(self) -> bool:
+        try:
+            return (self._driver / "initstate").read_text().strip() == "live"
+        except OSError:
+            return self._driver.is_dir()  # one that is built into the kernel has no such file
+
+
+def amd_source(root: Path = Path("/")) -> LibrarySource:
+    """Opens nothing yet. `root`: where /sys is."""
+    return LibrarySource(Rocml(root))
+
+
+def _declare(rocml: Any) -> None:
+    """Tells ctypes what the library's functions take, where pyrsmi will call the library by itself."""
+    try:
+        rocml._load_rocm_library()
+    except rocml.ROCMLError_LibraryNotFound:
+        return  # AMD's own Python package may bring one along, and declares everything itself
+    for function, arguments in _ARGUMENTS.items():
+        with contextlib.suppress(AttributeError):
+            getattr(rocml.rocm_lib, function).argtypes = arguments

@@ -1,0 +1,59 @@
+"""Gauges that stand in a file: for tests and drills. Status says that they are made up, by naming this source.
+
+The file is read anew at each reading. Whoever changes it puts a new one in its place (rename): half a file may well
+read as another one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from ...errors import BadGaugeFile
+from ...ipc.gaugefile import FILE_CHARS_MAX, read_gauges
+from ...ipc.modes import HOST_GAUGE, Tier
+from .reading import GaugeFailed, Reading, Result
+
+
+class FileSource:
+    """One tier's lines of a gauge file: `host`, or all others.
+
+    A line that is taken out takes its gauge with it. A file without any line for the tier is a failure: rather one that
+    is being written than one that is meant.
+    """
+
+    name: Final = "file"
+
+    def __init__(self, path: Path, tier: Tier) -> None:
+        self._path = path
+        self._tier = tier
+
+    def read(self, now: float) -> Result:
+        """As in Source."""
+        try:
+            lines = read_gauges(_text(self._path))
+        except BadGaugeFile as error:
+            raise GaugeFailed(f"{self._path}: {error}") from error
+        mine = {name: line for name, line in lines.items() if (name == HOST_GAUGE) == (self._tier is Tier.HOST)}
+        if not mine:
+            wanted = f"`{HOST_GAUGE}`" if self._tier is Tier.HOST else "a device"
+            raise GaugeFailed(f"{self._path} has no line for {wanted}; wanted: NAME USED TOTAL")
+        return {name: Reading(used_bytes, total_bytes) for name, (used_bytes, total_bytes) in mine.items()}
+
+    def close(self) -> None:
+        """As in Source."""
+
+
+def _text(path: Path) -> str:
+    """Never waits: opening a pipe, or a terminal, could do so for ever."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise GaugeFailed(f"{path} is no regular file")
+            return file.read(FILE_CHARS_MAX + 1)
+    except UnicodeDecodeError as error:
+        raise GaugeFailed(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise GaugeFailed(str(error)) from error

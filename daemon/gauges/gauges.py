@@ -1,0 +1,136 @@
+"""All gauges of the daemon: their sources, read together, in a thread.
+
+Owns: which sources there are, by configuration; that one which fails, however it fails, ends no sample. Does not own
+whose reading counts: that is the chain's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...ipc.modes import HOST_GAUGE, Tier
+from .. import governing
+from ..core.governor.events import Sample, Sampled
+from .amd import amd_source
+from .chain import Chain
+from .file import FileSource
+from .host import HostSource
+from .library import told
+from .nvidia import nvidia_source
+from .owners import OwnersSource
+from .reading import GaugeAbsent, GaugeFailed, Result, Source
+from .sysfs import SysfsSource
+
+ABSENT_S: Final = 60.0
+"""What is not there is looked for again after so long: a driver may be loaded after the daemon has begun."""
+OWNERS_S_MIN: Final = 2.0
+"""Owners report at a pace of their own, however often the daemon samples."""
+
+
+class Gauges:
+    """Every tier's sources, and the chain that goes with them.
+
+    Args:
+        tiers: the sources of each, best first. An OwnersSource among them is who `report` reports to.
+        log: a structlog logger.
+    """
+
+    def __init__(self, tiers: Sequence[tuple[Tier, Sequence[Source]]], log: Any) -> None:
+        self._tiers = [(Chain(tier, [each.name for each in sources]), sources) for tier, sources in tiers]
+        self._owners = next((each for _, sources in tiers for each in sources if isinstance(each, OwnersSource)), None)
+        self._absent: dict[str, tuple[float, GaugeAbsent]] = {}
+        self._refused: set[str] = set()
+        self._log = log
+        self._busy = threading.Lock()
+        self._closed = False
+
+    def sample(self, began_at: float) -> Sampled:
+        """Reads every source; blocks, and is called by one thread at a time. Raises nothing.
+
+        After `close`: no gauges, and nothing is read.
+        """
+        samples: list[Sample] = []
+        with self._busy:
+            for chain, sources in self._tiers if not self._closed else ():
+                taken, lines = chain.take({each.name: self._read(each, began_at) for each in sources}, began_at)
+                samples += taken
+                for line in lines:
+                    getattr(self._log, line.level)(line.event, **line.fields)
+        if self._closed:
+            self.close()
+        return Sampled(tuple(samples))
+
+    def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> None:
+        """What an owner of tensors on `device` sees of it; from any thread. Ignored where no source is made of it."""
+        if self._owners is None:
+            return
+        taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, now)
+        if not taken and not self._refused:
+            self._refused.add(device)
+            self._log.warning("report refused", device=device, why="not a device's name, or one of too many devices")
+
+    def close(self) -> None:
+        """Gives back what the sources hold; never waits. A sample under way gives it back when it ends."""
+        self._closed = True
+        if self._busy.acquire(blocking=False):
+            try:
+                for _, sources in self._tiers:
+                    for source in sources:
+                        source.close()
+            finally:
+                self._busy.release()
+
+    def _read(self, source: Source, now: float) -> Result | GaugeFailed:
+        absent = self._absent.get(source.name)
+        if absent is not None and now - absent[0] < ABSENT_S:
+            return absent[1]
+        self._absent.pop(source.name, None)
+        try:
+            return source.read(now)
+        except GaugeAbsent as failed:
+            self._absent[source.name] = now, failed
+            return failed
+        except GaugeFailed as failed:
+            return failed
+        except Exception as error:
+            # A mistake in a source is that source's failure, told like any other: sampling goes on.
+            return GaugeFailed(told(error))
+
+
+def open_gauges(config: governing.Gauges, log: Any, *, root: Path = Path("/")) -> Gauges:
+    """The gauges that a configuration wants. Nothing is opened, or loaded, before the first sample.
+
+    Args:
+        config: validated: where it says `file`, it names one.
+        root: where /sys is, for the cards of AMD.
+    """
+    every_s = max(config.sample_s, OWNERS_S_MIN)
+    device: list[Source] = []
+    match config.device:
+        case "auto":
+            device = [amd_source(root), nvidia_source(), SysfsSource(root), OwnersSource(every_s)]
+        case "amd":
+            device = [amd_source(root)]
+        case "nvidia":
+            device = [nvidia_source()]
+        case "sysfs":
+            device = [SysfsSource(root)]
+        case "owners":
+            device = [OwnersSource(every_s)]
+        case "file":
+            device = [_file(config, Tier.DEVICE)]
+    host: list[Source] = []
+    match config.host:
+        case "auto":
+            host = [HostSource()]
+        case "file":
+            host = [_file(config, Tier.HOST)]
+    return Gauges([(Tier.HOST, host), (Tier.DEVICE, device)], log)
+
+
+def _file(config: governing.Gauges, tier: Tier) -> FileSource:
+    assert config.file is not None, "the configuration says `file`, and names none"
+    return FileSource(config.file, tier)

@@ -1,0 +1,64 @@
+"""AMD's GPUs as their driver shows them in /sys: no library, no permission, no context."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from .reading import GaugeAbsent, GaugeFailed, Reading, Result
+
+_CARD: Final = re.compile(r"card[0-9]+")
+
+
+class SysfsSource:
+    """`mem_info_vram_used` and `mem_info_vram_total` of every card that has them.
+
+    Args:
+        root: where /sys is.
+    """
+
+    name: Final = "sysfs"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._folder = root / "sys/class/drm"
+        self._listed: dict[str, None] = {}
+
+    def read(self, now: float) -> Result:
+        """As in Source. A gauge's name is that of the folder that the card's link leads to, its PCI address."""
+        result: Result = {}
+        for device in self._devices():
+            name = device.name
+            self._listed[name] = None
+            try:
+                result[name] = Reading(_number(device / "mem_info_vram_used"), _number(device / "mem_info_vram_total"))
+            except GaugeFailed as failed:
+                result[name] = failed
+        for name in self._listed:
+            result.setdefault(name, GaugeFailed(f"it has gone from {self._folder}"))
+        if not result:
+            raise GaugeAbsent(f"no card in {self._folder} shows its memory")
+        return result
+
+    def close(self) -> None:
+        """As in Source."""
+
+    def _devices(self) -> list[Path]:
+        try:
+            cards = sorted(each for each in self._folder.iterdir() if _CARD.fullmatch(each.name))
+            devices = [(card / "device").resolve() for card in cards]
+            return [device for device in devices if (device / "mem_info_vram_total").exists()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise GaugeFailed(str(error)) from error
+
+
+def _number(file: Path) -> int:
+    try:
+        text = file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        raise GaugeFailed(str(error)) from error
+    if not text.isdecimal():
+        raise GaugeFailed(f"{file} says {text[:64]!r}; wanted: a number of bytes")
+    return int(text)
