@@ -10,7 +10,7 @@ import numpy as np
 
 from ....ipc import messages
 from .device_orders import Orders, Standing
-from .device_promotion import Promotions, Trace
+from .device_promotion import Promotions
 from .device_record import Owner
 from .outbox import Outbox
 from .table import ORDERED, Rows, exact_sum
@@ -40,11 +40,11 @@ def carry_out(
         order.part_of.left += gone
         order.part_of.freed_bytes += message.freed_bytes
     device.returned(message.freed_bytes, now)
-    columns = (table.size_bytes, table.tokens, table.agent, table.uses)
-    traces = zip(message.offloaded, *(column[offloaded].tolist() for column in columns), strict=True)
-    for key, size_bytes, tokens, agent, uses in traces:
-        trace = Trace(order.owner.client, size_bytes, tokens, table.agents.names[agent], uses)
-        promotions.remembered.add(device.name, key, trace)
+    sizes, tokens, uses = (column[offloaded].tolist() for column in (table.size_bytes, table.tokens, table.uses))
+    agents = [table.agents.names[number] for number in table.agent[offloaded].tolist()]
+    client = [order.owner.client] * len(offloaded)
+    traces = zip(client, sizes, tokens, agents, uses, strict=True)
+    promotions.remembered.add(device.name, zip(message.offloaded, traces, strict=True))
     orders.detach(device, rows, now)
     table.remove(rows[:gone])
     # Kept ones are in use where they are. Those whose owner was late are resident already.

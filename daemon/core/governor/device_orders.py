@@ -112,6 +112,7 @@ class Orders:
         self._outbox.counters.ordered += len(rows)
         if part_of is not None:
             part_of.open_orders += len(turns)
+            part_of.ordered += len(rows)
         # Every owner's first order goes before anybody's second.
         self._unsent.extend(number for _, number in sorted(turns))
 
@@ -161,7 +162,7 @@ class Orders:
         if wrong.any():
             key = keys[int(wrong.argmax())]
             raise UnknownOrder(f"key {key.hex()} is not of order {message.order}, or was acknowledged before")
-        if len(set(keys)) < len(keys):
+        if len(np.unique(rows)) < len(rows):
             raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
         return order, rows
 

@@ -3,16 +3,16 @@
 Owns: what was offloaded lately, by device, key and agent, which of it was asked for, what to ask for next. Does not
 own: orders.
 
-Invariants: at most `remembered_max` entries, the oldest forgotten first; one that was asked for and is not in the
-gauge yet counts as used.
+Invariants: at most `remembered_max` entries, the oldest of a device forgotten first; none that is registered; one that
+was asked for and is not in the gauge yet counts as used.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
 
 from ....ipc.modes import Mode
 from .device_record import Device
@@ -34,61 +34,84 @@ class Trace(NamedTuple):
     uses: int
 
 
+Plain: TypeAlias = tuple[int, int, int, str, int]
+"""A Trace."""
+_AGENT: Final = 3
+
+
 class Remembered:
-    """Offloaded entries, oldest first."""
+    """Offloaded entries, a device's oldest first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._traces: OrderedDict[tuple[str, bytes], Trace] = OrderedDict()
+        self._count = 0
+        # Plain tuples: the garbage collector need not look at tens of thousands of them again and again.
+        self._traces: dict[str, dict[bytes, Plain]] = {}
         self._by_agent: dict[tuple[str, str], dict[bytes, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._traces)
+        return self._count
 
     def change_most(self, most: int) -> None:
         """Forgets what is too much now."""
         self._most = most
-        self._forget_oldest()
+        for device in list(self._traces):
+            self._forget_oldest(device)
 
-    def add(self, device: str, key: bytes, trace: Trace) -> None:
-        """An entry was offloaded."""
-        self.pop(device, key)
-        self._traces[device, key] = trace
-        if trace.agent:
-            self._by_agent.setdefault((device, trace.agent), {})[key] = None
-        self._forget_oldest()
+    def add(self, device: str, traces: Iterable[tuple[bytes, Plain]]) -> None:
+        """Entries were offloaded, none of which is remembered."""
+        known = self._traces.setdefault(device, {})
+        before = len(known)
+        for key, trace in traces:
+            known[key] = trace
+            if trace[_AGENT]:
+                keys = self._by_agent.get((device, trace[_AGENT]))
+                if keys is None:
+                    keys = self._by_agent[device, trace[_AGENT]] = {}
+                keys[key] = None
+        self._count += len(known) - before
+        self._forget_oldest(device)
 
     def get(self, device: str, key: bytes) -> Trace | None:
         """What is remembered of a key."""
-        return self._traces.get((device, key))
+        trace = self._traces.get(device, {}).get(key)
+        return None if trace is None else Trace(*trace)
 
     def pop(self, device: str, key: bytes) -> Trace | None:
         """The same, and it is forgotten."""
-        trace = self._traces.pop((device, key), None)
-        if trace is not None and trace.agent:
-            keys = self._by_agent[device, trace.agent]
+        known = self._traces.get(device)
+        trace = known.pop(key, None) if known else None
+        if known is None or trace is None:
+            return None
+        self._count -= 1
+        if not known:
+            del self._traces[device]
+        if trace[_AGENT]:
+            keys = self._by_agent[device, trace[_AGENT]]
             del keys[key]
             if not keys:
-                del self._by_agent[device, trace.agent]
-        return trace
+                del self._by_agent[device, trace[_AGENT]]
+        return Trace(*trace)
 
     def of_agent(self, device: str, agent: str) -> Iterator[tuple[bytes, Trace]]:
         """An agent's, oldest first."""
         for key in self._by_agent.get((device, agent), ()):
-            yield key, self._traces[device, key]
+            yield key, Trace(*self._traces[device][key])
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert len(self._traces) <= self._most
+        assert self._count == sum(map(len, self._traces.values())) <= self._most
         by_agent: dict[tuple[str, str], set[bytes]] = {}
-        for (device, key), trace in self._traces.items():
-            if trace.agent:
-                by_agent.setdefault((device, trace.agent), set()).add(key)
+        for device, traces in self._traces.items():
+            for key, trace in traces.items():
+                if trace[_AGENT]:
+                    by_agent.setdefault((device, trace[_AGENT]), set()).add(key)
         assert by_agent == {name: set(keys) for name, keys in self._by_agent.items()}
 
-    def _forget_oldest(self) -> None:
-        while len(self._traces) > self._most:
-            self.pop(*next(iter(self._traces)))
+    def _forget_oldest(self, device: str) -> None:
+        """The device that there is too much for now forgets its own."""
+        for key in list(islice(self._traces[device], max(0, self._count - self._most))):
+            self.pop(device, key)
 
 
 @dataclass(slots=True)

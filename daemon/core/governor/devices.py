@@ -7,8 +7,8 @@ modes, workflows, reservations, queueing: the governor gives a device's `Circums
                        ↑                  │
                        └─── kept, late ───┘
 
-A pass is ordered as a whole at the sample that asks for it, and told to owners a few orders at a time: first within
-`sampled`, then by `tick`, for which `next_timer` asks at once.
+A pass is cut in slices: `sampled` does the first, and of a small table all; `tick`, for which `next_timer` asks without
+delay, goes on with it, and tells owners a few orders at a time.
 
 Invariants: registered == resident + offloaded + dropped + released + gone_with_owner; a refused request changes
 nothing; at most one pass of a device is under way.
@@ -16,6 +16,8 @@ nothing; at most one pass of a device is under way.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -30,12 +32,16 @@ from .device_record import Device, Owner
 from .limits import GovernorLimits
 from .outbox import Outbox
 from .passes import Circumstances, Outlook, Pass, Plan
+from .ranking import SORTED_WHOLE, Steps, at_once
 from .table import Rows
 
 __all__ = ["Circumstances", "Devices", "Outlook", "Plan"]
 
 ORDERS_A_SLICE: Final = 4
 """So many orders are told at a time, of keys_per_request_max keys each."""
+ROWS_A_SLICE: Final = 16_384
+"""So many rows are ordered away at a time."""
+_DONE: Final = object()
 
 
 class Devices:
@@ -47,6 +53,7 @@ class Devices:
         self._outlook = outlook
         self._devices: dict[str, Device] = {}
         self._orders = Orders(limits, outbox)
+        self._work: deque[Iterator[None]] = deque()
         self._promotions = Promotions(limits, outlook)
         self._now = 0.0
 
@@ -211,20 +218,24 @@ class Devices:
         device = self._devices.get(name)
         if device is None:
             return Plan()
-        return passes.reckon(
-            device.table, self._choose(device, circumstances, now), circumstances.host_takes, self._limits
-        )
+        rows = at_once(self._choose(device, circumstances, now))
+        return passes.reckon(device.table, rows, circumstances.host_takes, self._limits)
 
     # ---- time
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do: at once where orders are still to be told."""
-        return self._now if self._orders.unsent else self._orders.next_timer()
+        return self._now if self._work or self._orders.unsent else self._orders.next_timer()
 
     def tick(self, now: float) -> None:
         """Tells owners the next few orders, and finds out who is late."""
         self._now = now
-        self._orders.send(ORDERS_A_SLICE)
+        if self._work:
+            if next(self._work[0], _DONE) is _DONE:
+                self._work.popleft()
+            self._orders.send(1)
+        else:
+            self._orders.send(ORDERS_A_SLICE)
         while late := self._orders.take_late(now):
             owner, rows = late
             take_back(owner, rows, self._outbox, now + self._limits.retry_s)
@@ -288,7 +299,7 @@ class Devices:
         self._orders.detach(device, rows, now)
         device.table.remove(rows)
 
-    def _choose(self, device: Device, circumstances: Circumstances, now: float) -> Rows:
+    def _choose(self, device: Device, circumstances: Circumstances, now: float) -> Steps:
         table = device.table
         return passes.choose(
             table,
@@ -303,13 +314,31 @@ class Devices:
     def _begin(self, device: Device, circumstances: Circumstances, now: float) -> None:
         if not len(device.table):
             return
-        rows = self._choose(device, circumstances, now)
-        if not len(rows):
-            return
         lowers = passes.lacking_bytes(circumstances, self._limits) > 0
         device.under_way = Pass(circumstances.used_bytes, lowers)
-        self._orders.give(device, rows, circumstances.host_takes, circumstances.mode.value, now, device.under_way)
-        self._outbox.counters.passes += 1
+        slices = self._slices(device, device.under_way, circumstances)
+        if len(device.table) > SORTED_WHOLE:
+            next(slices)
+            self._work.append(slices)
+            return
+        for _ in slices:
+            pass
+
+    def _slices(self, device: Device, under_way: Pass, circumstances: Circumstances) -> Iterator[None]:
+        """One pass: rows are chosen, then ordered away, as far as they are then what they were."""
+        table, last_serial = device.table, device.table.last_serial
+        rows = yield from self._choose(device, circumstances, self._now)
+        for begin in range(0, len(rows), ROWS_A_SLICE):
+            yield
+            part = rows[begin : begin + ROWS_A_SLICE]
+            part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
+            reason = circumstances.mode.value
+            self._orders.give(device, part, circumstances.host_takes, reason, self._now, under_way)
+        under_way.begun, under_way.closed_at = False, self._now
+        if under_way.ordered:
+            self._outbox.counters.passes += 1
+        else:
+            device.under_way = None
 
     def _promote(self, device: Device, circumstances: Circumstances, now: float) -> None:
         for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():

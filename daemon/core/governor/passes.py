@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -85,14 +86,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Pass:
-    """One that has begun and is not settled. `open_orders`: neither acknowledged nor timed out, `closed_at`: the last
-    of them was; `left`: entries that went, `freed_bytes`: what drivers got back for them.
+    """One that has begun and is not settled. `begun`: rows are still being chosen and ordered.
 
+    `ordered`: entries so far; `open_orders`: neither acknowledged nor timed out, `closed_at`: the last of them was;
+    `left`: entries that went, `freed_bytes`: what drivers got back for them.
     `lowers`: it was to bring the gauge down; below pressure a pass takes what is idle, whatever the gauge shows then.
     """
 
     used_bytes: int
     lowers: bool
+    begun: bool = True
+    ordered: int = 0
     open_orders: int = 0
     closed_at: float = 0.0
     left: int = 0
@@ -100,7 +104,7 @@ class Pass:
 
     def over(self, circumstances: Circumstances) -> bool:
         """Whether the sample can show all that the pass has done."""
-        return self.open_orders == 0 and circumstances.began_at > self.closed_at
+        return not self.begun and self.open_orders == 0 and circumstances.began_at > self.closed_at
 
     def why_stuck(self, circumstances: Circumstances) -> str:
         """Why another would be in vain, empty if it would not: entries left, and no gauge shows it."""
@@ -121,8 +125,8 @@ def choose(
     distances: Callable[[], NDArray[np.float64]],
     leaving_bytes: int,
     now: float,
-) -> Rows:
-    """The rows that a pass orders away, each once.
+) -> ranking.Steps:
+    """The rows that a pass orders away, each once. Those that change between two steps are to be looked at again.
 
     Args:
         eligible: a bool a row, up to the table's end.
@@ -138,11 +142,11 @@ def choose(
             rows = np.flatnonzero(eligible)
             # The product of a share and a count may lie a rounding error above a whole number.
             most = math.ceil(limits.pass_share * len(table) - 1e-9)
-            return _above_floor(table, rows, ranking.by_density(table, rows), need_bytes, most, spare_bytes)
+            return (yield from _above_floor(table, rows, ranking.by_density, need_bytes, most, spare_bytes))
         case Mode.WORKFLOW_AWARE if need_bytes > 0:
             rows = np.flatnonzero(eligible)
-            rank = ranking.by_distance(table, rows, distances())
-            return _above_floor(table, rows, rank, need_bytes, len(rows), spare_bytes)
+            by_distance = partial(ranking.by_distance, distances=distances())
+            return (yield from _above_floor(table, rows, by_distance, need_bytes, len(rows), spare_bytes))
         case Mode.RELAXED:
             idle_s = limits.relaxed_idle_s
         case Mode.NORMAL:
@@ -154,7 +158,7 @@ def choose(
     rows = np.flatnonzero(eligible & (table.used_at[: table.end] <= now - idle_s))
     if len(rows) > ranking.SORTED_WHOLE and exact_sum(table.size_bytes[rows]) <= spare_bytes:
         return rows  # all of them, so in no order: to sort so many costs more than the rest of the pass
-    return _above_floor(table, rows, ranking.by_age(table, rows), math.inf, len(rows), spare_bytes)
+    return (yield from _above_floor(table, rows, ranking.by_age, math.inf, len(rows), spare_bytes))
 
 
 def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
@@ -181,25 +185,29 @@ def reckon(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -
     )
 
 
-def _above_floor(table: Table, rows: Rows, rank: ranking.Rank, need_bytes: float, most: int, spare_bytes: int) -> Rows:
-    """The first rows of a rank that are enough, and no more than may go.
+def _above_floor(
+    table: Table,
+    rows: Rows,
+    order: Callable[[Table, Rows], ranking.Rank],
+    need_bytes: float,
+    most: int,
+    spare_bytes: int,
+) -> ranking.Steps:
+    """The first rows of an order that are enough, and no more than may go.
 
     One that would pass what may go is left out, and those behind it that are small enough are tried once more.
     """
     sizes = table.size_bytes[rows]
-    taken = ranking.first(rank, sizes, min(need_bytes, spare_bytes + 1), most)
+    taken = yield from ranking.first(order(table, rows), sizes, min(need_bytes, spare_bytes + 1), most)
     if exact_sum(sizes[taken]) <= spare_bytes:
         return rows[taken]
     went = taken[:-1]
     spare_bytes -= exact_sum(sizes[went])
     smaller = sizes <= spare_bytes
     smaller[taken] = False
-    rest = np.flatnonzero(smaller)
-    need_bytes -= exact_sum(sizes[went])
-    more = ranking.first(
-        tuple(column[rest] for column in rank), sizes[rest], min(need_bytes, spare_bytes + 1), most - len(went)
-    )
-    if exact_sum(sizes[rest[more]]) > spare_bytes:
+    rest = rows[smaller]
+    need_bytes = min(need_bytes - exact_sum(sizes[went]), spare_bytes + 1)
+    more = yield from ranking.first(order(table, rest), table.size_bytes[rest], need_bytes, most - len(went))
+    if exact_sum(table.size_bytes[rest[more]]) > spare_bytes:
         more = more[:-1]
-    both: Rows = rows[np.concatenate([went, rest[more]])]
-    return both
+    return np.concatenate([rows[went], rest[more]])

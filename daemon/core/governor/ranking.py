@@ -3,11 +3,13 @@
 Owns: the orders by age, by uses a token, and by steps to execution; how to take so many of the first rows without
 sorting all of them. Does not own: which order a mode goes by, nor who may go at all.
 
-A rank is a tuple of columns, the weightiest first, of which the lowest values go first.
+A rank is a tuple of criteria, the weightiest first: each gives values for places among the rows that it ranks, of which
+the lowest go first. The lighter ones are looked at where the weightier are equal, and nowhere else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -16,7 +18,10 @@ from numpy.typing import NDArray
 
 from .table import Column, Mask, Rows, Table, exact_sum
 
-Rank: TypeAlias = tuple[Column, ...]
+Steps: TypeAlias = Generator[None, None, Rows]
+"""Rows or places, found in steps of a few milliseconds at 100,000 rows, so that others get a turn between two."""
+Criterion: TypeAlias = Callable[[Rows], Column]
+Rank: TypeAlias = tuple[Criterion, ...]
 
 SORTED_WHOLE: Final = 4096
 """So many rows are simply sorted."""
@@ -27,18 +32,24 @@ _MARGIN: Final = 96
 
 def by_age(table: Table, rows: Rows) -> Rank:
     """Least recently used first."""
-    return (table.used_at[rows],)
+    return (table.used_at[rows].__getitem__,)
 
 
 def by_density(table: Table, rows: Rows) -> Rank:
     """Fewest uses a token first; then more tokens, more bytes, least recently used."""
-    tokens = table.tokens[rows]
-    return (table.uses[rows] / np.maximum(tokens, 1), -tokens, -table.size_bytes[rows], table.used_at[rows])
+    density = table.uses[rows] / np.maximum(table.tokens[rows], 1)
+    return (
+        density.__getitem__,
+        lambda places: -table.tokens[rows[places]],
+        lambda places: -table.size_bytes[rows[places]],
+        lambda places: table.used_at[rows[places]],
+    )
 
 
 def by_distance(table: Table, rows: Rows, distances: NDArray[np.float64]) -> Rank:
     """Most steps to execution first, by the agents' `distances`, one a number; then least recently used."""
-    return (-distances[table.agent[rows]], table.used_at[rows])
+    steps = -distances[table.agent[rows]]
+    return (steps.__getitem__, lambda places: table.used_at[rows[places]])
 
 
 def worth_copying(table: Table, rows: Rows, copy_bytes_per_s: int, compute_s_per_token: float) -> Mask:
@@ -48,7 +59,17 @@ def worth_copying(table: Table, rows: Rows, copy_bytes_per_s: int, compute_s_per
     return worth
 
 
-def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Rows:
+def at_once(steps: Steps) -> Rows:
+    """All steps without a break."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Rows = end.value
+            return found
+
+
+def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Steps:
     """The fewest of the first whose sizes add up to `need_bytes`, `most` at most; all, if all are not enough.
 
     Returns places, int64, each once. The last that it took to reach the need or `most` is the last returned; the
@@ -62,6 +83,7 @@ def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Rows:
             taken.append(_cut(places[_sorted(rank, places)], sizes, need_bytes, most))
             break
         low, high = _bounds(rank, places, sizes, need_bytes, most)
+        yield
         below, rest = _split(rank, places, low)
         below_bytes = _bytes(sizes, below)
         if len(below) and (below_bytes >= need_bytes or len(below) >= most):
@@ -74,6 +96,7 @@ def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Rows:
         middle_bytes = _bytes(sizes, middle)
         if middle_bytes >= need_bytes or len(middle) >= most:
             places = middle
+            yield
             if len(middle) > 4 * SORTED_WHOLE:
                 continue
             taken.append(_cut(places[_sorted(rank, places)], sizes, need_bytes, most))
@@ -139,7 +162,16 @@ def _bytes(sizes: Rows, places: Rows) -> float:
 
 
 def _sorted(rank: Rank, places: Rows) -> Rows:
-    return np.lexsort([column[places] for column in reversed(rank)])
+    """How to index `places` so that they stand in order. Only those that are equal are compared further."""
+    values = rank[0](places)
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    equal = values[1:] == values[:-1]
+    if len(rank) > 1 and equal.any():
+        tied = np.flatnonzero(np.concatenate([equal, [False]]) | np.concatenate([[False], equal]))
+        lighter = [criterion(places[order[tied]]) for criterion in reversed(rank[1:])]
+        order[tied] = order[tied][np.lexsort([*lighter, values[tied]])]
+    return order
 
 
 def _cut(places: Rows, sizes: Rows, need_bytes: float, most: int) -> Rows:
@@ -160,8 +192,16 @@ def _bounds(rank: Rank, places: Rows, sizes: Rows, need_bytes: float, most: int)
 
 def _split(rank: Rank, places: Rows, pivot: int) -> tuple[Rows, Rows]:
     """Places that go before the pivot or are it, and the others."""
-    before = places <= pivot
-    for column in reversed(rank):
-        values = column[places]
-        before = (values < column[pivot]) | ((values == column[pivot]) & before)
+    before = _before(rank, places, pivot)
     return places[before], places[~before]
+
+
+def _before(rank: Rank, places: Rows, pivot: int) -> Mask:
+    if not rank:
+        return places <= pivot
+    values, limit = rank[0](places), rank[0](np.array([pivot]))[0]
+    before: Mask = values < limit
+    ties = np.flatnonzero(values == limit)
+    if len(ties):
+        before[ties] = _before(rank[1:], places[ties], pivot)
+    return before

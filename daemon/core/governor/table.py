@@ -4,7 +4,8 @@ Owns: rows, keys, agents' names, and the sums over them. Does not own: who an ow
 stands for, what goes.
 
 A row is free, resident, or ordered away. Rows that were freed are used again; columns grow by doubling. `order` names
-the last order that a row stands under, also of a resident row whose owner was late; 0: none.
+the last order that a row stands under, also of a resident row whose owner was late; 0: none. `serial` rises from entry
+to entry: it tells whether a row still has the one that it had.
 
 Invariants: a key has one row, and a row that is not free one key; the sums are those of the columns, exactly (they are
 Python's integers: sizes and tokens are what clients say); an agent's name is kept as long as a row has it.
@@ -40,6 +41,7 @@ _COLUMNS: Final[dict[str, Any]] = {
     "used_at": np.float64,
     "not_before": np.float64,
     "order": np.int64,
+    "serial": np.int64,
     "state": np.uint8,
 }
 
@@ -78,11 +80,11 @@ class Agents:
         self._rows[number] += 1
         return number
 
-    def give(self, number: int) -> None:
-        """One row less has it."""
+    def give(self, number: int, rows: int = 1) -> None:
+        """So many rows less have it."""
         if not number:
             return
-        self._rows[number] -= 1
+        self._rows[number] -= rows
         if not self._rows[number]:
             del self._numbers[self.names[number]]
             self.names[number] = ""
@@ -108,6 +110,7 @@ class Table:
     used_at: NDArray[np.float64]
     not_before: NDArray[np.float64]
     order: Rows
+    serial: Rows
     state: NDArray[np.uint8]
 
     def __init__(self) -> None:
@@ -118,6 +121,7 @@ class Table:
         """No row from here on was ever used."""
         self.bytes = self.all_tokens = 0
         self.ordered_entries = self.ordered_bytes = self.ordered_tokens = 0
+        self.last_serial = 0
         self._rows: dict[bytes, int] = {}
         self._free: list[int] = []
 
@@ -145,6 +149,8 @@ class Table:
         self.used_at[row] = now
         self.not_before[row] = 0.0
         self.order[row] = 0
+        self.last_serial += 1
+        self.serial[row] = self.last_serial
         self.state[row] = RESIDENT
         self.bytes += size_bytes
         self.all_tokens += tokens
@@ -188,8 +194,8 @@ class Table:
         self.all_tokens -= exact_sum(self.tokens[rows])
         for key in self.keys[rows].tolist():
             del self._rows[key]
-        for number in self.agent[rows].tolist():
-            self.agents.give(number)
+        for number, count in zip(*np.unique(self.agent[rows], return_counts=True), strict=True):
+            self.agents.give(int(number), int(count))
         self.keys[rows] = None
         self.agent[rows] = 0
         self.state[rows] = FREE
