@@ -325,7 +325,7 @@ def time_copies(report: Report, client: tensord.Client, torch: Any, entries: int
         "ring → card, by TorchDevice.to_device", rate(lambda: device.to_device([lease.tree for lease in leases]))
     )
     # The client has no call for this yet: the mapping is its view's.
-    view = client._link.view
+    view = client.link.view
     assert view is not None
     ring: np.ndarray[Any, Any] = np.frombuffer(view._ring, np.uint8)
     started = time.perf_counter()

@@ -83,7 +83,8 @@ class FakeCard:
             return self._used_bytes(), self.capacity_bytes
 
     def refresh(self) -> tuple[int, int]:
-        """Writes the gauge file anew, which nobody else does when a process was killed. Returns `reading()`."""
+        """Writes the gauge file anew, as nobody does when a process was killed or never closed its card. Returns what
+        `reading` does."""
         with self._locked():
             return self._tell(), self.capacity_bytes
 

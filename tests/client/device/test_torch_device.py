@@ -14,7 +14,7 @@ import torch
 
 from tensord.client.device import torch_device
 from tensord.client.device.torch_device import TorchDevice
-from tensord.errors import UnsupportedLeaf, UsageError
+from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _TORCH_NAMES
 from tensord.shm.tensors import tensor_over
 
@@ -118,6 +118,12 @@ def test_tensors_in_any_order_of_their_dimensions_need_no_memory_on_the_card(rig
     host = rig.device.to_host(tensor, rig.device.mark())
     assert rig.gauge() == before_bytes
     assert bits(host.contiguous()) == bits(np.ascontiguousarray(array.transpose(2, 0, 3, 1)))
+
+
+def test_a_strided_tensor_that_finds_no_room_to_be_made_whole_is_refused(rig: StandinRig) -> None:
+    tensor = rig.empty(CAPACITY_BYTES * 3 // 4).reshape(2, -1)[:, :-1]
+    with pytest.raises(DeviceFull, match="contiguous ones"):
+        rig.device.to_host(tensor, rig.device.mark())
 
 
 def test_conjugates_and_gradients_are_resolved_on_the_way(rig: StandinRig) -> None:
