@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tensord.ipc.gaugefile import Reading, read_drill
 from tensord.ipc.messages import Drilled, TierState
 from tensord.ipc.modes import Mode, Tier
 
+from ...daemon_process import PATIENCE_S, Daemon, until
 from .conftest import Ctl
 from .documents import CARD, GIB, MIB
 
@@ -87,6 +90,75 @@ def test_without_a_daemon_nothing_is_said_to_be_played(alone: Ctl) -> None:
     told = alone("drill", str(EXAMPLE), code=1)
     assert "systemctl start tensord" in told.err
     assert told.out == ""
+
+
+PLAY = "0 card-1 50% 80GiB\n0.1 card-1 97% 80GiB\n0.2 card-1 50% 80GiB\n0.3 card-1 50% 80GiB\n"
+
+
+def drilled_gauges(daemon: Daemon) -> list[str]:
+    return [gauge["gauge"] for gauge in daemon.status()["governor"]["gauges"] if gauge["source"] == "drill"]
+
+
+def test_a_drill_that_only_asks_shows_the_modes_and_changes_nothing(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "drill"
+    file.write_text(PLAY)
+    told = ctl("drill", "--speed", "100", str(file)).out.splitlines()
+    assert told[0].startswith("Asking only: 4 made-up readings of card-1")
+    lines = [line for line in told if "card-1" in line][1:]
+    assert [" ".join(line.split()[6:]) for line in lines] == [
+        "relaxed -",
+        "relaxed -> emergency registrations refused",
+        "emergency registrations refused",
+        "emergency -> relaxed -",
+    ]
+    governor = daemon.status()["governor"]
+    assert not drilled_gauges(daemon)
+    assert not [each for each in governor["transitions"] if each["gauge"] == "card-1"]
+
+
+def test_a_drill_that_acts_stands_in_the_gauge_s_place_until_it_ends(
+    daemon: Daemon, ctl: Ctl, tmp_path: Path
+) -> None:
+    file = tmp_path / "drill"
+    file.write_text("0 card-1 97% 80GiB\n3600 card-1 50% 80GiB\n")
+    with ctl.spawn("drill", "--act", str(file)) as playing:
+        assert playing.stdout is not None
+        assert playing.stdout.readline().startswith("ACTING: ")
+        until(lambda: drilled_gauges(daemon) == ["card-1"], "the reading took its place")
+        (shown,) = (line for line in ctl("status").out.splitlines() if "card-1" in line)
+        assert "emergency" in shown
+        playing.send_signal(signal.SIGINT)
+        assert playing.wait(PATIENCE_S) == 130
+    until(lambda: not drilled_gauges(daemon), "the gauge is its own again")
+    assert [each["mode"] for each in daemon.status()["governor"]["transitions"]] == ["emergency", "relaxed"]
+
+
+def test_a_second_drill_of_a_gauge_is_refused(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "drill"
+    file.write_text("0 card-1 97% 80GiB\n3600 card-1 50% 80GiB\n")
+    with ctl.spawn("drill", "--act", str(file)) as playing:
+        until(lambda: drilled_gauges(daemon), "the first took its place")
+        assert "drills gauge 'card-1'" in ctl("drill", "--act", str(file), code=1).err
+        playing.kill()
+
+
+def test_a_drill_ends_with_the_daemon(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "drill"
+    file.write_text("".join(f"{at / 100} card-1 50% 80GiB\n" for at in range(10_000)))
+    with ctl.spawn("drill", str(file)) as playing:
+        assert playing.stdout is not None
+        while not playing.stdout.readline().startswith("0.0s"):
+            pass
+        daemon.terminate()
+        _, err = playing.communicate(timeout=PATIENCE_S)
+        assert playing.returncode == 1
+        assert err.startswith("tensorctl: ")
+        assert err.count("\n") == 1
+
+
+def test_a_drill_can_come_from_standard_input(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(PLAY))
+    assert "relaxed -> emergency" in ctl("drill", "--speed", "1000", "-").out
 
 
 def test_the_example_goes_through_all_levels_and_back() -> None:
