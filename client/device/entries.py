@@ -34,7 +34,7 @@ class Registration:
     - "sent": the tensors are this process's to get; the daemon has not answered, or there is none yet.
     - "registered": the daemon counts them among its entries, and will say when they are to go.
     - "refused": the daemon said no, and `error` says why; the cache holds no reference to the tensors.
-    - "lost": the cache was closed before it was known.
+    - "lost": it was deleted, put anew or ordered away, or the cache was closed, before the daemon was told of it.
     """
 
     __slots__ = ("_settled", "error", "key", "state")
@@ -77,7 +77,7 @@ class DeviceEntry:
 
     `marks`: what streams must have reached before the tensors may be copied or dropped. `leases`: who uses them now.
     `uses`: since it was put, that put included. `before`: what a put replaced, until the daemon has agreed to it.
-    `known`: a daemon has had it registered. `serial`: tells entries of one key apart.
+    `said`: the daemon is being asked. `known`: one has had it registered. `serial`: tells entries of one key apart.
     """
 
     key: bytes
@@ -90,6 +90,7 @@ class DeviceEntry:
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     before: DeviceEntry | None = None
+    said: bool = False
     known: bool = False
     serial: int = field(default_factory=_serials.__next__)
 
@@ -97,6 +98,11 @@ class DeviceEntry:
     def in_use(self) -> bool:
         """Whether somebody holds a lease."""
         return bool(self.leases)
+
+    def give_up(self) -> None:
+        """It is not here any more: unless the daemon is being asked, nobody will hear of it."""
+        if not self.said and self.registration.state == "sent":
+            self.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon was told of it"))
 
 
 class DeviceLease:
@@ -241,6 +247,7 @@ class Entries:
             before = self._table.pop(entry.key, None)
             if before is not None:
                 self._count(before, -1)
+                before.give_up()
                 entry.uses += before.uses
                 # Of several that no daemon has agreed to, only the last is wanted.
                 entry.before = before if before.known else before.before
@@ -285,6 +292,7 @@ class Entries:
                     continue
                 gone += 1
                 self._count(entry, -1)
+                entry.give_up()
                 self.unsaid.pop(key, None)
                 self.untold[key] = None
             return gone
@@ -303,6 +311,7 @@ class Entries:
             del self._table[entry.key]
             self._count(entry, -1)
             self.unsaid.pop(entry.key, None)
+            entry.give_up()
             entry.tree = entry.before = None
             entry.marks.clear()
             return "left"

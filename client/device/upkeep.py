@@ -162,7 +162,7 @@ class Upkeep:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._turn()
+                self.turn()
             except Exception as error:
                 _log.exception("the device cache of %s goes on after an error", self.device.name)
                 self.error = error
@@ -173,7 +173,8 @@ class Upkeep:
             _log.exception("the device cache of %s ended with an error", self.device.name)
             self.error = error
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Takes in what has happened, says what is to be said, and does some of what is to be done."""
         self._take_events()
         self._tell_differences()
         if self._errands:
@@ -217,10 +218,19 @@ class Upkeep:
         self._connected = None
         self._report_every_s = 0.0
         self._told.clear()
+        for entry in self._under_way.values():
+            self._unsaid(entry)
         self._under_way.clear()
         self._later.clear()
         self._taken -= sum(errand.order is not None for errand in self._errands)
         self._errands.clear()
+
+    def _unsaid(self, entry: DeviceEntry) -> None:
+        """Nobody is going to answer for it."""
+        with self._entries.lock:
+            entry.said = False
+            if self._entries.find(entry.key) is not entry:
+                entry.give_up()
 
     def _on_opened(self, answer: Future[Any]) -> None:
         error = answer.exception()
@@ -304,8 +314,12 @@ class Upkeep:
         key = entry.key
         before = self._told.get(key)
         uses = 0
-        if before is None:
-            with self._entries.lock:
+        with self._entries.lock:
+            if self._entries.find(key) is not entry:
+                # It left, or was put anew, since it was chosen: that is told in its turn.
+                return
+            entry.said = True
+            if before is None:
                 uses = entry.uses
                 self._entries.unsaid.pop(key, None)
         self._told[key] = entry.serial
@@ -338,6 +352,7 @@ class Upkeep:
             else:
                 self._told[key] = before
         if isinstance(error, Unavailable):
+            self._unsaid(entry)
             with self._entries.lock:
                 self._entries.untold[key] = None
             self._stopping.wait(_PAUSE_S)

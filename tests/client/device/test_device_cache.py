@@ -1,0 +1,441 @@
+"""Tensors that stay on their owner's card, against a real daemon that watches a card which is a folder."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
+from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
+from tensord.ipc.modes import Mode
+
+from ...daemon_process import Daemon, until
+from .card import CARD, ENTRY_BYTES, TOTAL_BYTES, card_folder, filled, host_values, key, put_some, values, watching
+
+
+@pytest.fixture
+def card() -> Iterator[FakeCard]:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
+        yield opened
+
+
+@pytest.fixture
+def vram(card: FakeCard) -> FakeVram:
+    return FakeVram(card)
+
+
+@pytest.fixture
+def running(card: FakeCard) -> Iterator[Daemon]:
+    with watching(card) as daemon:
+        yield daemon.start()
+
+
+@pytest.fixture
+def cache(running: Daemon, vram: FakeVram) -> Iterator[tensord.DeviceCache]:
+    with tensord.DeviceCache(running.client(), vram) as opened:
+        yield opened
+        assert opened.error is None
+
+
+def device_row(daemon: Daemon) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = [row for row in daemon.status()["governor"]["devices"] if row["device"] == CARD]
+    return rows[0] if rows else {"entries": 0, "bytes": 0, "tokens": 0}
+
+
+def counters(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.status()["governor"]["counters"]
+    return found
+
+
+# ---- put, get, delete
+
+
+def test_what_was_put_comes_back_as_the_very_tensors_and_the_daemon_knows_of_it(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    tree = {"a": vram.upload(values(1)), "n": 1}
+    assert cache.put(key(1), tree, tokens=7, agent="planner", wait=True).state == "registered"
+    with cache.get(key(1)) as lease:
+        assert lease.tree is tree
+        assert lease.tier == "device"
+    assert (cache.size, len(cache), cache.total_tokens, cache.size_bytes) == (1, 1, 7, ENTRY_BYTES)
+    row = device_row(running)
+    assert (row["entries"], row["bytes"], row["tokens"]) == (1, ENTRY_BYTES, 7)
+    assert cache.get(key(2)) is None
+
+
+def test_an_entry_put_again_is_counted_once_with_its_new_size(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    put_some(cache, vram, range(1), tokens=5)
+    cache.put(key(0), {"a": vram.upload(np.zeros(2 * ENTRY_BYTES, np.uint8))}, tokens=9, wait=True)
+    assert (cache.size, cache.size_bytes, cache.total_tokens) == (1, 2 * ENTRY_BYTES, 9)
+    row = device_row(running)
+    assert (row["entries"], row["bytes"], row["tokens"]) == (1, 2 * ENTRY_BYTES, 9)
+    assert counters(running)["renewed"] == 1
+
+
+def test_deleted_entries_are_gone_here_and_there_and_leases_on_them_stay_right(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    put_some(cache, vram, range(4), tokens=1)
+    lease = cache.get(key(0))
+    assert lease is not None
+    assert cache.delete(key(0), key(1), key(9)) == 2
+    assert cache.clear() == 2
+    assert (cache.size, cache.size_bytes, cache.total_tokens) == (0, 0, 0)
+    running.until(lambda status: status["governor"]["counters"]["released"] == 4, "the daemon to hear of it")
+    assert np.array_equal(host_values(lease.tree), values(0))
+    assert device_row(running)["entries"] == 0
+
+
+def test_uses_are_told_without_being_asked_for(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
+    """Only the entry that is used again and again is left when idle ones go."""
+    put_some(cache, vram, range(3))
+
+    def used_one_is_left() -> bool:
+        with cache.get(key(1)) as lease:
+            assert lease is not None
+            return cache.size == 1 and lease.tier == "device"
+
+    cache._upkeep._uses_every_s = 0.005
+    running.flags["pressure_critical_idle_s"] = "2s"
+    running.restart()
+    until(lambda: device_row(running)["entries"] == 3, "the entries to be registered anew")
+    filled(cache.device.card, 0.93)  # type: ignore[attr-defined]
+    until(used_one_is_left, "the idle ones to go")
+
+
+# ---- what a caller may get wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tokens": -1}, "tokens"),
+        ({"tokens": 1.5}, "tokens"),
+        ({"tokens": True}, "tokens"),
+        ({"agent": "x" * 129}, "agent"),
+        ({"agent": 5}, "agent"),
+    ],
+)
+def test_a_value_out_of_range_is_named_and_nothing_is_put(
+    cache: tensord.DeviceCache, vram: FakeVram, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        cache.put(key(1), vram.upload(values(1)), **options)
+    assert cache.size == 0
+
+
+def test_keys_and_tensors_that_are_none_are_named(cache: tensord.DeviceCache, vram: FakeVram) -> None:
+    for call in (lambda: cache.put(b"short", vram.upload(values(1))), lambda: cache.get(b"short")):
+        with pytest.raises(BadKey, match="32"):
+            call()
+    put_some(cache, vram, range(1))
+    with pytest.raises(BadKey, match="32"):
+        cache.delete(key(0), b"short")
+    assert cache.size == 1
+    with pytest.raises(UsageError, match="tensors"):
+        cache.put(key(1), {"a": 5})
+    with pytest.raises(UsageError, match="size_bytes"):
+        cache.reserve(0)
+    with pytest.raises(UsageError, match="for_s"):
+        cache.reserve(10, for_s=float("nan"))
+    with pytest.raises(UsageError, match=CARD):
+        tensord.DeviceCache(cache.client, vram)
+
+
+# ---- pressure
+
+
+def test_what_is_offloaded_comes_back_bit_identical_from_the_host_and_to_the_device(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(6), tokens=3, agent="planner")
+    filled(card, 0.93)
+    until(lambda: cache.size == 0, "all of it to be offloaded")
+    running.until(lambda status: status["governor"]["counters"]["offloaded"] == 6, "the acknowledgements")
+    assert counters(running)["freed_bytes"] == 6 * ENTRY_BYTES
+    card.occupy(0)
+    until(lambda: cache.mode is Mode.RELAXED, "the card to relax")
+    for n in range(6):
+        with cache.get(key(n)) as lease:
+            assert lease is not None and lease.tier == "host"
+            assert np.array_equal(host_values(lease.tree), values(n))
+        with cache.get(key(n), promote=True) as lease:
+            assert lease is not None and lease.tier == "device"
+            assert np.array_equal(host_values(lease.tree), values(n)) and lease.tree["n"] == n
+    assert (cache.size, cache.total_tokens) == (6, 18)
+    running.until(lambda status: status["governor"]["counters"]["promoted"] == 6, "the daemon to hear of it")
+
+
+def test_an_entry_in_use_stays_until_its_lease_ends(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(2))
+    lease = cache.get(key(0))
+    assert lease is not None
+    filled(card, 0.93)
+    running.until(lambda status: status["governor"]["counters"]["kept"] >= 1, "the used entry to be kept")
+    assert cache.contains(key(0)) and not cache.contains(key(1))
+    assert np.array_equal(host_values(lease.tree), values(0))
+    lease.release()
+    del lease
+    until(lambda: cache.size == 0, "it to go after all")
+
+
+def test_a_lease_that_is_forgotten_keeps_nothing(cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard) -> None:
+    put_some(cache, vram, range(1))
+    cache.get(key(0))
+    gc.collect()
+    filled(card, 0.93)
+    until(lambda: cache.size == 0, "it to go")
+
+
+def test_copies_wait_for_what_the_stream_was_told_before(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard
+) -> None:
+    """The tensors are filled late: whoever copied at once would have garbage."""
+    with vram.stream.hold() as hold:
+        for n in range(3):
+            cache.put(key(n), {"a": vram.upload(values(n)), "n": n}, wait=True)
+        filled(card, 0.93)
+        until(lambda: cache.mode is Mode.CRITICAL, "the card to fill")
+        assert cache.size == 3
+        hold.release()
+        until(lambda: cache.size == 0, "them to be offloaded")
+    for n in range(3):
+        with cache.get(key(n)) as lease:
+            assert lease is not None
+            assert np.array_equal(host_values(lease.tree), values(n))
+
+
+def test_tensors_are_not_freed_under_a_reader_of_another_stream(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard
+) -> None:
+    """The reader's work is begun within its lease and is done long after it: the memory waits for it."""
+    put_some(cache, vram, range(1))
+    seen: list[Any] = []
+    with vram.on(FakeStream()) as stream, stream.hold() as hold:
+        with cache.get(key(0)) as lease:
+            assert lease is not None
+            tensor = lease.tree["a"]
+            array = tensor._array
+            vram.launch(lambda: seen.append(array.copy()))
+            del tensor
+        filled(card, 0.93)
+        until(lambda: cache.mode is Mode.CRITICAL, "the card to fill")
+        hold.release()
+        until(lambda: cache.size == 0, "it to be offloaded")
+    until(lambda: seen, "the reader to have read")
+    assert np.array_equal(seen[0], values(0))
+
+
+def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    put_some(cache, vram, range(1))
+    kept = cache.get(key(0))
+    tensor = vram.upload(values(1))
+    filled(card, 0.99)
+    until(lambda: cache.is_blocked, "the emergency")
+    assert cache.mode is Mode.EMERGENCY
+    refused = cache.put(key(1), tensor)
+    assert refused.state == "refused"
+    assert isinstance(refused.error, UnderPressure) and CARD in str(refused.error)
+    assert not cache.contains(key(1))
+    assert cache.tally.blocked == cache.tally.refused == 1
+    assert cache.put(key(0), kept.tree, wait=True).state == "registered"  # type: ignore[union-attr]
+    card.occupy(0)
+    until(lambda: not cache.is_blocked, "the emergency to end")
+    assert cache.put(key(1), tensor, wait=True).state == "registered"
+
+
+def test_what_is_over_a_budget_is_refused_and_what_was_there_stays(card: FakeCard, vram: FakeVram) -> None:
+    with watching(card, device_max_bytes=2 * ENTRY_BYTES) as daemon:
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        put_some(cache, vram, range(1), tokens=4)
+        before = cache.get(key(0))
+        assert before is not None
+        larger = vram.upload(np.zeros(3 * ENTRY_BYTES, np.uint8))
+        for number in (0, 1):
+            refused = cache.put(key(number), larger, wait=True)
+            assert refused.state == "refused" and isinstance(refused.error, DeviceFull)
+        assert (cache.size, cache.size_bytes, cache.total_tokens) == (1, ENTRY_BYTES, 4)
+        with cache.get(key(0)) as after:
+            assert after is not None and after.tree is before.tree
+        assert device_row(daemon)["bytes"] == ENTRY_BYTES
+        cache.close()
+
+
+# ---- reservations
+
+
+def test_no_more_is_reserved_than_is_free(cache: tensord.DeviceCache, card: FakeCard, running: Daemon) -> None:
+    card.occupy(TOTAL_BYTES // 2)
+    other = running.client()
+    until(lambda: running.status()["governor"]["gauges"][0]["used_bytes"] == TOTAL_BYTES // 2, "the gauge to show it")
+    with cache.reserve(TOTAL_BYTES // 2 - 1000) as held:
+        assert held.lasts_s > 0
+        with pytest.raises(DeviceFull, match="1000"):
+            other.reserve_device(CARD, 2000)
+        other.reserve_device(CARD, 1000).release()
+    again = until(lambda: reserved(other, TOTAL_BYTES // 2 - 1000), "it to be free again")
+    again.release()
+    with pytest.raises(NoGauge, match="nobody"):
+        other.reserve_device("card7", 1000)
+
+
+def reserved(client: tensord.Client, size_bytes: int) -> tensord.DeviceReservation | None:
+    try:
+        return client.reserve_device(CARD, size_bytes)
+    except DeviceFull:
+        return None
+
+
+# ---- the daemon is away
+
+
+def test_without_a_daemon_tensors_are_kept_and_registered_when_there_is_one(card: FakeCard, vram: FakeVram) -> None:
+    with watching(card) as daemon, tensord.Client(daemon.socket) as client:
+        cache = tensord.DeviceCache(client, vram)
+        put = cache.put(key(0), {"a": vram.upload(values(0))}, tokens=2, wait=True)
+        assert put.state == "sent"
+        assert cache.get(key(0)) is not None
+        assert (cache.mode, cache.is_blocked) == (None, False)
+        with pytest.raises(DaemonUnavailable):
+            cache.reserve(10)
+        deleted = cache.put(key(1), vram.upload(values(1)))
+        cache.delete(key(1))
+        assert deleted.state == "lost"
+        daemon.start()
+        assert put.wait(30).state == "registered"
+        assert device_row(daemon)["tokens"] == 2
+        cache.close()
+
+
+def test_a_new_daemon_is_told_of_all_entries(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
+    put_some(cache, vram, range(20), tokens=1)
+    running.kill()
+    until(lambda: not cache.client.connected, "the client to notice")
+    cache.delete(key(0))
+    late = cache.put(key(50), vram.upload(values(50)), tokens=1)
+    running.start()
+    assert late.wait(30).state == "registered"
+    running.until(lambda status: status["governor"]["devices"], "the device")
+    until(lambda: device_row(running)["entries"] == 20, "all of them to be registered")
+    assert device_row(running)["tokens"] == cache.total_tokens == 20
+
+
+def test_a_daemon_without_a_gauge_of_its_own_goes_by_what_the_owner_sees(card: FakeCard) -> None:
+    card.occupy(int(0.75 * TOTAL_BYTES))
+    with watching(card, gauges_device="owners", gauges_file=card.folder / "none") as daemon:
+        cache = tensord.DeviceCache(daemon.start().client(), FakeVram(card, reports=True))
+        until(lambda: cache.mode is Mode.NORMAL, "the daemon to hear of it")
+        cache.close()
+
+
+# ---- the end, forks, threads
+
+
+def test_a_closed_cache_holds_nothing_and_the_daemon_knows(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    put_some(cache, vram, range(3))
+    cache.close()
+    assert (cache.size, cache.size_bytes, cache.closed) == (0, 0, True)
+    assert cache.put(key(5), vram.upload(values(5))).state == "lost"
+    assert cache.get(key(0)) is None
+    running.until(lambda status: status["governor"]["counters"]["released"] == 3, "the daemon to hear of it")
+    gc.collect()
+    assert vram.cached_bytes >= 3 * ENTRY_BYTES
+
+
+def test_a_cache_that_nobody_holds_ends_its_thread(running: Daemon, vram: FakeVram) -> None:
+    client = running.client()
+    cache = tensord.DeviceCache(client, vram)
+    put_some(cache, vram, range(1))
+    name = f"tensord-device-{CARD}"
+    assert any(thread.name == name for thread in threading.enumerate())
+    del cache
+    gc.collect()
+    until(lambda: not any(thread.name == name for thread in threading.enumerate()), "the thread to end")
+    again = tensord.DeviceCache(client, vram)
+    again.close()
+
+
+def test_the_child_of_a_fork_has_an_empty_closed_cache_and_the_parent_goes_on(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    put_some(cache, vram, range(3))
+    lease = cache.get(key(0))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            found = (cache.closed, cache.size, cache.put(key(9), vram, wait=True).state, cache.get(key(0)))
+            del lease
+            status = 0 if found == (True, 0, "lost", None) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.size == 3
+    assert put_some(cache, vram, range(3, 4))[0].state == "registered"
+    until(lambda: device_row(running)["entries"] == 4, "the daemon to know all of them")
+    assert np.array_equal(host_values(lease.tree), values(0))  # type: ignore[union-attr]
+
+
+def test_many_threads_put_get_and_delete_while_the_card_fills_and_empties(
+    cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
+) -> None:
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def work(first: int) -> None:
+        try:
+            turn = 0
+            while not stop.is_set():
+                number = first + turn % 3
+                turn += 1
+                if turn % 7 == 0:
+                    cache.delete(key(number))
+                    continue
+                lease = cache.get(key(number), promote=turn % 2 == 0)
+                if lease is None:
+                    cache.put(key(number), {"a": vram.upload(values(number))}, tokens=1)
+                    continue
+                with lease:
+                    if not np.array_equal(host_values(lease.tree), values(number)):
+                        wrong.append(number)
+        except DeviceFull:
+            pass  # the card is as full as it can be: an engine waits for room, this one has seen enough
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for share in (0.93, 0.5, 0.93, 0.5):
+        filled(card, share)
+        offloaded = cache.tally.offloaded
+        if share > 0.9:
+            until(lambda before=offloaded: cache.tally.offloaded > before or cache.size == 0, "entries to go")  # type: ignore[misc]
+        else:
+            until(lambda: cache.mode in (Mode.RELAXED, Mode.NORMAL), "the card to empty")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    gc.collect()
+    until(lambda: device_row(running)["entries"] == cache.size, "both to know the same")
+    count = counters(running)
+    gone = count["offloaded"] + count["dropped"] + count["released"] + count["gone_with_owner"]
+    assert count["registered"] == device_row(running)["entries"] + gone
+    assert "UnknownOrder" not in count["refused"]
