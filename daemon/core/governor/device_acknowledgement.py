@@ -40,11 +40,7 @@ def carry_out(
         order.part_of.left += gone
         order.part_of.freed_bytes += message.freed_bytes
     device.returned(message.freed_bytes, now)
-    sizes, tokens, uses = (column[offloaded].tolist() for column in (table.size_bytes, table.tokens, table.uses))
-    agents = [table.agents.names[number] for number in table.agent[offloaded].tolist()]
-    client = [order.owner.client] * len(offloaded)
-    traces = zip(client, sizes, tokens, agents, uses, strict=True)
-    promotions.remembered.add(device.name, zip(message.offloaded, traces, strict=True))
+    promotions.remembered.add(device.name, order.owner.client, table, offloaded, now)
     orders.detach(device, rows, now)
     table.remove(rows[:gone])
     # Kept ones are in use where they are. Those whose owner was late are resident already.

@@ -26,7 +26,7 @@ from .device_record import Device, Owner
 from .limits import GovernorLimits
 from .outbox import Outbox
 from .passes import Pass
-from .table import ORDERED, Rows, exact_sum
+from .table import ORDERED, Rows, exact_sum, runs
 
 _SLOTS_OF_16_BITS = 1 << 15
 
@@ -162,7 +162,7 @@ class Orders:
         if wrong.any():
             key = keys[int(wrong.argmax())]
             raise UnknownOrder(f"key {key.hex()} is not of order {message.order}, or was acknowledged before")
-        if len(np.unique(rows)) < len(rows):
+        if len(runs(rows)) < len(rows):
             raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
         return order, rows
 
@@ -175,9 +175,7 @@ class Orders:
         """These rows no longer stand under their orders, whether open or late."""
         numbers = device.table.order[rows]
         numbers = numbers[numbers > 0]
-        if not len(numbers):
-            return
-        for number, count in zip(*(a.tolist() for a in np.unique(numbers, return_counts=True)), strict=True):
+        for number, count in runs(numbers):
             order = self._standing[number]
             order.count -= count
             if not order.count:
@@ -199,8 +197,7 @@ class Orders:
         under: dict[int, int] = {}
         for device in devices:
             table = device.table
-            numbers, counts = np.unique(table.order[: table.end], return_counts=True)
-            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            for number, count in runs(table.order[: table.end]):
                 if number:
                     assert self._standing[number].device is device
                     under[number] = count

@@ -9,19 +9,22 @@ was asked for and is not in the gauge yet counts as used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from ....ipc.modes import Mode
 from .device_record import Device
 from .device_room import has_room
 from .limits import GovernorLimits
 from .passes import Circumstances, Outlook
-from .ranking import Amounts
+from .ranking import Amounts, at_once, first
+from .table import FREE, Rows, Table
 
 _PROMOTING: Final = (Mode.RELAXED, Mode.WORKFLOW_AWARE)
+_FORGET_SHARE: Final = 64
 
 
 class Trace(NamedTuple):
@@ -34,84 +37,103 @@ class Trace(NamedTuple):
     uses: int
 
 
-Plain: TypeAlias = tuple[int, int, int, str, int]
-"""A Trace."""
-_AGENT: Final = 3
-
-
 class Remembered:
-    """Offloaded entries, a device's oldest first."""
+    """Offloaded entries of each device, in columns, as those that are there; `owner` is the client's number here.
+
+    When there are too many, a device's oldest are forgotten, a few more than needed, so that it is not at once again.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._count = 0
-        # Plain tuples: the garbage collector need not look at tens of thousands of them again and again.
-        self._traces: dict[str, dict[bytes, Plain]] = {}
-        self._by_agent: dict[tuple[str, str], dict[bytes, None]] = {}
+        self._tables: dict[str, Table] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._tables.values()))
 
     def change_most(self, most: int) -> None:
         """Forgets what is too much now."""
         self._most = most
-        for device in list(self._traces):
+        for device in list(self._tables):
             self._forget_oldest(device)
 
-    def add(self, device: str, traces: Iterable[tuple[bytes, Plain]]) -> None:
-        """Entries were offloaded, none of which is remembered."""
-        known = self._traces.setdefault(device, {})
-        before = len(known)
-        for key, trace in traces:
-            known[key] = trace
-            if trace[_AGENT]:
-                keys = self._by_agent.get((device, trace[_AGENT]))
-                if keys is None:
-                    keys = self._by_agent[device, trace[_AGENT]] = {}
-                keys[key] = None
-        self._count += len(known) - before
-        self._forget_oldest(device)
+    def add(self, device: str, client: int, table: Table, rows: Rows, now: float) -> None:
+        """Rows of the device's table were offloaded by the client."""
+        if len(rows):
+            self._tables.setdefault(device, Table()).copy(table, rows, client, now)
+            self._forget_oldest(device)
 
-    def get(self, device: str, key: bytes) -> Trace | None:
+    def find(self, device: str, key: bytes) -> Trace | None:
         """What is remembered of a key."""
-        trace = self._traces.get(device, {}).get(key)
-        return None if trace is None else Trace(*trace)
+        table = self._tables.get(device)
+        row = table.find(key) if table else None
+        return None if table is None or row is None else _trace(table, row)
 
-    def pop(self, device: str, key: bytes) -> Trace | None:
-        """The same, and it is forgotten."""
-        known = self._traces.get(device)
-        trace = known.pop(key, None) if known else None
-        if known is None or trace is None:
-            return None
-        self._count -= 1
-        if not known:
-            del self._traces[device]
-        if trace[_AGENT]:
-            keys = self._by_agent[device, trace[_AGENT]]
-            del keys[key]
-            if not keys:
-                del self._by_agent[device, trace[_AGENT]]
-        return Trace(*trace)
+    def forget(self, device: str, key: bytes) -> None:
+        """A key that is remembered is so no longer."""
+        table = self._tables[device]
+        row = table.find(key)
+        assert row is not None
+        self._remove(device, np.array([row]))
 
-    def of_agent(self, device: str, agent: str) -> Iterator[tuple[bytes, Trace]]:
-        """An agent's, oldest first."""
-        for key in self._by_agent.get((device, agent), ()):
-            yield key, Trace(*self._traces[device][key])
+    def up_next(self, device: Device, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, Trace]]:
+        """Up to `most` entries of these agents, the first agent's first and of each its oldest, that may be asked for
+        now, of clients that are there.
+        """
+        table = self._tables.get(device.name)
+        numbers = [number for number in map(table.agents.number, agents) if number] if table else []
+        if table is None or not numbers:
+            return []
+        turn = np.full(len(table.agents.names), len(numbers))
+        turn[numbers[::-1]] = np.arange(len(numbers))[::-1]
+        turns = turn[table.agent[: table.end]]
+        mask = (turns < len(numbers)) & (table.state[: table.end] != FREE) & (table.not_before[: table.end] <= now)
+        there = np.array([owner.client for owner in device.owners.values() if not owner.unresponsive], np.int32)
+        rows = np.flatnonzero(mask)
+        rows = rows[(table.owner[rows, np.newaxis] == there).any(axis=1)]
+        turns, serials = turns[rows], table.serial[rows]
+        rank = (turns.__getitem__, serials.__getitem__)
+        chosen = at_once(first(rank, np.ones(len(rows), np.int64), len(rows), most))
+        chosen = chosen[np.lexsort((serials[chosen], turns[chosen]))]
+        keys: list[bytes] = table.keys[rows[chosen]].tolist()
+        return [(key, _trace(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
+
+    def put_off(self, device: str, keys: Sequence[bytes], until: float) -> None:
+        """These keys, all of them remembered, were asked for, and are not to be before that time."""
+        table = self._tables[device]
+        table.not_before[table.rows(keys)] = until
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        assert self._count == sum(map(len, self._traces.values())) <= self._most
-        by_agent: dict[tuple[str, str], set[bytes]] = {}
-        for device, traces in self._traces.items():
-            for key, trace in traces.items():
-                if trace[_AGENT]:
-                    by_agent.setdefault((device, trace[_AGENT]), set()).add(key)
-        assert by_agent == {name: set(keys) for name, keys in self._by_agent.items()}
+        assert len(self) <= self._most
+        for table in self._tables.values():
+            table.check_invariants()
+            assert len(table), "an empty table was kept"
 
     def _forget_oldest(self, device: str) -> None:
         """The device that there is too much for now forgets its own."""
-        for key in list(islice(self._traces[device], max(0, self._count - self._most))):
-            self.pop(device, key)
+        excess = len(self) - self._most
+        if excess <= 0:
+            return
+        table = self._tables[device]
+        live = np.flatnonzero(table.state[: table.end] != FREE)
+        count = min(excess + self._most // _FORGET_SHARE, len(live))
+        self._remove(device, live[np.argpartition(table.serial[live], count - 1)[:count]])
+
+    def _remove(self, device: str, rows: Rows) -> None:
+        table = self._tables[device]
+        table.remove(rows)
+        if not len(table):
+            del self._tables[device]
+
+
+def _trace(table: Table, row: int) -> Trace:
+    return Trace(
+        int(table.owner[row]),
+        int(table.size_bytes[row]),
+        int(table.tokens[row]),
+        table.agents.names[table.agent[row]],
+        int(table.uses[row]),
+    )
 
 
 @dataclass(slots=True)
@@ -142,14 +164,17 @@ class Promotions:
         asked = self._asked[device].get(key)
         if asked is not None:
             asked.registered_at = now
-        return self.remembered.pop(device, key)
+        trace = self.remembered.find(device, key)
+        if trace is not None:
+            self.remembered.forget(device, key)
+        return trace
 
     def released(self, device: str, client: int, keys: Sequence[bytes]) -> None:
         """A client deleted these: it is not to get them again."""
         for key in keys:
-            trace = self.remembered.get(device, key)
+            trace = self.remembered.find(device, key)
             if trace is not None and trace.client == client:
-                self.remembered.pop(device, key)
+                self.remembered.forget(device, key)
 
     def take(
         self, device: Device, circumstances: Circumstances, limits: GovernorLimits, now: float
@@ -170,28 +195,19 @@ class Promotions:
         after_bytes += sum(one.trace.size_bytes for one in asked.values())
         coming = [one.trace for one in asked.values() if one.registered_at is None]
         more = Amounts(sum(t.size_bytes for t in coming), sum(t.tokens for t in coming), len(coming))
-        for key, trace in self._next(device, limits.lookahead_steps):
-            if key in asked:
-                continue
+        agents = self._outlook.up_next(limits.lookahead_steps)
+        for key, trace in self.remembered.up_next(device, agents, now, limits.keys_per_request_max):
             after_bytes += trace.size_bytes
             more = Amounts(more.bytes + trace.size_bytes, more.tokens + trace.tokens, more.entries + 1)
             if after_bytes >= bytes_max or not has_room(device, more, limits):
                 break
             wanted.setdefault(trace.client, []).append((key, trace))
             asked[key] = _Asked(trace, now + limits.retry_s)
-            if sum(map(len, wanted.values())) >= limits.keys_per_request_max:
-                break
+        for entries in wanted.values():
+            self.remembered.put_off(device.name, [key for key, _ in entries], now + limits.retry_s)
         return wanted
 
     def check_invariants(self, devices: Collection[str]) -> None:
         """Asserts what the module's docstring promises."""
         self.remembered.check_invariants()
         assert self._asked.keys() == set(devices)
-
-    def _next(self, device: Device, lookahead: int) -> Iterator[tuple[bytes, Trace]]:
-        """Remembered entries of agents up next whose owner is there to bring them."""
-        for agent in self._outlook.up_next(lookahead):
-            for key, trace in self.remembered.of_agent(device.name, agent):
-                owner = device.owners.get(trace.client)
-                if owner is not None and not owner.unresponsive and device.table.find(key) is None:
-                    yield key, trace

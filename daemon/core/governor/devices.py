@@ -33,7 +33,7 @@ from .limits import GovernorLimits
 from .outbox import Outbox
 from .passes import Circumstances, Outlook, Pass, Plan
 from .ranking import SORTED_WHOLE, Steps, at_once
-from .table import Rows
+from .table import Rows, runs
 
 __all__ = ["Circumstances", "Devices", "Outlook", "Plan"]
 
@@ -150,7 +150,7 @@ class Devices:
             return 0
         table = owner.device.table
         self._promotions.released(message.device, client, message.keys)
-        rows = np.unique(table.rows(message.keys))
+        rows = np.array([row for row, _ in runs(table.rows(message.keys))], np.int64)
         rows = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
         self._remove(owner.device, rows, now)
         self._outbox.counters.released += len(rows)
