@@ -26,7 +26,7 @@ endef
 
 .PHONY: help demo test check lint bench bench-peers clean
 help:
-	@echo "make demo         four processes look at the same photographs; each picture is encoded once"
+	@echo "make demo         four processes share encoded photographs; then three share a card that fills up"
 	@echo "make test         the test suite"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
@@ -55,6 +55,8 @@ $(STAMPS)/%: $(NEEDS) | $(BIN)/python
 
 demo: $(STAMPS)/demo
 	$(BIN)/python examples/shared_vision.py $(if $(JSON),--json "$(JSON)")
+	@echo
+	$(BIN)/python examples/pressure.py
 
 # gcc builds the fence's litmus test; systemd's own tools check the units.
 test: $(STAMPS)/test

@@ -1,0 +1,381 @@
+"""Three processes share one card; as it fills up, the daemon decides across them who gives memory back.
+
+    python examples/pressure.py [--json PATH]
+
+Needs no GPU: the card is a stand-in whose capacity is enforced across processes, with a caching allocator and late
+copies like a real one's; the tensors, the daemon, the offloading and the coming back are real. A fourth process, the
+engine, takes more and more of the card and lets go of it again, so that the gauge climbs through all modes and back.
+
+The timeline shows offload before eviction, refusal in emergency, acceptance afterwards. Every tensor that was offloaded
+is fetched back and compared, byte by byte. The exit status is 1 if anything of that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import tensord
+from tensord.client.device.fake_vram import FakeCard, FakeVram
+
+MIB: Final = 1 << 20
+CARD: Final = "card0"
+CARD_BYTES: Final = 512 * MIB
+ENTRY_BYTES: Final = 4 * MIB
+HOST_BYTES: Final = 1024 * MIB
+RING_BYTES: Final = 256 * MIB
+AGENTS: Final = ("planner", "coder", "critic")
+ENTRIES_EACH: Final = 8
+PATIENCE_S: Final = 60.0
+# The daemon's own times are minutes; a demonstration's are these.
+SAMPLE_S, PRESSED_S, IDLE_S = 0.1, 0.05, 0.5
+MODES: Final = ("relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency")
+
+
+@dataclass
+class Seen:
+    """What the timeline has to show."""
+
+    modes: list[str] = field(default_factory=list)
+    offloaded: int = 0
+    dropped: int = 0
+    dropped_before_host_was_full: int = 0
+    finished_went_first: bool = False
+    refused_in_emergency: bool = False
+    accepted_afterwards: bool = False
+    fetched: int = 0
+    wrong: int = 0
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as it should be."""
+        wanted = {
+            "the gauge did not go through all modes": set(MODES) <= set(self.modes),
+            "it did not come back to relaxed": bool(self.modes) and self.modes[-1] == "relaxed",
+            "nothing was offloaded": self.offloaded > 0,
+            "something was evicted while the host had room": self.dropped_before_host_was_full == 0,
+            "nothing was evicted once the host had no room": self.dropped > 0,
+            "others went before the agent that was finished": self.finished_went_first,
+            "an emergency did not refuse": self.refused_in_emergency,
+            "nothing was accepted after the emergency": self.accepted_afterwards,
+            "nothing was fetched back": self.fetched > 0,
+            "a tensor came back changed": self.wrong == 0,
+        }
+        return [text for text, fulfilled in wanted.items() if not fulfilled]
+
+
+class Timeline:
+    """Prints what happens, with the time since the beginning."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def tell(self, what: str, text: str) -> None:
+        with self._lock:
+            print(f"{time.monotonic() - self._began:6.2f} s  {what:<9} {text}", flush=True)
+
+
+# ---- an agent: a process that holds tensors on the card
+
+
+def tensor_of(agent: str, number: int) -> np.ndarray[Any, Any]:
+    """The content of an entry: anybody can say what it has to be."""
+    seed = int.from_bytes(hashlib.sha256(f"{agent}/{number}".encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).standard_normal(ENTRY_BYTES // 4).astype(np.float32)
+
+
+def key_of(agent: str, number: int) -> bytes:
+    namespace = tensord.Namespace(model="demo", revision="1", dtype="float32", processor="none")
+    return namespace.key("encoder", "image", f"{agent}/{number}".encode())
+
+
+def be_agent(agent: str, socket: Path, folder: Path, orders: Connection) -> None:
+    """Does as it is told over `orders`: put N, use N, fetch, count."""
+    card = FakeVram(FakeCard(folder, CARD, CARD_BYTES))
+    with tensord.Client(socket, name=agent, timeout_s=PATIENCE_S, required=True) as client:
+        cache = tensord.DeviceCache(client, card)
+        done: dict[str, Callable[[Any], Any]] = {
+            "put": lambda number: _put(cache, card, agent, number),
+            "use": lambda number: cache.get(key_of(agent, number)) is not None,
+            "fetch": lambda number: _fetch(cache, agent, number),
+            "here": lambda _: cache.size,
+            "mode": lambda _: str(cache.mode),
+        }
+        orders.send("ready")
+        while True:
+            what, argument = orders.recv()
+            if what == "end":
+                break
+            orders.send(done[what](argument))
+        cache.close()
+
+
+def _put(cache: Any, card: FakeVram, agent: str, number: int) -> str:
+    """Registers one tensor of `agent`'s; how that went."""
+    tensor = card.upload(tensor_of(agent, number))
+    registration = cache.put(key_of(agent, number), {"hidden": tensor}, tokens=1024, agent=agent)
+    registration.wait(PATIENCE_S)
+    return "registered" if registration.error is None else f"refused: {registration.error}"
+
+
+def _fetch(cache: Any, agent: str, number: int) -> str:
+    """Gets a tensor back, wherever it is, and says whether it is what was put."""
+    lease = cache.get(key_of(agent, number), promote=True)
+    if lease is None:
+        return "gone"
+    with lease:
+        same = np.array_equal(lease.tree["hidden"].numpy(), tensor_of(agent, number))
+        return "same" if same else "changed"
+
+
+class Agent:
+    """An agent's process, as the demonstration sees it."""
+
+    def __init__(self, name: str, socket: Path, folder: Path) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.name = name
+        self._orders, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=be_agent, args=(name, socket, folder, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def ask(self, what: str, argument: Any = None) -> Any:
+        """Has something done, and gives what came of it."""
+        self._orders.send((what, argument))
+        return self._answer()
+
+    def end(self) -> None:
+        self._orders.send(("end", None))
+        self._process.join(PATIENCE_S)
+
+    def _answer(self) -> Any:
+        if not self._orders.poll(PATIENCE_S):
+            raise RuntimeError(f"{self.name} did not answer within {PATIENCE_S:g} s")
+        return self._orders.recv()
+
+
+# ---- the demonstration
+
+
+@contextmanager
+def daemon(folder: Path, gauge_file: Path) -> Iterator[Path]:
+    """A daemon of our own with the card's gauge; gives its socket."""
+    socket = folder / "control.sock"
+    settings = {
+        "instance": f"demo-pressure-{os.getpid()}",
+        "socket": socket,
+        "ring-bytes": RING_BYTES,
+        "gauges-device": "file",
+        "gauges-host": "file",
+        "gauges-file": gauge_file,
+        "gauges-sample-s": SAMPLE_S,
+        "gauges-sample-pressed-s": PRESSED_S,
+        "pressure-normal-idle-s": IDLE_S,
+        "pressure-critical-idle-s": IDLE_S,
+        "log-level": "error",
+    }
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
+    process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", "--config", os.devnull, *flags], env=ours)
+    try:
+        with tensord.Client(socket) as client:
+            deadline = time.monotonic() + PATIENCE_S
+            while not client.wait_connected(0.1):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the daemon did not serve; exit code {process.returncode}")
+        yield socket
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+
+
+class Demonstration:
+    """The engine's side: fills the card, waits for what follows, and keeps the timeline."""
+
+    def __init__(self, cache: tensord.Client, agents: Sequence[Agent], card: FakeCard, host: FakeCard) -> None:
+        self.seen = Seen()
+        self._cache = cache
+        self._agents = agents
+        self._card = card
+        self._host = host
+        self._timeline = Timeline()
+        self._modes = threading.Condition()
+        self._host_full = False
+        self._occupied_bytes = 0
+        self._before: dict[str, int] = {}
+        self._subscription = cache.on_mode(self._changed)
+
+    def run(self) -> None:
+        """Up through all modes, and back."""
+        tell = self._timeline.tell
+        each = f"{ENTRIES_EACH} tensors of {ENTRY_BYTES // MIB} MiB each"
+        tell("card", f"{CARD_BYTES // MIB} MiB; {len(AGENTS)} agents, {each}")
+        for agent in self._agents:
+            for number in range(ENTRIES_EACH):
+                agent.ask("put", number)
+        self._count()
+        self._fill_to(0.75, "normal")
+        self._settle("what is idle leaves, for the host's memory")
+        self._put_more(1)
+        self._fill_to(0.88, "pressure")
+        self._settle("the least used per token, and no more than needed")
+        self._fill_to(0.5, "relaxed")
+        self._put_more(2)
+        self._with_workflow()
+        self._fill_to(0.935, "critical")
+        self._settle("all that is idle, for the host's memory")
+        self._fill_to(0.97, "emergency")
+        outcome = self._agents[0].ask("put", 900)
+        self.seen.refused_in_emergency = outcome.startswith("refused")
+        tell("put", f"{self._agents[0].name}: {outcome}")
+        self._fill_to(0.2, "relaxed")
+        outcome = self._agents[0].ask("put", 901)
+        self.seen.accepted_afterwards = outcome == "registered"
+        tell("put", f"{self._agents[0].name}: {outcome}")
+        self._fetch_all()
+        tell("host", "its memory is full now too: from here on what leaves the card is evicted")
+        self._host.occupy(HOST_BYTES * 9 // 10)
+        self._host_full = True
+        self._await(lambda: self._cache.modes()["host"].mode == "pressure", "the host's pressure")
+        self._fill_to(0.935, "critical")
+        self._settle("all that is idle, and nowhere to go")
+        self._host.occupy(HOST_BYTES // 5)
+        self._fill_to(0.0, "relaxed")
+        self._subscription.close()
+
+    def _with_workflow(self) -> None:
+        """A step graph says whose turn comes when: who is finished goes first, whoever was used last."""
+        graph = tensord.AgentStepGraph()
+        for step, agent in enumerate(AGENTS):
+            graph.add_step(tensord.AgentStep(agent, depends_on=AGENTS[:step][-1:], step_index=step))
+        with self._cache.workflow("ticket", graph) as workflow:
+            workflow.advance(1)
+            self._timeline.tell("workflow", f"{AGENTS[0]} is finished, {AGENTS[1]} at work, {AGENTS[2]} up next")
+            before = {agent.name: agent.ask("here") for agent in self._agents}
+            self._fill_to(0.87, "workflow_aware")
+            self._settle("the finished agent's, and no more than needed")
+            after = {agent.name: agent.ask("here") for agent in self._agents}
+            gone = {name for name in AGENTS if after[name] < before[name]}
+            self.seen.finished_went_first = gone == {AGENTS[0]}
+
+    def _put_more(self, round_number: int) -> None:
+        """So that there is something to give back at every level."""
+        for agent in self._agents:
+            for number in range(ENTRIES_EACH // 2):
+                agent.ask("put", 100 * round_number + number)
+
+    def _fetch_all(self) -> None:
+        numbers = [*range(ENTRIES_EACH), *(100 * r + n for r in (1, 2) for n in range(ENTRIES_EACH // 2))]
+        for agent in self._agents:
+            outcomes = [agent.ask("fetch", number) for number in numbers]
+            self.seen.fetched += outcomes.count("same")
+            self.seen.wrong += outcomes.count("changed")
+            self.seen.dropped_before_host_was_full += outcomes.count("gone")
+        self._timeline.tell("fetched", f"{self.seen.fetched} tensors, {self.seen.wrong} of them changed")
+
+    def _fill_to(self, share: float, mode: str) -> None:
+        """The engine takes, or lets go of, as much as makes the card so full."""
+        self._before = self._counters()
+        since = len(self.seen.modes)
+        used_bytes, total_bytes = self._card.reading()
+        self._occupied_bytes = max(0, int(share * total_bytes) - (used_bytes - self._occupied_bytes))
+        self._card.occupy(self._occupied_bytes)
+        self._timeline.tell("engine", f"fills the card to {share:.0%}")
+        with self._modes:
+            # Among all since, not the last one: what leaves the card may end a mode as soon as it has begun.
+            if not self._modes.wait_for(lambda: mode in self.seen.modes[since:], PATIENCE_S):
+                raise RuntimeError(f"the card was not {mode} within {PATIENCE_S:g} s: {self.seen.modes[since:]}")
+
+    def _settle(self, why: str) -> None:
+        """Waits until no entry is on its way any more, and tells what came of it."""
+        before = self._before
+        time.sleep(2 * IDLE_S)  # what is idle is what the demonstration is about
+        self._await(lambda: not any(row["ordered_entries"] for row in self._devices()), "orders carried out")
+        after = self._counters()
+        offloaded, dropped = (after[name] - before[name] for name in ("offloaded", "dropped"))
+        self.seen.offloaded, self.seen.dropped = after["offloaded"], after["dropped"]
+        if not self._host_full:
+            self.seen.dropped_before_host_was_full += dropped
+        self._timeline.tell("governor", f"{offloaded} offloaded, {dropped} evicted: {why}")
+        self._count()
+
+    def _count(self) -> None:
+        here = {agent.name: agent.ask("here") for agent in self._agents}
+        used_bytes, total_bytes = self._card.reading()
+        held = ", ".join(f"{name} {count}" for name, count in here.items())
+        self._timeline.tell("card", f"{used_bytes / total_bytes:.0%} full; tensors on it: {held}")
+
+    def _changed(self, change: Any) -> None:
+        self._timeline.tell("mode", f"{change.gauge}: {change.before} → {change.mode}")
+        if change.gauge == CARD:
+            with self._modes:
+                self.seen.modes.append(str(change.mode))
+                self._modes.notify_all()
+
+    def _devices(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._cache.status()["governor"]["devices"]
+        return found
+
+    def _counters(self) -> dict[str, int]:
+        found: dict[str, int] = self._cache.status()["governor"]["counters"]
+        return found
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited {PATIENCE_S:g} s in vain for {what}")
+            time.sleep(0.02)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A card fills up, and the daemon decides who gives memory back.")
+    parser.add_argument("--json", type=Path, help="write what was seen there")
+    given = parser.parse_args(argv)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-demo-")))
+        card = stack.enter_context(FakeCard(folder, CARD, CARD_BYTES))
+        host = stack.enter_context(FakeCard(folder, "host", HOST_BYTES))
+        host.occupy(HOST_BYTES // 5)
+        socket = stack.enter_context(daemon(folder, card.gauge_file))
+        cache = stack.enter_context(tensord.Client(socket, name="engine", timeout_s=PATIENCE_S, required=True))
+        agents = []
+        for name in AGENTS:
+            agents.append(Agent(name, socket, folder))
+            stack.callback(agents[-1].end)
+        shown = Demonstration(cache, agents, card, host)
+        shown.run()
+    seen = shown.seen
+    if given.json:
+        given.json.write_text(json.dumps(asdict(seen), indent=2) + "\n")
+    for failure in seen.failures:
+        print(f"pressure: {failure}", file=sys.stderr)
+    if not seen.failures:
+        print(
+            f"\n{seen.offloaded} tensors were offloaded, {seen.fetched} fetched back bit-identical; "
+            f"{seen.dropped} were evicted, all of them once the host was full too"
+        )
+    return 1 if seen.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
