@@ -6,19 +6,21 @@ import dataclasses
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from .... import __version__
 from ....errors import BadConfiguration, TensordError
+from ....ipc.places import METRICS_NAME
 from ....ipc.quantities import read_size
 from ....ipc.words import PROTOCOL_VERSION
 from ....shm import fence
 from .. import leftovers
 from ..configuration import settings
 from ..daemon import Daemon, pass_daemon
-from . import access, facts, memory, software
+from . import access, facts, memory, pressure, software
 from .finding import Finding, Level, findings_text
 from .probe import probed, version_of
 
@@ -36,6 +38,8 @@ def diagnose(daemon: Daemon) -> list[Finding]:
     whose, limit_bytes, privileged = facts.memlock(pid)
     uid = status.get("uid", os.geteuid())
     caller = facts.caller()
+    hardware = facts.hardware()
+    metrics = _metrics_path(daemon) if status else None
     found = [left for name in leftovers.instances() if (left := leftovers.look(name)) is not None]
     return [
         *_sockets(daemon, caller),
@@ -57,7 +61,9 @@ def diagnose(daemon: Daemon) -> list[Finding]:
             removes=access.removes_ipc(facts.logind_texts()),
         ),
         *access.leftover(found, status.get("instance")),
-        *software.gpus(probed(), facts.hardware()),
+        pressure.gauges(status.get("governor", {}).get("gauges"), hardware),
+        pressure.metrics(metrics, None if metrics is None else facts.scrape(metrics, daemon.timeout_s)),
+        *software.gpus(probed(), hardware),
     ]
 
 
@@ -74,6 +80,11 @@ def _greeting(daemon: Daemon) -> TensordError | None:
     except TensordError as error:
         return error
     return None
+
+
+def _metrics_path(daemon: Daemon) -> Path:
+    """Where the metrics are unless the configuration says otherwise."""
+    return daemon.control_path.with_name(METRICS_NAME)
 
 
 def _configured_ring() -> tuple[int, str | None]:
@@ -104,7 +115,7 @@ def doctor(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     """Checks what a daemon needs around it, and says what to do.
 
     Sockets and permissions, the daemon behind them, versions, configuration, memory, the fence, what a logout deletes,
-    what a dead daemon left, GPU bindings. Exit code 1 if anything FAILs.
+    what a dead daemon left, gauges, metrics, GPU bindings. Exit code 1 if anything FAILs.
     """
     findings = diagnose(daemon)
     if as_json:

@@ -4,10 +4,12 @@ left out, never raised."""
 from __future__ import annotations
 
 import grp
+import http.client
 import os
 import pwd
 import re
 import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,24 @@ def node(path: Path) -> Node | None:
     except OSError:
         return None
     return Node(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
+
+
+def scrape(path: Path, wait_s: float) -> str | None:
+    """Why no metrics can be read from a Unix socket; None if they can."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.settimeout(wait_s)
+        connection.sock.connect(str(path))
+        connection.request("HEAD", "/metrics")
+        answer = connection.getresponse()
+    except TimeoutError:
+        return f"no answer within {wait_s:g} s"
+    except (OSError, http.client.HTTPException) as error:
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return None if answer.status == http.client.OK else f"{answer.status} {answer.reason}"
 
 
 def caller() -> Caller:

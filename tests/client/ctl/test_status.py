@@ -28,7 +28,7 @@ def test_status_tells_what_is_stored_and_what_happened(daemon: Daemon, ctl: Ctl)
     assert told.startswith("tensord ")
     assert f"instance {daemon.instance}: pid {daemon.pid}" in told
     assert "hits 1 (50.0 %), misses 1" in told
-    lines = {line.split()[0]: line for line in told.splitlines()[2:]}
+    lines = {line.split()[0]: line for line in told.splitlines()[2:] if line}
     assert "1 of 4,096" in lines["entries"]
     assert "stored 1" in lines["puts"]
     assert "1 leases" in lines["pinned"]

@@ -14,7 +14,8 @@ from ..conftest import Ctl
 
 CHECKS = {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
-    "/dev/shm", "memory", "cgroup", "memlock", "membarrier", "RemoveIPC", "leftovers", "gpu (nvml)",
+    "/dev/shm", "memory", "cgroup", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
+    "gpu (nvml)",
 }  # fmt: skip
 
 
