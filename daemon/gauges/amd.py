@@ -1,16 +1,18 @@
 """AMD's GPUs, through pyrsmi.
 
-pyrsmi 1.1 is mended in four places, in this process only:
+pyrsmi 1.1 is mended in five places, in this process only:
 - it declares no argument types, so ctypes passes 64-bit handles as C ints: cut off, every reading would be -1;
 - it tells errors to the root logger, setting that up if nobody has: here they become the text of the failure;
 - it asks a shell for the driver, which writes to standard error: here the same file is read;
-- it points descriptor 2 at /dev/null for a while, and the daemon's log with it: here libdrm may say what it likes.
+- it points descriptor 2 at /dev/null for a while, and the daemon's log with it: here libdrm may say what it likes;
+- it gives up where AMD's own Python package is installed and cannot be imported: here that is as good as not there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +75,7 @@ class Rocml:
         rocml.logging = self._said
         rocml._driver_initialized = self._driver_is_live
         rocml._suppress_stderr = contextlib.nullcontext
+        _hide_broken_package()
         _declare(rocml)
         try:
             rocml.smi_initialize()
@@ -119,6 +122,14 @@ class Rocml:
 def amd_source(root: Path = Path("/")) -> LibrarySource:
     """Opens nothing yet. `root`: where /sys is."""
     return LibrarySource(Rocml(root))
+
+
+def _hide_broken_package() -> None:
+    """amdsmi raises KeyError, or anything, when it is imported where its library is missing."""
+    try:
+        import amdsmi  # noqa: F401
+    except Exception:
+        sys.modules["amdsmi"] = None  # type: ignore[assignment]  # what makes `import` raise ImportError
 
 
 def _declare(rocml: Any) -> None:

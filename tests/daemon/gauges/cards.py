@@ -1,0 +1,113 @@
+"""GPUs for tests: libraries compiled from standins/, the cards that they show, and a process that reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+STANDINS: Final = Path(__file__).with_name("standins")
+READER: Final = Path(__file__).with_name("reader.py")
+GIB: Final = 1 << 30
+
+
+def compiled(source: str, library: Path, *flags: str) -> Path:
+    """A shared library of one of the stand-ins."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: apt-get install gcc")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+    named = f"-Wl,-soname,{library.name}"
+    subprocess.run([compiler, "-shared", "-fPIC", *warnings, *flags, named, "-o", library, STANDINS / source], check=True)
+    return library
+
+
+@dataclass
+class Card:
+    """One card, as a library shows it. `error`: what reading its memory answers instead."""
+
+    used_bytes: int
+    total_bytes: int = 80 * GIB
+    error: int = 0
+    domain: int = 0
+    bus: int = 0x65
+    device: int = 0
+    function: int = 0
+
+    def line(self) -> str:
+        place = f"{self.domain:x} {self.bus:x} {self.device:x} {self.function:x}"
+        return f"{self.error} {self.used_bytes} {self.total_bytes} {place}\n"
+
+
+@dataclass
+class Cards:
+    """All cards, in the file that the stand-ins read."""
+
+    file: Path
+    cards: list[Card] = field(default_factory=list)
+    generation: int = 1
+
+    def show(self) -> None:
+        """From now on they are as they are said to be here."""
+        beside = self.file.with_suffix(".new")
+        beside.write_text(f"{self.generation}\n" + "".join(card.line() for card in self.cards))
+        beside.rename(self.file)
+
+    def hide(self) -> None:
+        """There is no driver any more."""
+        self.file.unlink()
+
+
+class Reader:
+    """A source in a process of its own. Use it in a `with`."""
+
+    def __init__(self, source: str, *arguments: Path, **environ: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(READER), source, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+        )
+        self._now = 0.0
+
+    def read(self, later_s: float = 2.0) -> dict[str, Any]:
+        """Reads, `later_s` after it last did."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._now += later_s
+        self._process.stdin.write(f"{self._now}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the reader ended: {self._process.communicate()[1]}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def gauges(self, later_s: float = 2.0) -> dict[str, Any]:
+        """Reads; by gauge: [used, total], or why not."""
+        answer = self.read(later_s)
+        assert "gauges" in answer, answer
+        gauges: dict[str, Any] = answer["gauges"]
+        return gauges
+
+    def end(self) -> str:
+        """Ends it in good order, and gives what went to its standard error."""
+        _, said = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, said
+        return said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()

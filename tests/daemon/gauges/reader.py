@@ -1,0 +1,45 @@
+"""Reads a source in a process of its own: the libraries' state, and what tests do to them, end with it.
+
+`python reader.py SOURCE [ROOT]`; each line of standard input is a time to read at, answered with one line of JSON:
+{"gauges": {name: [used, total] or "why not"}}, or {"failed": why, "absent": whether nothing is there to read}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tensord.daemon.gauges.amd import amd_source
+from tensord.daemon.gauges.nvidia import nvidia_source
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
+
+
+def answer(source: Source, now: float) -> dict[str, Any]:
+    try:
+        result = source.read(now)
+    except GaugeFailed as failed:
+        return {"failed": str(failed), "absent": isinstance(failed, GaugeAbsent)}
+    return {
+        "gauges": {
+            name: [got.used_bytes, got.total_bytes] if isinstance(got, Reading) else str(got)
+            for name, got in result.items()
+        }
+    }
+
+
+def main() -> None:
+    # What libraries print goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    source = nvidia_source() if sys.argv[1] == "nvidia" else amd_source(*map(Path, sys.argv[2:]))
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(source, float(line))) + "\n")
+        answers.flush()
+    source.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+/* As much of NVML (libnvidia-ml.so.1) as the gauges ask for, of the cards in cards.h. */
+#include "cards.h"
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN = 999 };
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+struct pci {
+    char legacy[16];
+    unsigned domain, bus, device, id, subsystem;
+    char bus_id[32];
+};
+
+static int opened, opened_under;
+
+static int usable(int *count) {
+    *count = look();
+    if (!opened) return UNINITIALIZED;
+    return *count < 0 || generation != opened_under ? UNKNOWN : OK;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    if (look() < 0) return DRIVER_NOT_LOADED;
+    opened++;
+    opened_under = generation;
+    return OK;
+}
+
+int nvmlShutdown(void) {
+    if (!opened) return UNINITIALIZED;
+    opened--;
+    return OK;
+}
+
+const char *nvmlErrorString(int error) {
+    return error == GPU_IS_LOST ? "GPU is lost" : "the stand-in says no";
+}
+
+int nvmlDeviceGetCount_v2(unsigned *found) {
+    int count, error = usable(&count);
+    if (!error) *found = count;
+    return error;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    int count, error = usable(&count);
+    if (error) return error;
+    if ((int)index >= count) return INVALID_ARGUMENT;
+    if (cards[index].error == GPU_IS_LOST) return GPU_IS_LOST;
+    *handle = handle_of(index);
+    return OK;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
+    int count, error = usable(&count), index = index_of(handle);
+    if (error) return error;
+    if (index < 0) return INVALID_ARGUMENT;
+    pci->domain = cards[index].domain;
+    pci->bus = cards[index].bus;
+    pci->device = cards[index].device;
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
+    return OK;
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
+    int count, error = usable(&count), index = index_of(handle);
+    if (error) return error;
+    if (index < 0) return INVALID_ARGUMENT;
+    if (cards[index].error) return cards[index].error;
+    memory->total = cards[index].total;
+    memory->used = cards[index].used;
+    memory->free = memory->total - memory->used;
+    return OK;
+}

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .cards import GIB, Card, Cards, Reader
+
+GONE = 19
+LIBDRM_SAYS = "amdgpu.ids: No such file or directory\n"
+Begin = Callable[..., Reader]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where /sys says that the driver is loaded."""
+    module = tmp_path / "root/sys/module/amdgpu"
+    module.mkdir(parents=True)
+    (module / "initstate").write_text("live\n")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def begin(rocm_folder: Path, cards: Cards, root: Path) -> Iterator[Begin]:
+    readers: list[Reader] = []
+
+    def new(rocm: Path = rocm_folder, **environ: str) -> Reader:
+        readers.append(Reader("amd", root, ROCM_PATH=str(rocm), STANDIN_CARDS=str(cards.file), **environ))
+        return readers[-1]
+
+    yield new
+    for reader in readers:
+        reader.__exit__()
+
+
+def test_every_gpu_is_read_with_its_whole_handle_and_changes_live(cards: Cards, begin: Begin) -> None:
+    """The stand-in's handles are pointers: cut to 32 bits, as pyrsmi passes them, they would be nobody's."""
+    cards.cards = [Card(3 * GIB, 192 * GIB, bus=0xC1), Card(5 * GIB, domain=0x2, bus=0x03, device=0x11, function=2)]
+    cards.show()
+    reader = begin()
+    assert reader.gauges() == {"0000:c1:00.0": [3 * GIB, 192 * GIB], "0002:03:11.2": [5 * GIB, 80 * GIB]}
+    cards.cards[0].used_bytes = 190 * GIB
+    cards.show()
+    assert reader.gauges()["0000:c1:00.0"] == [190 * GIB, 192 * GIB]
+    assert reader.end() == LIBDRM_SAYS
+
+
+def test_a_library_that_lists_gpus_by_socket_is_read_as_well(
+    cards: Cards, begin: Begin, old_rocm_folder: Path
+) -> None:
+    cards.cards = [Card(1, bus=1), Card(2, bus=2)]
+    cards.show()
+    assert begin(old_rocm_folder).gauges() == {"0000:01:00.0": [1, 80 * GIB], "0000:02:00.0": [2, 80 * GIB]}
+
+
+def test_minus_one_is_a_failure_that_says_why_and_never_a_value(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1, bus=1), Card(2, bus=2)]
+    cards.show()
+    reader = begin()
+    reader.gauges()
+    cards.cards[0].error = GONE
+    cards.cards[1].used_bytes = 22
+    cards.show()
+    gauges = reader.gauges()
+    assert gauges["0000:02:00.0"] == [22, 80 * GIB]
+    assert gauges["0000:01:00.0"].startswith("pyrsmi answers -1 of -1 bytes used: ")
+    assert "the card is gone" in gauges["0000:01:00.0"]
+    cards.cards[0].error = 0
+    cards.show()
+    assert reader.gauges()["0000:01:00.0"] == [1, 80 * GIB]
+    assert reader.end() == LIBDRM_SAYS, "pyrsmi's errors are the source's to tell, and nobody else's"
+
+
+def test_a_driver_that_was_reloaded_is_asked_anew(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1)]
+    cards.show()
+    reader = begin()
+    reader.gauges()
+    cards.generation = 2
+    cards.cards = [Card(9)]
+    cards.show()
+    assert reader.gauges()["0000:65:00.0"].startswith("pyrsmi answers -1")
+    reader.read(10.0)
+    assert reader.gauges() == {"0000:65:00.0": [9, 80 * GIB]}
+
+
+def test_without_a_driver_nothing_is_asked(cards: Cards, begin: Begin, root: Path) -> None:
+    (root / "sys/module/amdgpu/initstate").unlink()
+    (root / "sys/module/amdgpu").rmdir()
+    cards.cards = [Card(1)]
+    cards.show()
+    reader = begin()
+    answer = reader.read()
+    assert answer["absent"] and "driver is not loaded" in answer["failed"]
+    assert reader.end() == ""
+
+
+def test_a_driver_that_is_built_in_counts_as_loaded(cards: Cards, begin: Begin, root: Path) -> None:
+    (root / "sys/module/amdgpu/initstate").unlink()
+    cards.cards = [Card(1)]
+    cards.show()
+    assert begin().gauges() == {"0000:65:00.0": [1, 80 * GIB]}
+
+
+def test_without_the_library_there_is_nothing_to_read(cards: Cards, begin: Begin, tmp_path: Path) -> None:
+    reader = begin(tmp_path)
+    answer = reader.read()
+    assert answer["absent"] and "libamd_smi.so" in answer["failed"]
+    assert reader.end() == ""
+
+
+def test_no_gpu_listed_is_nothing_to_read(cards: Cards, begin: Begin) -> None:
+    cards.show()
+    assert begin().read() == {"failed": "it lists no GPU", "absent": True}
+
+
+def test_a_driver_that_refuses_is_a_failure_that_says_so(cards: Cards, begin: Begin) -> None:
+    answer = begin().read()
+    assert "initialization failed" in answer["failed"]
+    assert not answer["absent"], "the driver is said to be loaded: somebody should look"
+
+
+def test_a_broken_amdsmi_package_does_not_keep_the_library_from_being_read(
+    cards: Cards, begin: Begin, tmp_path: Path
+) -> None:
+    (tmp_path / "amdsmi.py").write_text("raise KeyError('AMDSMI_LIB')\n")
+    cards.cards = [Card(1)]
+    cards.show()
+    assert begin(PYTHONPATH=str(tmp_path)).gauges() == {"0000:65:00.0": [1, 80 * GIB]}
+
+
+def test_gpus_of_the_amdsmi_package_have_the_same_names(cards: Cards, begin: Begin, tmp_path: Path) -> None:
+    """It tells the PCI address as text, of which pyrsmi makes a number with the domain elsewhere."""
+    (tmp_path / "amdsmi.py").write_text(
+        "class AmdSmiMemoryType: VRAM = 0\n"
+        "def amdsmi_init(): pass\n"
+        "def amdsmi_shut_down(): pass\n"
+        "def amdsmi_get_processor_handles(): return ['one']\n"
+        "def amdsmi_get_gpu_device_bdf(handle): return '0002:c1:11.3'\n"
+        "def amdsmi_get_gpu_memory_usage(handle, kind): return 5\n"
+        "def amdsmi_get_gpu_memory_total(handle, kind): return 100\n"
+    )
+    cards.show()
+    assert begin(PYTHONPATH=str(tmp_path)).gauges() == {"0002:c1:11.3": [5, 100]}

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .cards import GIB, Card, Cards, Reader
+
+LOST = 15
+NOT_SUPPORTED = 3
+Begin = Callable[[], Reader]
+
+
+@pytest.fixture
+def begin(nvml_folder: Path, cards: Cards) -> Iterator[Begin]:
+    readers: list[Reader] = []
+
+    def new() -> Reader:
+        readers.append(Reader("nvidia", LD_LIBRARY_PATH=str(nvml_folder), STANDIN_CARDS=str(cards.file)))
+        return readers[-1]
+
+    yield new
+    for reader in readers:
+        reader.__exit__()
+
+
+def test_every_gpu_is_a_gauge_under_its_pci_address_and_changes_live(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(3 * GIB, bus=0x65), Card(5 * GIB, 24 * GIB, domain=0x1, bus=0xB3, device=0x1F)]
+    cards.show()
+    reader = begin()
+    assert reader.gauges() == {"0000:65:00.0": [3 * GIB, 80 * GIB], "0001:b3:1f.0": [5 * GIB, 24 * GIB]}
+    cards.cards[1].used_bytes = 23 * GIB
+    cards.show()
+    assert reader.gauges() == {"0000:65:00.0": [3 * GIB, 80 * GIB], "0001:b3:1f.0": [23 * GIB, 24 * GIB]}
+    assert reader.end() == ""
+
+
+def test_a_lost_gpu_fails_alone_and_the_others_are_read_on(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1, bus=1), Card(2, bus=2), Card(3, bus=3)]
+    cards.show()
+    reader = begin()
+    assert set(reader.gauges()) == {"0000:01:00.0", "0000:02:00.0", "0000:03:00.0"}
+    cards.cards[1].error = LOST
+    cards.cards[2].used_bytes = 33
+    cards.show()
+    gauges = reader.gauges()
+    assert gauges.pop("0000:02:00.0") == "NVMLError_GpuIsLost: GPU is lost"
+    assert gauges == {"0000:01:00.0": [1, 80 * GIB], "0000:03:00.0": [33, 80 * GIB]}
+    cards.cards[1].error = 0
+    cards.show()
+    assert reader.gauges()["0000:02:00.0"] == [2, 80 * GIB]
+
+
+def test_a_gpu_that_is_lost_before_the_daemon_begins_has_a_gauge_once_it_is_back(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1, bus=1, error=LOST), Card(2, bus=2)]
+    cards.show()
+    reader = begin()
+    assert reader.gauges() == {"nvidia:0": "NVMLError_GpuIsLost: GPU is lost", "0000:02:00.0": [2, 80 * GIB]}
+    cards.cards[0].error = 0
+    cards.show()
+    assert reader.gauges() == {"0000:01:00.0": [1, 80 * GIB], "0000:02:00.0": [2, 80 * GIB]}
+
+
+def test_a_gpu_that_cannot_tell_its_memory_is_a_failure_and_no_value(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(0, error=NOT_SUPPORTED), Card(7, bus=0x66)]
+    cards.show()
+    gauges = begin().gauges()
+    assert gauges["0000:66:00.0"] == [7, 80 * GIB]
+    assert gauges["0000:65:00.0"].startswith("NVMLError_NotSupported")
+
+
+def test_a_total_of_nothing_is_a_failure_and_no_value(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(0, 0)]
+    cards.show()
+    assert begin().gauges() == {"0000:65:00.0": "0 of 0 bytes used is no reading"}
+
+
+def test_a_driver_that_was_reloaded_is_asked_anew(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1)]
+    cards.show()
+    reader = begin()
+    assert reader.gauges() == {"0000:65:00.0": [1, 80 * GIB]}
+    cards.generation = 2
+    cards.cards = [Card(9)]
+    cards.show()
+    assert not reader.read()["absent"]
+    # Opening may be slow: only 10 s after it was opened last is the library closed, and opened at the next reading.
+    assert not reader.read(10.0)["absent"]
+    assert reader.gauges() == {"0000:65:00.0": [9, 80 * GIB]}
+
+
+def test_a_gpu_that_is_gone_after_a_reload_stays_as_a_failure(cards: Cards, begin: Begin) -> None:
+    cards.cards = [Card(1, bus=1), Card(2, bus=2)]
+    cards.show()
+    reader = begin()
+    reader.gauges()
+    cards.generation = 2
+    cards.cards = [Card(2, bus=2)]
+    cards.show()
+    reader.read(11.0)
+    assert reader.gauges() == {
+        "0000:01:00.0": "the driver does not list it any more",
+        "0000:02:00.0": [2, 80 * GIB],
+    }
+
+
+def test_without_a_driver_there_is_nothing_to_read_until_there_is_one(cards: Cards, begin: Begin) -> None:
+    reader = begin()
+    assert reader.read()["absent"]
+    cards.cards = [Card(4)]
+    cards.show()
+    assert reader.gauges() == {"0000:65:00.0": [4, 80 * GIB]}
+    cards.hide()
+    assert "failed" in reader.read()
+
+
+def test_without_the_library_there_is_nothing_to_read(cards: Cards, tmp_path: Path) -> None:
+    with Reader("nvidia", LD_LIBRARY_PATH=str(tmp_path)) as reader:
+        answer = reader.read()
+        if not answer.get("absent"):
+            pytest.skip("this machine has the real library")
+        assert reader.end() == ""
