@@ -1,0 +1,438 @@
+"""The whole governor at random, against a model that only does the sums: who has what, who was told what.
+
+The model knows of each entry its owner, size, last use and the order that it is under; it learns of orders as owners
+do, by being sent them, and judges each by the rules of the mode that it names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tensord.daemon.core.governor.events import Event, Received, Sampled, Tick
+from tensord.ipc import messages
+from tensord.ipc.messages import Step
+from tensord.ipc.modes import HOST_GAUGE, Mode
+
+from .stand import MIB, TOTAL, Stand, key
+
+DEVICES = ["gpu 0", "gpu 1"]
+NUMBERS = st.integers(0, 11)
+SHARES = [0.3, 0.6, 0.75, 0.84, 0.86, 0.9, 0.93, 0.97, 1.1]
+AGENTS = ["", "a", "b", "c"]
+IDLE_S = {"relaxed": 40.0, "normal": 20.0, "critical": 5.0, "emergency": 5.0}
+ACK_S, RETRY_S, PASS_SHARE, BLOCK = 3.0, 6.0, 0.5, 10 * MIB
+
+
+@dataclass
+class Entry:
+    """`order`: the last that names it; `open`: that is neither acknowledged nor late."""
+
+    client: int
+    size: int
+    used_at: float
+    order: int = 0
+    open: bool = False
+    not_before: float = float("-inf")
+
+
+@dataclass
+class Card:
+    """One device as its owners see it. `passes`: the orders of the last pass; `closed_at`: when one of them last ended."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    owners: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    passes: set[int] = field(default_factory=set)
+    closed_at: float = float("-inf")
+
+    def close(self, entry: Entry, now: float) -> None:
+        if entry.open and entry.order in self.passes:
+            self.closed_at = now
+        entry.open = False
+
+    def resident_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries.values() if not entry.open)
+
+
+class Seen(Stand):
+    """A stand that settles after each event, and keeps what the event brought."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.orders_now: list[tuple[int, messages.Order]] = []
+
+    def do(self, event: Event) -> Any:
+        effects = super().do(event)
+        for effect in effects:
+            if isinstance(message := getattr(effect, "message", None), messages.Order):
+                self.orders_now.append((effect.client, message))
+        return effects
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two cards, up to four clients, 12 keys."""
+
+    @initialize(
+        budget=st.sampled_from([None, 90 * MIB]), entries=st.sampled_from([4, 1000]), tokens=st.sampled_from([None, 60])
+    )
+    def start(self, budget: int | None, entries: int, tokens: int | None) -> None:
+        self.stand = Seen(
+            max_bytes=budget,
+            max_entries=entries,
+            max_tokens=tokens,
+            relaxed_idle_s=IDLE_S["relaxed"],
+            normal_idle_s=IDLE_S["normal"],
+            critical_idle_s=IDLE_S["critical"],
+            ack_s=ACK_S,
+            retry_s=RETRY_S,
+            pass_share=PASS_SHARE,
+            block_bytes=BLOCK,
+            window_s=30.0,
+            remembered_max=3,
+            workflows_max=2,
+            reservations_max=2,
+            reserve_s_max=8.0,
+        )
+        self.cards = {name: Card() for name in DEVICES}
+        self.counted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.clients = 0
+        self.told = 0
+        self.tokens: dict[int, int] = {}
+        self.join()
+        self.join()
+
+    # ---- what an event brought
+
+    def after(self, began_at: float | None = None) -> None:
+        """Judges the orders that came, and learns of owners that are late. `began_at`: the event was this reading."""
+        stand = self.stand
+        stand.settle()
+        passed: dict[str, set[int]] = {}
+        for client, order in stand.orders_now:
+            if order.kind == "promote":
+                assert not any(key(n) in order.keys for n in self.cards[order.device].entries)
+                continue
+            self.judge(client, order)
+            if order.reason != "budget":
+                passed.setdefault(order.device, set()).add(order.order)
+        for device in {order.device for _, order in stand.orders_now if order.kind != "promote"}:
+            row = stand.device(device)
+            assert row["bytes"] - row["ordered_bytes"] >= row["floor_blocks"] * BLOCK, "below the floor"
+        stand.orders_now.clear()
+        for device, orders in passed.items():
+            card = self.cards[device]
+            assert began_at is not None, "a pass without a reading"
+            open_orders = {e.order for e in card.entries.values() if e.open} & card.passes
+            assert not open_orders, "a second pass before the first was acknowledged"
+            assert began_at > card.closed_at, "a second pass on a reading of before the first had ended"
+            card.passes = orders
+        for told in stand.told[self.told :]:
+            if told["event"] == "owner":
+                card, client = self.cards[told["device"]], told["client"]
+                (card.silent.add if told["unresponsive"] else card.silent.discard)(client)
+                for entry in card.entries.values() if told["unresponsive"] else ():
+                    if entry.client == client and entry.open:
+                        card.close(entry, stand.now)
+                        entry.not_before = stand.now + RETRY_S
+                        self.counted["timed_out"] += 1
+        self.told = len(stand.told)
+
+    def judge(self, client: int, order: messages.Order) -> None:
+        card, now = self.cards[order.device], self.stand.now
+        assert client not in card.silent, "an order to who does not answer"
+        assert len(set(order.keys)) == len(order.keys) > 0
+        for each in order.keys:
+            entry = card.entries[int.from_bytes(each[:8], "little")]
+            assert entry.client == client, "an order to who does not own it"
+            assert not entry.open, "ordered twice"
+            assert entry.not_before <= now, "ordered again too soon"
+            if order.reason in IDLE_S:
+                assert entry.used_at <= now - IDLE_S[order.reason], f"not idle in {order.reason}"
+            entry.order, entry.open = order.order, True
+            self.counted["ordered"] += 1
+        if order.reason in ("pressure", "workflow_aware"):
+            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == order.device)
+            assert gauge["used_bytes"] >= 0.85 * gauge["total_bytes"], "ordered without need"
+        elif order.reason != "budget":
+            assert self.stand.mode(order.device) == order.reason
+
+    def ask(self, client: int, make: Any, *args: Any, **more: Any) -> Any:
+        self.stand.do(Tick())  # status is as of the last event
+        self.after()
+        before = self.stand.status()
+        answer = self.stand.ask(client, make, *args, **more)
+        if isinstance(answer, messages.Error):
+            self.refused[answer.code] += 1
+            after = self.stand.status()
+            assert before["counters"].pop("refused") != after["counters"].pop("refused")
+            assert before == after, "a refusal that changed something"
+        return answer
+
+    def client_of(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.stand.answers)))
+
+    def mine(self, device: str, client: int) -> Iterator[tuple[int, Entry]]:
+        return ((n, e) for n, e in self.cards[device].entries.items() if e.client == client)
+
+    def heard(self, card: Card, client: int) -> None:
+        """What the governor announces in the same event: a client that says something of a card answers again."""
+        if client in card.owners:
+            card.silent.discard(client)
+
+    # ---- clients and their entries
+
+    @precondition(lambda self: len(self.stand.answers) < 4)
+    @rule()
+    def join(self) -> None:
+        self.clients += 1
+        self.stand.join(self.clients)
+
+    @precondition(lambda self: len(self.stand.answers) > 1)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        client = self.client_of(data)
+        self.stand.leave(client)
+        for name, card in self.cards.items():
+            for number, entry in list(self.mine(name, client)):
+                card.close(entry, self.stand.now)
+                del card.entries[number]
+                self.counted["gone_with_owner"] += 1
+            card.owners.discard(client)
+            card.silent.discard(client)
+            if not card.owners:
+                self.cards[name] = Card()
+        self.tokens = {token: owner for token, owner in self.tokens.items() if owner != client}
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES))
+    def open(self, data: st.DataObject, device: str) -> None:
+        client = self.client_of(data)
+        self.ask(client, messages.OpenDevice, device)
+        self.cards[device].owners.add(client)
+        self.after()
+
+    @rule(
+        data=st.data(),
+        device=st.sampled_from(DEVICES),
+        number=NUMBERS,
+        size=st.integers(1, 5).map(lambda n: n * 10 * MIB),
+        tokens=st.integers(0, 30),
+        agent=st.sampled_from(AGENTS),
+    )
+    def register(self, data: st.DataObject, device: str, number: int, size: int, tokens: int, agent: str) -> None:
+        client, card = self.client_of(data), self.cards[device]
+        known = card.entries.get(number)
+        emergency = any(t.gauge == device and t.mode is Mode.EMERGENCY for t in self.stand.governor.modes())
+        answer = self.ask(client, messages.RegisterEntry, device, key(number), size, tokens, agent)
+        if client not in card.owners:
+            assert answer.code == "NoGauge"
+        elif known is not None and known.client != client:
+            assert answer.code == "OwnedElsewhere"
+        elif known is None and emergency:
+            assert answer.code == "UnderPressure"
+        elif isinstance(answer, messages.Error):
+            assert answer.code in ("DeviceFull", "BelowFloor")
+        else:
+            assert answer.renewed == (known is not None)
+            self.heard(card, client)
+            self.after()  # what goes for it was ordered before it came
+            entry = card.entries.setdefault(number, Entry(client, size, self.stand.now))
+            entry.size, entry.used_at = size, self.stand.now
+            self.counted["renewed" if known else "registered"] += 1
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES), numbers=st.lists(NUMBERS, max_size=4), uses=st.booleans())
+    def use_or_release(self, data: st.DataObject, device: str, numbers: list[int], uses: bool) -> None:
+        client, card = self.client_of(data), self.cards[device]
+        keys = [key(number) for number in numbers]
+        mine = {number for number, _ in self.mine(device, client)} & set(numbers)
+        if uses:
+            self.stand.say(client, messages.UseEntries(device, keys))
+            for number in mine:
+                card.entries[number].used_at = self.stand.now
+            self.heard(card, client)
+        else:
+            assert self.ask(client, messages.ReleaseEntries, device, keys).count == len(mine)
+            for number in mine:
+                card.close(card.entries[number], self.stand.now)
+                del card.entries[number]
+                self.counted["released"] += 1
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES), freed=st.sampled_from([0, MIB, 30 * MIB]))
+    def acknowledge(self, data: st.DataObject, device: str, freed: int) -> None:
+        """In part or whole, early or late; each entry with an outcome of its own."""
+        card = self.cards[device]
+        orders = sorted({(e.client, e.order) for e in card.entries.values() if e.order})
+        if not orders:
+            return
+        client, order = data.draw(st.sampled_from(orders))
+        under = [n for n, e in self.mine(device, client) if e.order == order]
+        some = data.draw(st.lists(st.sampled_from(under), min_size=1, unique=True))
+        said: dict[str, list[bytes]] = {"offloaded": [], "dropped": [], "kept": []}
+        for number in some:
+            outcome = data.draw(st.sampled_from(sorted(said)))
+            said[outcome].append(key(number))
+            entry = card.entries[number]
+            card.close(entry, self.stand.now)
+            entry.order, entry.not_before = 0, self.stand.now + RETRY_S
+            self.counted[outcome] += 1
+            if outcome != "kept":
+                self.counted[f"{outcome}_bytes"] += entry.size
+                del card.entries[number]
+        self.counted["freed_bytes"] += freed
+        self.heard(card, client)
+        answer = self.ask(client, messages.AcknowledgeOrder, device, order, **said, freed_bytes=freed)
+        assert isinstance(answer, messages.Done), answer
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES), number=NUMBERS, order=st.integers(1, 60))
+    def acknowledge_what_was_not_ordered(self, data: st.DataObject, device: str, number: int, order: int) -> None:
+        client, entry = self.client_of(data), self.cards[device].entries.get(number)
+        if entry is not None and (entry.client, entry.order) == (client, order):
+            return
+        others = [n for n, e in self.mine(device, client) if e.order == order]
+        keys = [*(key(n) for n in others), key(number)]
+        assert self.ask(client, messages.AcknowledgeOrder, device, order, dropped=keys).code == "UnknownOrder"
+        self.after()
+
+    # ---- gauges and time
+
+    @rule(
+        gauge=st.sampled_from([*DEVICES, HOST_GAUGE]),
+        share=st.sampled_from(SHARES),
+        after_s=st.sampled_from([0.1, 1.0]),
+        late_s=st.sampled_from([0.0, 0.0, 0.05, 0.9]),
+        stale=st.sampled_from([False, False, False, True]),
+    )
+    def sample(self, gauge: str, share: float, after_s: float, late_s: float, stale: bool) -> None:
+        began_at = self.stand.now + after_s - late_s
+        self.stand.sample(share, gauge, after_s=after_s, began_at=began_at, stale=stale)
+        self.after(began_at)
+
+    @precondition(lambda self: self.stand.gauges)
+    @rule(data=st.data())
+    def lose_a_gauge(self, data: st.DataObject) -> None:
+        gauge = data.draw(st.sampled_from(sorted(self.stand.gauges)))
+        self.stand.lose(gauge)
+        self.after(self.stand.now)
+
+    @rule(data=st.data(), gauge=st.sampled_from([*DEVICES, HOST_GAUGE]), share=st.sampled_from(SHARES), act=st.booleans())
+    def drill(self, data: st.DataObject, gauge: str, share: float, act: bool) -> None:
+        self.stand.now += 0.01
+        client = self.client_of(data)
+        answer = self.ask(client, messages.Drill, gauge, round(share * TOTAL), TOTAL, act=act)
+        if act and isinstance(answer, messages.Drilled):
+            assert self.stand.mode(gauge) is answer.state.mode
+        self.after(self.stand.now if act else None)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 4.0, 25.0]))
+    def pass_time(self, seconds: float) -> None:
+        end = self.stand.now + seconds
+        while (timer := self.stand.governor.next_timer()) is not None and timer <= end:
+            self.stand.now = max(self.stand.now, timer)
+            self.after()
+        self.stand.now = end
+
+    @rule(resident=st.integers(0, 500), settled=st.booleans())
+    def store_says(self, resident: int, settled: bool) -> None:
+        self.stand.holds(resident * MIB, 500 * MIB, settled=settled)
+        assert (self.stand.press.resident_bytes_max or 0) >= 0
+        self.after()
+
+    # ---- the rest
+
+    @rule(data=st.data(), name=st.sampled_from("vwx"), agents=st.lists(st.sampled_from(AGENTS[1:]), min_size=1))
+    def register_workflow(self, data: st.DataObject, name: str, agents: list[str]) -> None:
+        steps = [Step(agent, index) for index, agent in enumerate(agents)]
+        self.ask(self.client_of(data), messages.RegisterWorkflow, name, steps)
+        self.after()
+
+    @rule(data=st.data(), name=st.sampled_from("vwx"), step=st.none() | st.integers(0, 5))
+    def advance_or_end_workflow(self, data: st.DataObject, name: str, step: int | None) -> None:
+        client = self.client_of(data)
+        if step is None:
+            self.ask(client, messages.EndWorkflow, name)
+        else:
+            self.ask(client, messages.AdvanceWorkflow, name, step)
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES), size=st.integers(1, 600))
+    def reserve(self, data: st.DataObject, device: str, size: int) -> None:
+        client = self.client_of(data)
+        answer = self.ask(client, messages.ReserveDevice, device, size * MIB, 5.0)
+        if isinstance(answer, messages.Reserved):
+            self.tokens[answer.reservation] = client
+            gauge = next(g for g in self.stand.status()["gauges"] if g["gauge"] == device)
+            free = gauge["total_bytes"] - gauge["used_bytes"]
+            assert self.stand.device(device)["reserved_bytes"] <= free, "more was reserved than is free"
+        self.after()
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def release_reservation(self, data: st.DataObject) -> None:
+        token = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.ask(self.tokens.pop(token), messages.ReleaseReservation, token)
+        self.after()
+
+    @rule(data=st.data(), device=st.sampled_from(DEVICES), count=st.integers(1, 30), blocks=st.integers(0, 4))
+    def requests(self, data: st.DataObject, device: str, count: int, blocks: int) -> None:
+        client = self.client_of(data)
+        self.stand.do(Received(client, messages.RequestsArrived(device, count)))
+        self.stand.do(Received(client, messages.RequestCompleted(device, 0.5, blocks)))
+        self.after()
+
+    @rule(budget=st.sampled_from([None, 60 * MIB, 90 * MIB]), entries=st.sampled_from([3, 4, 1000]))
+    def change_limits(self, budget: int | None, entries: int) -> None:
+        self.stand.change_limits(max_bytes=budget, max_entries=entries)
+        self.after()
+
+    @invariant()
+    def all_is_sound_and_the_sums_are_right(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        self.stand.check()
+        status = self.stand.status()
+        counters = status["counters"]
+        assert counters.pop("refused") == dict(self.refused)
+        for name in ("promoted", "passes", "transitions"):
+            del counters[name]
+        assert counters == {name: self.counted[name] for name in counters}
+        rows = {row["device"]: row for row in status["devices"]}
+        for name, card in self.cards.items():
+            row = rows.get(name)
+            assert (0 if row is None else row["entries"]) == len(card.entries)
+            assert (0 if row is None else row["ordered_entries"]) == sum(e.open for e in card.entries.values())
+            assert (0 if row is None else row["bytes"] - row["ordered_bytes"]) == card.resident_bytes()
+        silent = {(row["device"], row["client"]) for row in status["owners"] if row["unresponsive"]}
+        assert silent == {(name, client) for name, card in self.cards.items() for client in card.silent}
+        assert all(row["refuses"] == (row["level"] == "emergency") for row in status["gauges"])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stand"):
+            return
+        stand = self.stand
+        for client in list(stand.answers):
+            stand.leave(client)
+        stand.do(Sampled(()))
+        stand.settle()
+        counters, status = stand.status()["counters"], stand.status()
+        gone = ("offloaded", "dropped", "released", "gone_with_owner")
+        assert counters["registered"] == sum(counters[name] for name in gone)
+        assert status["owners"] == status["workflows"] == status["gauges"] == []
+        assert status["reservations"] == status["remembered"] == 0
+        assert stand.governor.next_timer() is None
+        assert not stand.press.refuse and stand.press.resident_bytes_max is None
+        stand.check()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
