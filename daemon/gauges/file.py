@@ -49,10 +49,14 @@ class FileSource:
 def _text(path: Path) -> str:
     """Never waits: opening a pipe, or a terminal, could do so for ever."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise GaugeFailed(f"{path} is no regular file")
-            return file.read(FILE_CHARS_MAX + 1)
+            with open(fd, encoding="utf-8", closefd=False) as file:
+                return file.read(FILE_CHARS_MAX + 1)
+        finally:
+            os.close(fd)
     except UnicodeDecodeError as error:
         raise GaugeFailed(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:

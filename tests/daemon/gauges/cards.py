@@ -26,7 +26,9 @@ def compiled(source: str, library: Path, *flags: str) -> Path:
     library.parent.mkdir(parents=True, exist_ok=True)
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
     named = f"-Wl,-soname,{library.name}"
-    subprocess.run([compiler, "-shared", "-fPIC", *warnings, *flags, named, "-o", library, STANDINS / source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", *warnings, *flags, named, "-o", library, STANDINS / source], check=True
+    )
     return library
 
 

@@ -46,9 +46,7 @@ def test_every_gpu_is_read_with_its_whole_handle_and_changes_live(cards: Cards, 
     assert reader.end() == LIBDRM_SAYS
 
 
-def test_a_library_that_lists_gpus_by_socket_is_read_as_well(
-    cards: Cards, begin: Begin, old_rocm_folder: Path
-) -> None:
+def test_a_library_that_lists_gpus_by_socket_is_read_as_well(cards: Cards, begin: Begin, old_rocm_folder: Path) -> None:
     cards.cards = [Card(1, bus=1), Card(2, bus=2)]
     cards.show()
     assert begin(old_rocm_folder).gauges() == {"0000:01:00.0": [1, 80 * GIB], "0000:02:00.0": [2, 80 * GIB]}

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.daemon.core.governor.effects import Log
+from tensord.daemon.core.governor.events import Sample
+from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, Chain
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
+from tensord.ipc.modes import Tier
+
+Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]
+CARD = "0000:65:00.0"
+OTHER = "0000:66:00.0"
+LOST = GaugeFailed("GPU is lost")
+DEAD = GaugeFailed("the driver does not answer")
+
+
+class Told:
+    """A chain, with the time going on by 2 s a sample, and all that was logged."""
+
+    def __init__(self, *sources: str) -> None:
+        self.chain = Chain(Tier.DEVICE, sources)
+        self.now = 0.0
+        self.lines: list[Log] = []
+
+    def take(self, results: Results) -> dict[str, Sample]:
+        self.now += 2.0
+        samples, lines = self.chain.take(results, self.now)
+        self.lines += lines
+        self.chain.check_invariants()
+        assert len({sample.gauge for sample in samples}) == len(samples), "a gauge appears once"
+        return {sample.gauge: sample for sample in samples}
+
+    def told(self, *levels: str) -> list[tuple[str, str, str | None]]:
+        return [(e.event, e.fields["source"], e.fields.get("gauge")) for e in self.lines if e.level in levels]
+
+
+def used(used_bytes: int) -> Reading:
+    return Reading(used_bytes, 100)
+
+
+def test_the_first_source_that_reads_a_gauge_counts_and_each_gauge_appears_once() -> None:
+    told = Told("amd", "sysfs", "owners")
+    samples = told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2), OTHER: used(3)}, "owners": {OTHER: used(4)}})
+    assert samples == {
+        CARD: Sample(CARD, Tier.DEVICE, 1, 100, "amd", 2.0),
+        OTHER: Sample(OTHER, Tier.DEVICE, 3, 100, "sysfs", 2.0),
+    }
+
+
+def test_a_failing_source_keeps_its_last_value_as_of_when_it_was_read_and_is_stale_after_three_failures() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(7)}})
+    for failures in range(1, 6):
+        sample = told.take({"nvidia": {CARD: LOST}})[CARD]
+        assert (sample.used_bytes, sample.began_at, sample.source) == (7, 2.0, "nvidia")
+        assert sample.stale == (failures >= STALE_AFTER == 3)
+        assert sample.shown == {"failure": "GPU is lost"}, "status says why"
+
+
+def test_failures_that_are_not_in_a_row_do_not_make_a_gauge_stale() -> None:
+    told = Told("nvidia")
+    reads: list[Reading | GaugeFailed] = [used(7), LOST, LOST, used(8), LOST, LOST]
+    for read in reads:
+        sample = told.take({"nvidia": {CARD: read}})[CARD]
+        assert not sample.stale
+    assert sample.used_bytes == 8
+
+
+def test_after_three_failures_the_next_source_counts_and_the_better_one_comes_back_with_its_first_reading() -> None:
+    told = Told("amd", "sysfs")
+    told.take({"amd": {CARD: used(1)}, "sysfs": {CARD: used(2)}})
+    sources = [told.take({"amd": DEAD, "sysfs": {CARD: used(2)}})[CARD].source for _ in range(4)]
+    assert sources == ["amd", "amd", "sysfs", "sysfs"]
+    back = told.take({"amd": {CARD: used(3)}, "sysfs": {CARD: used(2)}})[CARD]
+    assert (back.source, back.used_bytes, back.stale, dict(back.shown)) == ("amd", 3, False, {})
+
+
+def test_one_gauge_that_fails_takes_no_other_with_it() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(1), OTHER: used(2)}})
+    for _ in range(4):
+        samples = told.take({"nvidia": {CARD: LOST, OTHER: used(3)}})
+    assert samples[CARD].stale
+    assert not samples[OTHER].stale and samples[OTHER].used_bytes == 3
+
+
+def test_a_failure_is_told_once_and_so_is_its_end() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
+    for _ in range(10):
+        told.take({"nvidia": {CARD: LOST, OTHER: used(1)}})
+    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+    assert told.lines[-1].fields["why"] == "GPU is lost"
+    for _ in range(10):
+        told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
+    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+    assert told.told("info")[1:] == [("gauge reads again", "nvidia", CARD)]
+
+
+def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
+    told = Told("nvidia")
+    told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
+    for _ in range(5):
+        told.take({"nvidia": DEAD})
+    assert told.told("warning") == [("gauge fails", "nvidia", None)]
+
+
+def test_one_that_comes_and_goes_is_told_once() -> None:
+    told = Told("nvidia")
+    for turn in range(20):
+        told.take({"nvidia": {CARD: used(1) if turn % RECOVERED_AFTER else LOST}})
+    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+
+
+def test_a_second_failure_after_a_real_recovery_is_told_again() -> None:
+    told = Told("nvidia")
+    reads: list[Reading | GaugeFailed] = [LOST, *[used(1)] * RECOVERED_AFTER, LOST]
+    for read in reads:
+        told.take({"nvidia": {CARD: read}})
+    assert len(told.told("warning")) == 2
+
+
+def test_no_failure_is_swallowed_of_a_gauge_that_was_never_read() -> None:
+    told = Told("nvidia")
+    assert told.take({"nvidia": {"nvidia:0": LOST}}) == {}, "no value is made up for it"
+    assert told.told("warning") == [("gauge fails", "nvidia", "nvidia:0")]
+
+
+def test_a_source_that_failed_behind_a_better_one_is_told_of_when_it_is_needed() -> None:
+    told = Told("amd", "owners")
+    told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
+    for _ in range(5):
+        told.take({"amd": {CARD: used(1)}, "owners": {CARD: GaugeFailed("nobody reports")}})
+    assert told.told("warning") == [], "owners come and go, and nobody needs them here"
+    for _ in range(5):
+        samples = told.take({"amd": DEAD, "owners": {CARD: GaugeFailed("nobody reports")}})
+    assert told.told("warning") == [("gauge fails", "amd", None), ("gauge fails", "owners", CARD)]
+    assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
+
+
+def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
+    told = Told("amd", "owners")
+    for _ in range(5):
+        told.take({"amd": GaugeAbsent("no driver"), "owners": {}})
+    assert told.told("warning") == []
+    assert told.told("info") == [("gauge source left out", "amd", None)]
+
+
+def test_one_that_was_asked_for_by_name_and_is_not_there_is_a_warning() -> None:
+    told = Told("amd")
+    told.take({"amd": GaugeAbsent("no driver")})
+    assert told.told("warning") == [("gauge source left out", "amd", None)]
+
+
+def test_a_driver_that_goes_away_later_is_a_failure() -> None:
+    told = Told("amd")
+    told.take({"amd": {CARD: used(1)}})
+    for _ in range(3):
+        samples = told.take({"amd": GaugeAbsent("no driver")})
+    assert samples[CARD].stale
+    assert told.told("warning") == [("gauge fails", "amd", None)]
+
+
+def test_a_gauge_that_no_source_lists_any_more_is_gone() -> None:
+    told = Told("amd", "owners")
+    told.take({"amd": {}, "owners": {CARD: used(1), OTHER: used(1)}})
+    told.take({"amd": {}, "owners": {CARD: GaugeFailed("late"), OTHER: used(1)}})
+    assert set(told.take({"amd": {}, "owners": {OTHER: used(1)}})) == {OTHER}
+
+
+def test_a_reading_that_began_earlier_than_the_sample_says_so() -> None:
+    told = Told("owners")
+    sample = told.take({"owners": {CARD: Reading(1, 2, {"of": "x"}, began_at=0.5)}})[CARD]
+    assert sample.began_at == 0.5
+    assert sample.shown == {"of": "x"}
+
+
+@pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (1, 0), (1, -1), (-1, -1)])
+def test_a_reading_that_cannot_be_true_cannot_be_made(used_bytes: int, total_bytes: int) -> None:
+    with pytest.raises(GaugeFailed, match=f"{used_bytes} of {total_bytes}"):
+        Reading(used_bytes, total_bytes)
+
+
+SOURCES = ("first", "second", "third")
+ONE_RESULT = st.one_of(
+    st.just(DEAD),
+    st.just(GaugeAbsent("not here")),
+    st.dictionaries(st.sampled_from([CARD, OTHER]), st.one_of(st.just(LOST), st.integers(0, 100).map(used))),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(SOURCES, ONE_RESULT)), max_size=25))
+def test_what_counts_is_what_a_plain_reading_of_the_rules_says(rounds: list[Results]) -> None:
+    """The model keeps every source's whole history, and decides anew from it each time."""
+    told = Told(*SOURCES)
+    history: dict[tuple[str, str], list[Reading | None]] = {}
+    last: dict[str, tuple[str, int]] = {}
+    for results in rounds:
+        for source in SOURCES:
+            result = results[source]
+            for gauge in (CARD, OTHER):
+                if isinstance(result, GaugeFailed):
+                    if (source, gauge) in history:
+                        history[source, gauge].append(None)
+                elif gauge not in result:
+                    history.pop((source, gauge), None)
+                else:
+                    got = result[gauge]
+                    if isinstance(got, Reading):
+                        history.setdefault((source, gauge), []).append(got)
+                    elif (source, gauge) in history:
+                        history[source, gauge].append(None)
+        samples = told.take(results)
+        for gauge in (CARD, OTHER):
+            found = [source for source in SOURCES if (source, gauge) in history]
+            assert (gauge in samples) == bool(found)
+            if not found:
+                last.pop(gauge, None)
+                continue
+            sound = [s for s in found if any(history[s, gauge][-STALE_AFTER:])]
+            assert samples[gauge].stale == (not sound)
+            counts = sound[0] if sound else samples[gauge].source
+            value = next(got for got in reversed(history[counts, gauge]) if got is not None)
+            assert (samples[gauge].source, samples[gauge].used_bytes) == (counts, value.used_bytes)
+            if not sound and last.get(gauge, ("",))[0] in found:
+                assert (samples[gauge].source, samples[gauge].used_bytes) == last[gauge], "the last value stays"
+            last[gauge] = (samples[gauge].source, samples[gauge].used_bytes)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.gauges.file import FileSource
+from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.ipc.modes import Tier
+
+GIB = 1 << 30
+TEXT = "# a drill\nhost 12GiB 64GiB\n0000:65:00.0 75% 80GiB\n0000:66:00.0 1GiB 80GiB  # another\n"
+
+
+def test_each_tier_has_its_own_lines(tmp_path: Path) -> None:
+    file = tmp_path / "gauges"
+    file.write_text(TEXT)
+    assert FileSource(file, Tier.HOST).read(0.0) == {"host": Reading(12 * GIB, 64 * GIB)}
+    assert FileSource(file, Tier.DEVICE).read(0.0) == {
+        "0000:65:00.0": Reading(60 * GIB, 80 * GIB),
+        "0000:66:00.0": Reading(1 * GIB, 80 * GIB),
+    }
+
+
+def test_it_is_read_anew_and_a_line_taken_out_takes_its_gauge_along(tmp_path: Path) -> None:
+    file = tmp_path / "gauges"
+    file.write_text(TEXT)
+    source = FileSource(file, Tier.DEVICE)
+    source.read(0.0)
+    file.write_text("0000:65:00.0 79GiB 80GiB\n")
+    assert source.read(2.0) == {"0000:65:00.0": Reading(79 * GIB, 80 * GIB)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a 1GiB 2GiB\nb lots 2GiB\n", "line 2: USED"),
+        ("a 1GiB\n", "line 1"),
+        ("", "no line for a device"),
+        ("host 1GiB 2GiB\n", "no line for a device"),
+    ],
+)
+def test_garbage_is_a_failure_that_names_file_line_and_field(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "gauges"
+    file.write_text(text)
+    with pytest.raises(GaugeFailed) as failed:
+        FileSource(file, Tier.DEVICE).read(0.0)
+    assert says in str(failed.value) and str(file) in str(failed.value)
+
+
+def test_what_is_no_text_or_no_file_is_a_failure_and_never_waits(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    for name, says in (("bytes", "UTF-8"), ("pipe", "regular"), (".", "regular"), ("absent", "absent")):
+        with pytest.raises(GaugeFailed, match=says):
+            FileSource(tmp_path / name, Tier.DEVICE).read(0.0)
+    assert len(os.listdir("/proc/self/fd")) == before

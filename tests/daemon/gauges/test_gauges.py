@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tensord.daemon import governing
+from tensord.daemon.config import Config
+from tensord.daemon.core.governor.events import Sample
+from tensord.daemon.gauges.gauges import ABSENT_S, Gauges, open_gauges
+from tensord.daemon.gauges.owners import OwnersSource
+from tensord.daemon.gauges.reading import GaugeAbsent, Reading, Result
+from tensord.daemon.logs import logger
+from tensord.ipc.modes import Tier
+
+from .test_sysfs import card
+
+GIB = 1 << 30
+CARD = "0000:65:00.0"
+LOG = logger("test")
+
+
+class Scripted:
+    """A source that answers, or raises, what it is told to."""
+
+    def __init__(self, name: str, answer: Result | Exception) -> None:
+        self.name = name
+        self.answer = answer
+        self.reads = 0
+        self.closed = 0
+
+    def read(self, now: float) -> Result:
+        self.reads += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def wanted(**settings: Any) -> governing.Gauges:
+    argv = [word for name, value in settings.items() for word in (f"--gauges-{name}", str(value))]
+    return Config.load(argv, {}).gauges
+
+
+def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
+    return {sample.gauge: sample for sample in gauges.sample(now).samples}
+
+
+def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "gauges"
+    file.write_text(f"host 1GiB 4GiB\n{CARD} 50% 80GiB\n")
+    gauges = open_gauges(wanted(device="file", host="file", file=file), LOG)
+    assert gauges.sample(5.0).samples == (
+        Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
+        Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
+    )
+
+
+def test_a_file_that_turns_to_garbage_keeps_the_last_value_goes_stale_and_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "gauges"
+    file.write_text(f"{CARD} 50% 80GiB\n")
+    gauges = open_gauges(wanted(device="file", host="none", file=file), LOG)
+    gauges.sample(0.0)
+    file.write_text(f"{CARD} many 80GiB\n")
+    with capture_logs() as lines:
+        seen = [by_gauge(gauges, now)[CARD] for now in (2.0, 4.0, 6.0, 8.0)]
+    assert [sample.stale for sample in seen] == [False, False, True, True]
+    assert {(sample.used_bytes, sample.began_at) for sample in seen} == {(40 * GIB, 0.0)}
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert "line 1: USED" in lines[0]["why"]
+
+
+def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one_quiet_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
+    gauges.report(CARD, 3, 10, now=1.5)
+    with capture_logs() as lines:
+        for now in (2.0, 3.0, 4.0):
+            assert gauges.sample(now).samples == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
+    left_out = [(line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source left out"]
+    assert left_out == [("amd", "info"), ("nvidia", "info"), ("sysfs", "info")]
+    assert [line["source"] for line in lines if line["event"] == "gauges"] == ["owners"]
+
+
+def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
+    card(tmp_path, 0, CARD, "1000", "4000")
+    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
+    gauges.report(CARD, 3, 10, now=0.0)
+    assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
+
+
+def test_the_host_is_read_unless_nobody_wants_it() -> None:
+    assert set(by_gauge(open_gauges(wanted(device="none"), LOG), 0.0)) == {"host"}
+    nothing = open_gauges(wanted(device="none", host="none"), LOG)
+    nothing.report(CARD, 1, 2, now=0.0)
+    assert nothing.sample(0.0).samples == ()
+
+
+@pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
+def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
+    gauges = open_gauges(wanted(device=device), LOG, root=tmp_path)
+    assert "host" in by_gauge(gauges, 0.0)
+    gauges.close()
+    gauges.close()
+    assert gauges.sample(1.0).samples == ()
+
+
+def test_a_source_with_a_mistake_in_it_ends_no_sample_and_is_told() -> None:
+    """A monitor that swallows its own errors would show the last value for ever, and nobody would know."""
+    broken = Scripted("broken", {CARD: Reading(1, 2)})
+    gauges = Gauges([(Tier.DEVICE, [broken]), (Tier.HOST, [Scripted("host", {"host": Reading(1, 2)})])], LOG)
+    gauges.sample(0.0)
+    broken.answer = ZeroDivisionError("division by zero")
+    with capture_logs() as lines:
+        for now in (1.0, 2.0, 3.0):
+            samples = by_gauge(gauges, now)
+    assert not samples["host"].stale
+    assert samples[CARD].stale and samples[CARD].shown == {"failure": "ZeroDivisionError: division by zero"}
+    assert [(line["log_level"], line["why"]) for line in lines] == [("warning", "ZeroDivisionError: division by zero")]
+
+
+def test_what_is_not_there_is_looked_for_again_now_and_then() -> None:
+    source = Scripted("late", GaugeAbsent("no driver yet"))
+    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
+    for now in (0.0, 1.0, ABSENT_S - 1):
+        assert gauges.sample(now).samples == ()
+    assert source.reads == 1
+    source.answer = {CARD: Reading(1, 2)}
+    assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
+
+
+def test_reports_under_the_hosts_name_are_refused_and_told_once() -> None:
+    gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0)])], LOG)
+    with capture_logs() as lines:
+        gauges.report("host", 1, 2, now=0.0)
+        gauges.report("host", 1, 2, now=0.0)
+    assert gauges.sample(0.0).samples == ()
+    assert [line["event"] for line in lines] == ["report refused"]
+
+
+def test_closing_does_not_wait_for_a_driver_that_hangs() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Hanging(Scripted):
+        def read(self, now: float) -> Result:
+            begun.set()
+            assert go_on.wait(30.0)
+            return {}
+
+    source = Hanging("hanging", {})
+    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
+    thread = threading.Thread(target=gauges.sample, args=(0.0,))
+    thread.start()
+    assert begun.wait(30.0)
+    gauges.close()
+    assert source.closed == 0, "not while it is read"
+    go_on.set()
+    thread.join()
+    assert source.closed == 1

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.gauges.host import HostSource
+from tensord.daemon.gauges.reading import GaugeFailed, Reading
+
+MIB = 1 << 20
+GIB = 1 << 30
+MEMINFO = "MemTotal:       67108864 kB\nMemFree:         1048576 kB\nMemAvailable:   50331648 kB\nBuffers:  30260 kB\n"
+CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+STALLED = "some avg10=12.34 avg60=5.60 avg300=1.00 total=99\nfull avg10=7.89 avg60=2.00 avg300=0.50 total=50\n"
+
+
+class Machine:
+    """/proc and a cgroup tree, in the formats that the kernel writes."""
+
+    def __init__(self, folder: Path, own: str = "/") -> None:
+        self.root, self.proc = folder / "cgroup", folder / "proc"
+        self.root.mkdir()
+        (self.proc / "self").mkdir(parents=True)
+        (self.proc / "pressure").mkdir()
+        (self.proc / "meminfo").write_text(MEMINFO)
+        (self.proc / "pressure/memory").write_text(CALM)
+        (self.proc / "self/cgroup").write_text(f"4:memory:/old\n0::{own}\n")
+
+    def cgroup(self, path: str, limit: str, current: int, inactive_file: int = 0, pressure: str = CALM) -> Path:
+        folder = self.root / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(limit + "\n")
+        (folder / "memory.current").write_text(f"{current}\n")
+        (folder / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {inactive_file}\nactive_file 3\n")
+        (folder / "memory.pressure").write_text(pressure)
+        return folder
+
+    def read(self) -> Reading:
+        result = HostSource(self.root, self.proc).read(0.0)
+        assert set(result) == {"host"}
+        reading = result["host"]
+        assert isinstance(reading, Reading)
+        return reading
+
+
+def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/system.slice/tensord.service")
+    machine.cgroup("system.slice", "max", 5 * GIB)
+    machine.cgroup("system.slice/tensord.service", "max", 4 * GIB)
+    (machine.proc / "pressure/memory").write_text(STALLED)
+    reading = machine.read()
+    assert (reading.used_bytes, reading.total_bytes) == (16 * GIB, 64 * GIB)
+    assert reading.shown == {"of": "machine", "psi_some_avg10": 12.34, "psi_some_avg60": 5.6, "psi_full_avg10": 7.89}
+
+
+def test_the_own_cgroups_limit_counts_without_page_cache_that_can_be_dropped(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/system.slice/tensord.service")
+    machine.cgroup("system.slice", "max", 9 * GIB)
+    machine.cgroup("system.slice/tensord.service", str(8 * GIB), 6 * GIB, inactive_file=2 * GIB, pressure=STALLED)
+    reading = machine.read()
+    assert (reading.used_bytes, reading.total_bytes) == (4 * GIB, 8 * GIB)
+    assert reading.shown["of"] == "cgroup /system.slice/tensord.service"
+    assert reading.shown["psi_some_avg10"] == 12.34, "the stalls are those of the same cgroup"
+
+
+def test_the_tightest_limit_of_all_above_counts(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/a/b/c")
+    machine.cgroup("a", str(32 * GIB), 31 * GIB)
+    machine.cgroup("a/b", "max", 20 * GIB)
+    machine.cgroup("a/b/c", str(8 * GIB), 4 * GIB)
+    reading = machine.read()
+    assert (reading.used_bytes, reading.total_bytes, reading.shown["of"]) == (31 * GIB, 32 * GIB, "cgroup /a")
+
+
+def test_a_container_reads_its_limit_at_the_root_that_it_sees(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/")
+    machine.cgroup("", str(2 * GIB), 1 * GIB)
+    reading = machine.read()
+    assert (reading.used_bytes, reading.total_bytes, reading.shown["of"]) == (1 * GIB, 2 * GIB, "cgroup /")
+
+
+def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/big")
+    machine.cgroup("big", str(1024 * GIB), 1 * GIB)
+    assert machine.read().shown["of"] == "machine"
+
+
+def test_a_kernel_without_stalls_is_read_all_the_same(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (machine.proc / "pressure/memory").unlink()
+    assert machine.read().shown == {"of": "machine"}
+    (machine.proc / "pressure/memory").write_text("nonsense\n\nsome avg10=x\n")
+    assert machine.read().shown == {"of": "machine"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("cgroup/a/memory.current", "garbage"),
+        ("cgroup/a/memory.max", "0"),
+        ("cgroup/a/memory.max", "-1"),
+        ("proc/meminfo", "MemTotal: 5 kB\n"),
+        ("proc/meminfo", ""),
+    ],
+)
+def test_what_cannot_be_read_is_a_failure_and_no_value(tmp_path: Path, file: str, text: str) -> None:
+    machine = Machine(tmp_path, "/a")
+    machine.cgroup("a", str(2 * GIB), 1 * GIB)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(GaugeFailed, match=Path(file).name):
+        HostSource(machine.root, machine.proc).read(0.0)
+
+
+def test_a_cgroup_that_vanishes_while_it_is_read_is_a_failure(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/a")
+    folder = machine.cgroup("a", str(2 * GIB), 1 * GIB)
+    (folder / "memory.stat").unlink()
+    with pytest.raises(GaugeFailed, match=r"memory\.stat"):
+        HostSource(machine.root, machine.proc).read(0.0)
+
+
+def test_stalls_are_waited_for_where_the_limit_is_and_else_at_the_machine(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/a")
+    source = HostSource(machine.root, machine.proc)
+    assert source.pressure_files() == [machine.proc / "pressure/memory"]
+    folder = machine.cgroup("a", str(2 * GIB), 1 * GIB)
+    assert source.pressure_files() == [folder / "memory.pressure", machine.proc / "pressure/memory"]
+
+
+def test_this_machine_has_a_reading() -> None:
+    reading = HostSource().read(0.0)["host"]
+    assert isinstance(reading, Reading)
+    assert 0 < reading.used_bytes < reading.total_bytes
+    total_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert 64 * MIB < reading.total_bytes <= total_kib * 1024

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
+from tensord.daemon.gauges.sysfs import SysfsSource
+
+
+def card(root: Path, number: int, address: str, used: str, total: str = "17163091968") -> Path:
+    """A card as the amdgpu driver shows it: a link in /sys/class/drm into the PCI tree."""
+    device = root / "sys/devices/pci0000:00/0000:00:03.1" / address
+    drm = device / f"drm/card{number}"
+    drm.mkdir(parents=True)
+    (drm / "device").symlink_to(device)
+    (device / "mem_info_vram_used").write_text(used + "\n")
+    (device / "mem_info_vram_total").write_text(total + "\n")
+    names = root / "sys/class/drm"
+    names.mkdir(parents=True, exist_ok=True)
+    (names / f"card{number}").symlink_to(drm)
+    (names / f"card{number}-DP-1").symlink_to(drm)
+    (names / f"renderD{128 + number}").symlink_to(drm)
+    return device
+
+
+def test_every_card_is_a_gauge_under_its_pci_address_read_anew(tmp_path: Path) -> None:
+    first = card(tmp_path, 0, "0000:c1:00.0", "1000")
+    card(tmp_path, 1, "0000:c4:00.0", "2000")
+    source = SysfsSource(tmp_path)
+    assert source.read(0.0) == {
+        "0000:c1:00.0": Reading(1000, 17163091968),
+        "0000:c4:00.0": Reading(2000, 17163091968),
+    }
+    (first / "mem_info_vram_used").write_text("3000\n")
+    assert source.read(2.0)["0000:c1:00.0"] == Reading(3000, 17163091968)
+
+
+def test_a_card_of_another_driver_is_passed_over(tmp_path: Path) -> None:
+    card(tmp_path, 0, "0000:c1:00.0", "1000")
+    other = card(tmp_path, 1, "0000:00:02.0", "1")
+    (other / "mem_info_vram_used").unlink()
+    (other / "mem_info_vram_total").unlink()
+    assert set(SysfsSource(tmp_path).read(0.0)) == {"0000:c1:00.0"}
+
+
+@pytest.mark.parametrize("text", ["-1", "", "garbage", "1.5"])
+def test_what_is_no_number_of_bytes_fails_that_gauge_alone(tmp_path: Path, text: str) -> None:
+    card(tmp_path, 0, "0000:c1:00.0", text)
+    card(tmp_path, 1, "0000:c4:00.0", "2000")
+    result = SysfsSource(tmp_path).read(0.0)
+    assert result["0000:c4:00.0"] == Reading(2000, 17163091968)
+    failed = result["0000:c1:00.0"]
+    assert isinstance(failed, GaugeFailed) and repr(text) in str(failed)
+
+
+def test_a_card_that_has_gone_stays_as_a_failure(tmp_path: Path) -> None:
+    card(tmp_path, 0, "0000:c1:00.0", "1000")
+    source = SysfsSource(tmp_path)
+    source.read(0.0)
+    (tmp_path / "sys/class/drm/card0").unlink()
+    assert isinstance(source.read(2.0)["0000:c1:00.0"], GaugeFailed)
+
+
+def test_without_such_a_card_there_is_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(GaugeAbsent):
+        SysfsSource(tmp_path).read(0.0)
