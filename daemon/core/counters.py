@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .histogram import Departures
+
 
 @dataclass(slots=True)
 class Counters:
     """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
     `evicted_while_pinned` must stay 0. `hits`, `misses` and `log_lost` are what lanes were drained of, `put_bytes` the
-    image bytes of stored puts.
+    image bytes of stored puts; `departures`: how old, and how long idle, entries were when they went.
     """
 
     puts: Counter[str] = field(default_factory=Counter)
@@ -29,8 +31,10 @@ class Counters:
     log_lost: int = 0
     recovered: int = 0
     found_corrupt: int = 0
+    departures: Departures = field(default_factory=Departures)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for status."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["departures"] = self.departures.as_dict()
         return {n: dict(v) if isinstance(v, Counter) else v for n, v in values.items()}

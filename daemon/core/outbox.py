@@ -29,6 +29,8 @@ class Outbox:
     def __init__(self, counters: Counters) -> None:
         self.clients: dict[int, Client] = {}
         self.counters = counters
+        self.now = 0.0
+        """The time of the event whose effects these are."""
         self._effects: list[Effect] = []
 
     def take(self) -> list[Effect]:

@@ -147,7 +147,7 @@ class Store:
         Returns:
             What is to be done, in this order.
         """
-        self._now = now
+        self._now = self._outbox.now = now
         self._handlers[type(event)](event, now)
         # Before any put: what is in memory is brought to what may be.
         self._settle(now)

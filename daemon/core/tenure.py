@@ -99,6 +99,7 @@ class Tenure:
         counters = self._outbox.counters
         counters.evictions[reason] += 1
         counters.evicted_bytes += entry.span_bytes
+        counters.departures.count(reason, entry.created_at, entry.used_at, self._outbox.now)
         if announce:
             event = "expire" if reason == "ttl" else "evict"
             self._outbox.announce(

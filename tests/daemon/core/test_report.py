@@ -64,3 +64,19 @@ def test_watchers_are_told_what_happens(make: Make) -> None:
     stand.send(1, messages.Clear(2))
     events = [event["event"] for event in stand.told]
     assert events == ["put", "evict", "put", "claim", "limit", "clear"]
+
+
+def test_how_long_entries_stayed_and_were_idle_is_counted_when_they_go(make: Make) -> None:
+    stand = make(4 * SPAN)
+    stand.now = 10.0
+    stand.put(1, ttl_s=100.0)
+    stand.put(2)
+    stand.now = 25.0
+    stand.send(1, messages.Touch(1, [key(1)]))
+    stand.now = 40.0
+    stand.send(1, messages.Evict(2, [key(1), key(2)]))
+    assert stand.store.entry(key(1)) is None
+    told = stand.store.status()["departures"]
+    assert {reason: sum(each["counts"]) for reason, each in told["residence_s"].items()} == {"explicit": 2}
+    assert told["residence_s"]["explicit"]["sum"] == 60.0
+    assert told["idle_s"]["explicit"]["sum"] == 45.0
