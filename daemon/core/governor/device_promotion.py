@@ -3,8 +3,8 @@
 Owns: what was offloaded lately, by device, key and agent, which of it was asked for, what to ask for next. Does not
 own: orders.
 
-Invariants: at most `remembered_max` entries, the oldest of a device forgotten first; none that is registered; one that
-was asked for and is not in the gauge yet counts as used.
+Invariants: at most `remembered_max` entries, the oldest of a device forgotten first; none that is registered, none
+whose owner left; one that was asked for and is not in the gauge yet counts as used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORGET_SHARE: Final = 64
 
 
 class Trace(NamedTuple):
-    """What an entry was when it left. `client`: who has it in mind, as far as it is still there."""
+    """What an entry was when it left. `client`: whose it was, and who is asked to bring it back."""
 
     client: int
     size_bytes: int
@@ -96,6 +96,11 @@ class Remembered:
         chosen = chosen[np.lexsort((serials[chosen], turns[chosen]))]
         keys: list[bytes] = table.keys[rows[chosen]].tolist()
         return [(key, _trace(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
+
+    def client_left(self, client: int) -> None:
+        """Nobody has its entries in mind any more."""
+        for device, table in list(self._tables.items()):
+            self._remove(device, table.where(owner=client))
 
     def put_off(self, device: str, keys: Sequence[bytes], until: float) -> None:
         """These keys, all of them remembered, were asked for, and are not to be before that time."""

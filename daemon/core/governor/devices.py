@@ -183,6 +183,7 @@ class Devices:
             if not device.owners:
                 del self._devices[device.name]
                 self._promotions.closed(device.name)
+        self._promotions.remembered.client_left(client)
 
     # ---- gauges
 
