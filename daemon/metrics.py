@@ -108,6 +108,16 @@ _DEVICE_TOTALS: Final = (
     ("dropped_bytes", "dropped_bytes", "Bytes of dropped entries."),
     ("freed_bytes", "freed_bytes", "Bytes that drivers got back, by their owners' word."),
 )
+_QUEUEING: Final = (
+    ("arrivals_per_second", "arrivals_per_s", "Requests that arrive, by the clients' word."),
+    ("service_seconds", "service_s", "Mean time that serving one takes."),
+    ("blocks_per_request", "blocks_per_request", "Mean blocks that one holds meanwhile."),
+    ("offered_load", "offered_load", "Requests served at once, in the mean (Erlang)."),
+    ("minimum_stable_blocks", "minimum_stable_blocks", "Blocks without which requests queue up without end."),
+    ("utilisation_ratio", "utilisation", "Share of the device's blocks that requests hold, in the mean."),
+    ("stable", "stable", "1 while the floor is below what the device has."),
+    ("samples", "samples", "Completed requests that these means are of."),
+)
 
 
 def text(status: Figures, accept: str = "") -> tuple[bytes, str]:
@@ -226,9 +236,8 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         ),
     )
     queueing = [{"device": each["device"], **each["queueing"]} for each in devices]
-    for figure in sorted({figure for each in queueing for figure in each} - {"device"}):
-        said = "What the queueing floor of a device is reckoned from."
-        yield _gauge(f"queueing_{figure}", said, ("device",), _by_device(queueing, figure))
+    for name, figure, said in _QUEUEING:
+        yield _gauge(f"queueing_{name}", said, ("device",), _by_device(queueing, figure))
     counters: Figures = governor["counters"]
     yield from _counters(counters, _DEVICE_TOTALS, "device_")
     yield _counter(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -13,6 +14,7 @@ from tensord.ipc.modes import Mode
 from ..client.ctl import documents
 from ..client.ctl.documents import CARD, OTHER
 
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -38,7 +40,7 @@ def test_the_text_is_what_a_scraper_reads() -> None:
     assert at(samples, "tensord_device_entries_bytes", device=CARD) == 6 << 30
     assert at(samples, "tensord_device_offloaded_total") == 120
     assert at(samples, "tensord_device_refused_total", code="UnderPressure") == 6
-    assert at(samples, "tensord_queueing_arrival_rate", device=CARD) == 10.0
+    assert at(samples, "tensord_queueing_arrivals_per_second", device=CARD) == 10.0
     assert at(samples, "tensord_queueing_stable", device=CARD) == 1
 
 
@@ -122,9 +124,16 @@ def test_names_follow_the_conventions() -> None:
         assert not any(word in family.name for word in ("_ms", "_mib", "_kib", "_percent"))
 
 
+def test_every_family_is_documented_and_nothing_else_is() -> None:
+    suffixes = {"counter": "_total", "info": "_info"}
+    names = {family.name + suffixes.get(family.type, "") for family in metrics.families(documents.status())}
+    listed = {line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `tensord_")}
+    assert listed == names
+
+
 def test_a_daemon_without_gauges_or_devices_has_the_same_families() -> None:
     bare = documents.governor(gauges=[], devices=[], owners=[], workflows=[], transitions=[])
     names = [family.name for family in metrics.families(documents.status(governor=bare))]
     full = [family.name for family in metrics.families(documents.status())]
-    assert names == [name for name in full if not name.startswith("tensord_queueing_")]
+    assert names == full
     assert len(set(full)) == len(full)

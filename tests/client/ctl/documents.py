@@ -51,6 +51,8 @@ def store(**changed: Any) -> dict[str, Any]:
         "ring_growing": False,
         "largest_free_bytes": 2 * GIB,
         "holes": 7,
+        "resident_bytes": 8 * GIB,
+        "withdrawn_bytes": 0,
         "retired_bytes": 9 * MIB,
         "pinned_spans_seen": 12,
         "puts_in_flight": 1,
@@ -116,7 +118,16 @@ def device(name: str, **changed: Any) -> dict[str, Any]:
         "stuck": "",
         "floor_blocks": 35,
         "capacity_blocks": 40960,
-        "queueing": {"arrival_rate": 10.0, "mean_service_s": 0.2, "stable": True},
+        "queueing": {
+            "arrivals_per_s": 10.0,
+            "service_s": 0.2,
+            "blocks_per_request": 15.0,
+            "offered_load": 2.0,
+            "minimum_stable_blocks": 35.0,
+            "utilisation": 0.001,
+            "stable": 1.0,
+            "samples": 600.0,
+        },
         **changed,
     }
 
