@@ -68,6 +68,13 @@ def host_values(tree: Any) -> Any:
     return leaf.numpy() if isinstance(leaf, FakeTensor) else leaf
 
 
+def held(cache: tensord.DeviceCache, wanted: bytes, **options: Any) -> tensord.DeviceLease:
+    """A lease on an entry that must be there."""
+    lease = cache.get(wanted, **options)
+    assert lease is not None, f"{wanted.hex()} is on no tier"
+    return lease
+
+
 def put_some(
     cache: tensord.DeviceCache,
     vram: FakeVram,

@@ -1,0 +1,178 @@
+"""The governor whole: several processes' tensors on one card that fills and empties, a real daemon in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.errors import DeviceFull
+from tensord.ipc.modes import Mode
+
+from ..client.device.card import (
+    CARD,
+    ENTRY_BYTES,
+    TOTAL_BYTES,
+    card_folder,
+    filled,
+    held,
+    host_values,
+    key,
+    put_some,
+    values,
+    watching,
+)
+from ..daemon_process import Daemon, until
+from ..processes import Child, Stage
+
+ENTRIES = 5
+
+
+@pytest.fixture
+def card() -> Iterator[FakeCard]:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
+        yield opened
+
+
+def engine(stage: Stage, socket: Path, folder: Path, first: int) -> None:
+    """An engine's process: puts, and answers what it is asked."""
+    vram = FakeVram(FakeCard(folder, CARD))
+    vram.stream.delay_s = vram.copies.delay_s = 0.001
+    cache = tensord.DeviceCache(tensord.Client(socket, name=f"engine-{first}"), vram)
+    numbers = range(first, first + ENTRIES)
+    stage.tell([put.state for put in put_some(cache, vram, numbers, tokens=10, agent=f"agent-{first}")])
+    while True:
+        match stage.hear():
+            case "size":
+                stage.tell(cache.size)
+            case "error":
+                stage.tell(repr(cache.error))
+            case "blocked":
+                put = cache.put(key(1000 + first), vram.upload(values(0)[:100]), wait=True)
+                stage.tell((cache.is_blocked, put.state, type(put.error).__name__))
+            case "all right":
+                found = []
+                for n in numbers:
+                    with held(cache, key(n), promote=True) as lease:
+                        found.append((lease.tier, np.array_equal(host_values(lease.tree), values(n))))
+                stage.tell(found)
+            case ("reserve", int(size_bytes)):
+                try:
+                    stage.tell(cache.reserve(size_bytes, for_s=30).size_bytes)
+                except DeviceFull:
+                    stage.tell(0)
+
+
+def started(daemon: Daemon, card: FakeCard, first: int) -> Child:
+    child = Child(engine, daemon.socket, card.folder, first)
+    assert child.hear() == ["registered"] * ENTRIES
+    return child
+
+
+def asked(child: Child, question: object) -> Any:
+    child.tell(question)
+    return child.hear()
+
+
+def mode(daemon: Daemon) -> str:
+    found: str = daemon.status()["governor"]["gauges"][0]["mode"]
+    return found
+
+
+def resident(daemon: Daemon) -> int:
+    return sum(row["entries"] for row in daemon.status()["governor"]["devices"])
+
+
+def test_a_card_that_fills_through_all_modes_and_empties_again_loses_nothing(card: FakeCard) -> None:
+    with watching(card, pressure_critical_idle_s="300ms") as daemon:
+        daemon.start()
+        with started(daemon, card, 0) as one, started(daemon, card, 100) as two:
+            assert resident(daemon) == 2 * ENTRIES
+
+            def all_went() -> bool:
+                # What went made room; the engine next door takes it.
+                filled(card, 0.94)
+                return resident(daemon) == 0
+
+            until(all_went, "all idle entries to be offloaded")
+            assert asked(one, "size") == asked(two, "size") == 0
+            filled(card, 0.99)
+            until(lambda: mode(daemon) == Mode.EMERGENCY, "the emergency")
+            until(lambda: asked(one, "blocked") == (True, "refused", "UnderPressure"), "the engine to hear of it")
+            card.occupy(0)
+            until(lambda: mode(daemon) == Mode.RELAXED, "the card to relax")
+            until(lambda: asked(one, "blocked") == (False, "registered", "NoneType"), "puts to be taken again")
+            for child in (one, two):
+                assert asked(child, "all right") == [("device", True)] * ENTRIES
+                assert asked(child, "error") == "None"
+            daemon.until(lambda _: resident(daemon) == 2 * ENTRIES + 1, "all of them to be back")
+            count = daemon.status()["governor"]["counters"]
+            assert (count["offloaded"], count["dropped"], count["promoted"]) == (2 * ENTRIES, 0, 2 * ENTRIES)
+            assert count["registered"] == resident(daemon) + count["offloaded"]
+            assert count["freed_bytes"] >= 2 * ENTRIES * ENTRY_BYTES
+            assert set(count["transitions"]) >= {Mode.CRITICAL, Mode.EMERGENCY, Mode.RELAXED}
+
+
+def test_under_pressure_only_as_much_goes_as_is_needed(card: FakeCard) -> None:
+    with watching(card, pressure_pass_share=1.0) as daemon:
+        daemon.start()
+        with started(daemon, card, 0), started(daemon, card, 100):
+            over_bytes = ENTRY_BYTES + ENTRY_BYTES // 2
+            used_bytes, total_bytes = card.reading()
+            card.occupy(int(0.85 * total_bytes) + over_bytes - used_bytes)
+            until(lambda: resident(daemon) == 2 * ENTRIES - 2, "two to go")
+            until(lambda: mode(daemon) in (Mode.NORMAL, Mode.RELAXED, Mode.PRESSURE), "the gauge to follow")
+            daemon.until(lambda status: ordered(status) == 0, "the pass to end")
+            assert resident(daemon) == 2 * ENTRIES - 2
+
+
+def ordered(status: dict[str, Any]) -> int:
+    return sum(row["ordered_entries"] for row in status["governor"]["devices"])
+
+
+def test_two_processes_never_reserve_more_together_than_was_free(card: FakeCard) -> None:
+    with watching(card) as daemon:
+        daemon.start()
+        with started(daemon, card, 0) as one, started(daemon, card, 100) as two:
+            used_bytes = card.reading()[0]
+            daemon.until(lambda status: status["governor"]["gauges"][0]["used_bytes"] == used_bytes, "the gauge")
+            free_bytes = TOTAL_BYTES - used_bytes
+            size_bytes = free_bytes // 5 + 1
+            for _ in range(4):
+                one.tell(("reserve", size_bytes))
+                two.tell(("reserve", size_bytes))
+            got = [child.hear() for child in (one, two) for _ in range(4)]
+            assert sum(got) == 4 * size_bytes <= free_bytes
+
+
+def test_far_agents_entries_go_first_and_those_of_the_next_step_come_back(card: FakeCard) -> None:
+    """Ten entries, of which only two have to go: both are of the agent that runs last."""
+    graph = tensord.AgentStepGraph()
+    graph.add_step(tensord.AgentStep("soon", step_index=1))
+    graph.add_step(tensord.AgentStep("late", depends_on=("soon",), step_index=5))
+    with watching(card) as daemon:
+        vram = FakeVram(card)
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        put_some(cache, vram, range(ENTRIES), tokens=10, agent="late")
+        put_some(cache, vram, range(100, 100 + ENTRIES), tokens=10, agent="soon")
+        with cache.client.workflow("pipeline", graph) as workflow:
+            used_bytes, total_bytes = card.reading()
+            occupied = int(0.85 * total_bytes) + ENTRY_BYTES + ENTRY_BYTES // 2 - used_bytes
+            card.occupy(occupied)
+            until(lambda: cache.size == 2 * ENTRIES - 2, "two to go")
+            assert cache.mode is Mode.WORKFLOW_AWARE
+            assert sum(cache.contains(key(n)) for n in range(ENTRIES)) == ENTRIES - 2
+            card.occupy(occupied - 8 * ENTRY_BYTES)
+            workflow.advance(4, wait=True)
+            until(lambda: cache.size == 2 * ENTRIES, "the next step's entries to come back")
+            for n in range(ENTRIES):
+                with held(cache, key(n)) as lease:
+                    assert lease.tier == "device"
+                    assert np.array_equal(host_values(lease.tree), values(n))
+            assert cache.tally.promoted == 2
+        cache.close()
