@@ -319,8 +319,9 @@ class Devices:
         device.under_way = Pass(circumstances.used_bytes, lowers)
         slices = self._slices(device, device.under_way, circumstances)
         if len(device.table) > SORTED_WHOLE:
-            next(slices)
-            self._work.append(slices)
+            # A pass that has nobody to take is over before its first pause.
+            if next(slices, "over") is None:
+                self._work.append(slices)
             return
         for _ in slices:
             pass
