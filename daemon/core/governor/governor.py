@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from ....errors import NoGauge, TensordError
 from ....ipc import messages
-from ....ipc.modes import HOST_GAUGE, Tier
+from ....ipc.modes import HOST_GAUGE, Mode, Tier
+from ....ipc.words import SIZE_BYTES_MAX
 from . import report
 from .counters import Counters
 from .devices import Devices
@@ -204,7 +205,7 @@ class Governor:
 
     def _register_entry(self, client: int, message: messages.RegisterEntry, now: float) -> None:
         gauge = self._gauge_of(message.device)
-        circumstances = None if gauge is None else self._circumstances(gauge, now)
+        circumstances = self._unknown(message.device, now) if gauge is None else self._circumstances(gauge, now)
         self._outbox.send(client, self.devices.register(client, message, circumstances, now))
 
     def _use_entries(self, client: int, message: messages.UseEntries, now: float) -> None:
@@ -297,6 +298,17 @@ class Governor:
     def _gauge_of(self, device: str) -> Gauge | None:
         gauge = self.tiers.find(device)
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
+
+    def _unknown(self, device: str, now: float) -> Circumstances:
+        """How a device stands whose size nobody knows: its budgets limit it, and its floor."""
+        return Circumstances(
+            mode=Mode.RELAXED,
+            used_bytes=0,
+            total_bytes=SIZE_BYTES_MAX,
+            began_at=float("-inf"),
+            host_takes=takes(self.tiers.find(HOST_GAUGE)),
+            floor_blocks=self.floors.blocks(device, now),
+        )
 
     def _circumstances(self, gauge: Gauge, now: float) -> Circumstances:
         sample = gauge.sample

@@ -162,7 +162,7 @@ class Workflows:
         assert of_agent == self._of_agent
         assert not (self._ended.keys() & of_agent.keys()), "an agent that ended is in a graph"
         assert len(self._ended) <= ENDED_AGENTS_MAX
-        assert self._workflows or not (self._ended or self._distances or self._up_next)
+        assert self._workflows or not (self._ended or self._distances or any(self._up_next.values()))
         for agent, distance in self._distances.items():
             assert distance == self._reckoned(agent), "a distance of a former step"
 

@@ -179,6 +179,7 @@ def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Work
 
 def test_agents_up_next_are_those_within_the_lookahead_nearest_first(make: Callable[..., Workflows]) -> None:
     workflows = make()
+    assert list(workflows.up_next(1)) == []
     workflows.register(1, "w", [*PLAN, Step("reviewer", 2)])
     workflows.register(2, "other", [Step("other", 1), Step("reviewer", 1)])
     assert list(workflows.up_next(0)) == []
