@@ -125,7 +125,7 @@ class Stand:
         """All gauges are read, `after_s` later; this one shows `used`: bytes, or a share."""
         self.now += after_s
         began_at = self.now if began_at is None else began_at
-        used_bytes = round(used * total) if isinstance(used, float) else used
+        used_bytes = used if isinstance(used, int) else round(used * total)
         tier = Tier.HOST if gauge == HOST_GAUGE else Tier.DEVICE
         self.gauges = {name: replace(sample, began_at=began_at) for name, sample in self.gauges.items()}
         self.gauges[gauge] = Sample(gauge, tier, used_bytes, total, source, began_at, stale, shown)

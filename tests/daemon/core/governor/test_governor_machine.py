@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tensord.daemon.core.governor.effects import Effect, Send
 from tensord.daemon.core.governor.events import Event, Received, Sampled, Tick
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
@@ -72,11 +73,11 @@ class Seen(Stand):
         super().__init__(**limits)
         self.orders_now: list[tuple[int, messages.Order]] = []
 
-    def do(self, event: Event) -> Any:
+    def do(self, event: Event) -> list[Effect]:
         effects = super().do(event)
         for effect in effects:
-            if isinstance(message := getattr(effect, "message", None), messages.Order):
-                self.orders_now.append((effect.client, message))
+            if isinstance(effect, Send) and isinstance(effect.message, messages.Order):
+                self.orders_now.append((effect.client, effect.message))
         return effects
 
 
