@@ -113,8 +113,20 @@ def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
 def test_one_that_comes_and_goes_is_told_once() -> None:
     told = Told("nvidia")
     for turn in range(20):
-        told.take({"nvidia": {CARD: used(1) if turn % RECOVERED_AFTER else LOST}})
+        told.take({"nvidia": {CARD: used(1) if turn % 3 else LOST}})
+    assert RECOVERED_AFTER == 3
     assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+    assert told.told("info") == [("gauges", "nvidia", None)]
+
+
+def test_the_end_of_a_failure_that_nobody_was_told_of_is_not_told_either() -> None:
+    told = Told("amd", "owners")
+    told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
+    told.lines.clear()
+    told.take({"amd": {CARD: used(1)}, "owners": {CARD: GaugeFailed("nobody reports")}})
+    for _ in range(5):
+        told.take({"amd": {CARD: used(1)}, "owners": {CARD: used(1)}})
+    assert told.lines == []
 
 
 def test_a_second_failure_after_a_real_recovery_is_told_again() -> None:

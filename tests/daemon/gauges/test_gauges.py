@@ -136,6 +136,14 @@ def test_what_is_not_there_is_looked_for_again_now_and_then() -> None:
     assert set(by_gauge(gauges, ABSENT_S)) == {CARD}
 
 
+def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> None:
+    source = Scripted("unloaded", {CARD: Reading(1, 2)})
+    gauges = Gauges([(Tier.DEVICE, [source])], LOG)
+    gauges.sample(0.0)
+    source.answer = GaugeAbsent("no driver any more")
+    assert [by_gauge(gauges, now)[CARD].stale for now in (1.0, 2.0, 3.0, 4.0)] == [False, False, True, True]
+
+
 def test_reports_under_the_hosts_name_are_refused_and_told_once() -> None:
     gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0)])], LOG)
     with capture_logs() as lines:
