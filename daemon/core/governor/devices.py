@@ -119,7 +119,7 @@ class Devices:
         if row is None and circumstances is not None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
-        host_takes = circumstances is not None and circumstances.host_takes
+        host_takes = circumstances is None or circumstances.host_takes  # what it does not take, the owner drops
         self._orders.give(device, rows, host_takes, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
         self._answers(owner)
