@@ -8,6 +8,7 @@ of JSON: {"version": ..., "devices": ..., "error": ...}.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -37,6 +38,9 @@ def rsmi() -> int:
     from pyrsmi import rocml
 
     rocml.smi_initialize()
+    # It keeps the library's 64-bit handles as numbers, which ctypes cuts to 32 bits on their way back.
+    handles = getattr(rocml, "_processor_handles", [])
+    handles[:] = [each if isinstance(each, ctypes.c_void_p) else ctypes.c_void_p(each) for each in handles]
     try:
         devices = int(rocml.smi_get_device_count())
         if devices and int(rocml.smi_get_device_memory_total(0)) < 0:
