@@ -87,7 +87,7 @@ class Upkeep:
         self._later: set[bytes] = set()
         self._errands: deque[Errand] = deque()
         self._taken = 0
-        self._flush_at = self._report_at = 0.0
+        self._flush_at = self._report_at = self._resume_at = 0.0
 
     # ---- for the cache
 
@@ -189,6 +189,8 @@ class Upkeep:
 
     def _take_events(self) -> None:
         wait_s = 0.0 if self._errands else max(0.0, self._flush_at - time.monotonic())
+        if self._resume_at:
+            wait_s = min(wait_s, max(0.0, self._resume_at - time.monotonic()))
         if self._report_every_s:
             wait_s = min(wait_s, max(0.0, self._report_at - time.monotonic()))
         with suppress(Empty):
@@ -216,6 +218,7 @@ class Upkeep:
 
     def _forget_daemon(self) -> None:
         self._connected = None
+        self._resume_at = 0.0
         self._report_every_s = 0.0
         self._told.clear()
         for entry in self._under_way.values():
@@ -262,8 +265,9 @@ class Upkeep:
 
     def _tell_differences(self) -> None:
         connected = self._connected
-        if connected is None:
+        if connected is None or time.monotonic() < self._resume_at:
             return
+        self._resume_at = 0.0
         window = min(_WINDOW, max(1, self._link.limits.requests_in_flight_max // 4))
         room = window - len(self._under_way)
         untold = self._entries.untold
@@ -355,7 +359,7 @@ class Upkeep:
             self._unsaid(entry)
             with self._entries.lock:
                 self._entries.untold[key] = None
-            self._stopping.wait(_PAUSE_S)
+            self._resume_at = time.monotonic() + _PAUSE_S
             return
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
         if entry.known:
@@ -445,10 +449,7 @@ class Upkeep:
         connected = self._connected
         if errand.order is None or connected is None or connected is not errand.connected:
             return
-        # What was deleted here is released, before or now, and not acknowledged.
-        released = [key for key in moved.unknown if key in self._told]
-        self._release([key for key in released if key not in self._under_way], connected)
-        self._later.update(key for key in released if key in self._under_way)
+        # What was deleted here is not acknowledged: it was released, or is about to be.
         for key in (*moved.offloaded, *moved.dropped):
             self._told.pop(key, None)
         if moved.offloaded or moved.dropped or moved.kept:

@@ -107,22 +107,6 @@ def test_deleted_entries_are_gone_here_and_there_and_leases_on_them_stay_right(
     assert device_row(running)["entries"] == 0
 
 
-def test_uses_are_told_without_being_asked_for(cache: tensord.DeviceCache, vram: FakeVram, running: Daemon) -> None:
-    """Only the entry that is used again and again is left when idle ones go."""
-    put_some(cache, vram, range(3))
-
-    def used_one_is_left() -> bool:
-        with held(cache, key(1)) as lease:
-            return cache.size == 1 and lease.tier == "device"
-
-    cache._upkeep._uses_every_s = 0.005
-    running.flags["pressure_critical_idle_s"] = "2s"
-    running.restart()
-    until(lambda: device_row(running)["entries"] == 3, "the entries to be registered anew")
-    filled(cache.device.card, 0.93)  # type: ignore[attr-defined]
-    until(used_one_is_left, "the idle ones to go")
-
-
 # ---- what a caller may get wrong
 
 

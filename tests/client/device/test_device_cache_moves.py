@@ -1,0 +1,209 @@
+"""What happens between two steps of a move, and what is said of it: each case by itself, and with the daemon's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.device.entries import DeviceEntry, DeviceLease, Entries, Registration
+from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
+from tensord.client.device.interface import Mark
+from tensord.client.device.moves import Moved, Moves
+from tensord.client.device.upkeep import Upkeep
+from tensord.daemon.core.governor.events import Sample, Sampled
+from tensord.ipc import messages
+from tensord.ipc.modes import Tier
+
+from .card import TOTAL_BYTES, card_folder, key, values
+from .wire import CARD, HostTier, Wire
+
+
+class Vram(FakeVram):
+    """`meanwhile` is called while a tree is being copied to the host."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def to_host(self, tree: Any, mark: Mark) -> Any:
+        copy = super().to_host(tree, mark)
+        self.meanwhile()
+        return copy
+
+
+class Owner:
+    """A cache without its thread: the test takes its turns."""
+
+    def __init__(self, card: FakeCard) -> None:
+        self.device = Vram(card)
+        self.wire = Wire()
+        self.host = HostTier(self.wire)
+        self.entries = Entries()
+        client: Any = self.host
+        self.upkeep = Upkeep(client, self.device, self.entries, uses_every_s=1e-9)
+        self.moves: Moves = self.upkeep.moves
+        self.wire.listen(self.upkeep)
+        self.wire.connect()
+
+    def put(self, number: int) -> DeviceEntry:
+        tensor = self.device.upload(values(number))
+        registration = Registration(key(number))
+        size_bytes = self.device.size_of(tensor)
+        entry = DeviceEntry(key(number), tensor, size_bytes, 1, "", registration, [self.device.mark()])
+        assert self.entries.put(entry)
+        return entry
+
+    def get(self, number: int) -> DeviceLease:
+        lease = self.entries.lease(key(number), self.device)
+        assert lease is not None
+        return lease
+
+    def away(self, *numbers: int, offload: bool = True, has_daemon: bool = True) -> Moved:
+        return self.moves.away([key(n) for n in numbers], offload=offload, has_daemon=lambda: has_daemon)
+
+    def turn(self) -> None:
+        self.upkeep.wake()
+        self.upkeep.turn()
+
+    def exchange(self) -> None:
+        for _ in range(50):
+            self.turn()
+            self.wire.deliver_up()
+            self.wire.deliver_down()
+
+    def order_all_away(self) -> None:
+        """The daemon says so; nobody has heard it yet."""
+        self.wire.now += 6.0
+        sample = Sample(CARD, Tier.DEVICE, int(0.94 * TOTAL_BYTES), TOTAL_BYTES, "file", self.wire.now)
+        self.wire.happen(Sampled((sample,)))
+        assert any(isinstance(message, messages.Order) for message in self.wire.answered)
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as card:
+        yield Owner(card)
+
+
+# ---- one move
+
+
+def test_what_is_used_while_it_is_copied_stays(owner: Owner) -> None:
+    owner.put(1)
+    leases: list[DeviceLease] = []
+    owner.device.meanwhile = lambda: leases.append(owner.get(1))
+    assert owner.away(1).kept == [key(1)]
+    assert np.array_equal(leases[0].tree.numpy(), values(1))
+
+
+def test_what_was_used_and_given_back_while_it_was_copied_stays(owner: Owner) -> None:
+    """Its reader may have begun work that the copy did not wait for."""
+    owner.put(1)
+    owner.device.meanwhile = lambda: owner.get(1).release()
+    assert owner.away(1).kept == [key(1)]
+    assert key(1) in owner.entries
+
+
+def test_what_is_put_anew_while_it_is_copied_stays(owner: Owner) -> None:
+    owner.put(1)
+    owner.device.meanwhile = lambda: owner.put(1)
+    assert owner.away(1).kept == [key(1)]
+    assert key(1) in owner.entries
+
+
+def test_what_is_deleted_while_it_is_copied_is_not_said_to_have_been_moved(owner: Owner) -> None:
+    owner.put(1)
+    owner.device.meanwhile = lambda: owner.entries.delete([key(1)])
+    moved = owner.away(1)
+    assert moved == Moved(unknown=[key(1)])
+
+
+def test_what_cannot_be_copied_is_dropped_and_kept_once_the_daemon_has_gone(owner: Owner) -> None:
+    owner.host.full = True
+    owner.put(1)
+    assert owner.away(1, has_daemon=False).kept == [key(1)]
+    moved = owner.away(1)
+    assert moved.dropped == [key(1)] and moved.freed_bytes > 0 and len(owner.entries) == 0
+
+
+def test_a_copy_that_fails_is_a_drop_and_shown(owner: Owner) -> None:
+    def fails() -> None:
+        raise RuntimeError("the driver said no")
+
+    owner.put(1)
+    owner.device.meanwhile = fails
+    moved = owner.away(1)
+    assert moved.dropped == [key(1)]
+    assert "the driver said no" in str(moved.error)
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_nothing_goes_before_every_stream_that_used_it_has_done_so(owner: Owner, offload: bool) -> None:
+    """The mark that is missing is neither the last nor of the stream that put it."""
+    entry = owner.put(1)
+    with owner.device.on(FakeStream()) as stream, stream.hold() as hold:
+        owner.get(1).release()
+        entry.marks.append(FakeStream().mark())
+        waits: list[float | None] = []
+
+        class Slow:
+            def wait(self, timeout_s: float | None = None) -> bool:
+                waits.append(timeout_s)
+                return False
+
+        entry.marks[0] = Slow()
+        assert owner.away(1, offload=offload).kept == [key(1)]
+        assert waits
+        hold.release()
+
+
+# ---- what crosses on the way
+
+
+def test_a_delete_that_crosses_an_order_is_released_and_not_acknowledged(owner: Owner) -> None:
+    for n in (1, 2):
+        owner.put(n)
+    owner.exchange()
+    owner.order_all_away()
+    owner.entries.delete([key(1)])
+    owner.exchange()
+    count = owner.wire.governor.counters
+    assert (count.released, count.offloaded, count.kept) == (1, 1, 0)
+    assert not owner.wire.errors
+    assert owner.wire.registered() == set()
+
+
+def test_an_entry_put_anew_across_an_order_goes_once_and_is_not_counted_twice(owner: Owner) -> None:
+    owner.put(1)
+    owner.exchange()
+    owner.order_all_away()
+    again = owner.put(1)
+    owner.turn()
+    owner.exchange()
+    count = owner.wire.governor.counters
+    assert (count.registered, count.renewed, count.offloaded) == (1, 1, 1)
+    assert again.registration.state == "registered"
+    assert not owner.wire.errors and owner.wire.registered() == set() == set(owner.entries.keys())
+
+
+def test_uses_are_told_as_often_as_they_were(owner: Owner) -> None:
+    owner.put(1)
+    owner.exchange()
+    for _ in range(5):
+        owner.get(1).release()
+    owner.exchange()
+    table = owner.wire.governor.devices._devices[CARD].table
+    assert table.uses[table.find(key(1))] == 6
+
+
+def test_a_new_daemon_hears_of_uses_that_the_old_one_knew_of(owner: Owner) -> None:
+    owner.put(1)
+    owner.exchange()
+    for _ in range(5):
+        owner.get(1).release()
+    owner.exchange()
+    owner.wire.connect()
+    owner.exchange()
+    table = owner.wire.governor.devices._devices[CARD].table
+    assert table.uses[table.find(key(1))] == 6

@@ -1,0 +1,150 @@
+"""A cache's side of a conversation with the daemon's own core, and a wire that delivers when the test likes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from tensord.client.device.upkeep import Upkeep
+from tensord.client.puts import Put
+from tensord.daemon.core.governor.effects import Send
+from tensord.daemon.core.governor.events import ClientJoined, ClientLeft, Event, Received
+from tensord.daemon.core.governor.governor import Governor
+from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.errors import DaemonUnavailable
+from tensord.ipc import messages
+
+CARD = "card0"
+LIMITS = GovernorLimits(relaxed_idle_s=50.0, normal_idle_s=20.0, critical_idle_s=5.0, max_entries=5, retry_s=10.0)
+
+
+class Wire:
+    """A Link to a core in this thread: what is said waits until the test delivers it."""
+
+    def __init__(self) -> None:
+        self.governor = Governor(LIMITS)
+        self.limits = messages.Limits()
+        self.closed = False
+        self.client = 0
+        self.now = 0.0
+        self.errors: list[messages.Error] = []
+        self.said: deque[messages.Message] = deque()
+        self.answered: deque[messages.Message] = deque()
+        self.connection: Any = None
+        self._asked: dict[int, tuple[Future[Any], Callable[[Future[Any]], None]]] = {}
+        self._number = 0
+
+    # ---- as the cache sees it
+
+    def ask(
+        self,
+        make: Callable[[int], messages.Message],
+        timeout_s: float,
+        *,
+        connected: Any = None,
+        then: Callable[[Future[Any]], None] = lambda _: None,
+    ) -> Future[Any]:
+        self._number += 1
+        answer: Future[Any] = Future()
+        answer.add_done_callback(then)
+        if connected is not self.connection:
+            answer.set_exception(DaemonUnavailable("gone"))
+            return answer
+        self._asked[self._number] = answer, then
+        self.said.append(make(self._number))
+        return answer
+
+    def send(self, *sent: messages.Message, timeout_s: float, connected: Any = None) -> None:
+        if connected is not self.connection:
+            raise DaemonUnavailable("gone")
+        self.said.extend(sent)
+
+    def listen(self, listener: Upkeep) -> None:
+        self.listener = listener
+
+    def unlisten(self, listener: Upkeep) -> None:
+        pass
+
+    # ---- as the test sees it
+
+    def happen(self, event: Event) -> None:
+        for effect in self.governor.handle(event, self.now):
+            if isinstance(effect, Send) and effect.client == self.client:
+                self.answered.append(effect.message)
+        self.governor.check_invariants()
+
+    def connect(self) -> None:
+        """A new connection; the old one's words are lost, those that the daemon had read are not."""
+        if self.connection is not None:
+            self.happen(ClientLeft(self.client))
+        self.said.clear()
+        self.answered.clear()
+        asked, self._asked = self._asked, {}
+        self.connection = None
+        for answer, _ in asked.values():
+            answer.set_exception(DaemonUnavailable("gone"))
+        self.listener.detached()
+        self.client += 1
+        self.connection = object()
+        self.happen(ClientJoined(self.client, "owner", 1))
+        self.happen(Received(self.client, messages.Subscribe(0)))
+        self.listener.attached(self.connection)
+
+    def deliver_up(self) -> None:
+        if self.said:
+            said: Any = self.said.popleft()
+            self.happen(Received(self.client, said))
+
+    def deliver_down(self) -> None:
+        if not self.answered:
+            return
+        message: Any = self.answered.popleft()
+        if isinstance(message, messages.ModeChanged | messages.Order | messages.Modes | messages.DeviceOpened):
+            self.listener.told(message, self.connection)
+        if isinstance(message, messages.Error):
+            self.errors.append(message)
+        asked = self._asked.pop(getattr(message, "id", -1), None)
+        if asked is None:
+            return
+        if isinstance(message, messages.Error):
+            asked[0].set_exception(message.to_error())
+        else:
+            asked[0].set_result(message)
+
+    def registered(self) -> set[bytes]:
+        device = self.governor.devices._devices.get(CARD)
+        return set(device.table._rows) if device else set()
+
+
+class HostTier:
+    """What offloaded trees are put into: the ring, as far as a conversation needs one."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.link = wire
+        self.governor = SimpleNamespace(watch=lambda: None)
+        self.trees: dict[bytes, Any] = {}
+        self.full = False
+
+    def put(self, key: bytes, tree: Any, *, tokens: int, timeout_s: float) -> Put:
+        put = Put(key)
+        if self.full:
+            put.settle("refused")
+        else:
+            self.trees[key] = tree
+            put.settle("stored")
+        return put
+
+    def get(self, key: bytes) -> Any:
+        return leased(self.trees[key]) if key in self.trees else None
+
+    def peek(self, key: bytes) -> None:
+        return None
+
+
+@contextmanager
+def leased(tree: Any) -> Iterator[Any]:
+    yield SimpleNamespace(tree=tree)
