@@ -155,7 +155,7 @@ class Registry:
         return row
 
     def snapshot(self) -> Any:
-        """All that the registry has in mind, as plain values. What it found ahead and the clock are no state."""
+        """All that the registry has in mind, as plain values. What it found ahead, and the clock, are no state."""
         return _plain(self.devices, {}), self.counters
 
 
@@ -164,7 +164,7 @@ def ordered(orders: Sequence[messages.Order], *kinds: str) -> list[int]:
     return [number(each) for order in orders if not kinds or order.kind in kinds for each in order.keys]
 
 
-_NO_STATE = {"_now", "coldest", "_outlook", "_outbox"}
+_NO_STATE = {"_now", "coldest", "distances", "_outlook", "_outbox"}
 
 
 def _plain(value: Any, seen: dict[int, int]) -> Any:

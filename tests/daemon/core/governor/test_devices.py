@@ -326,9 +326,9 @@ def test_an_owner_that_is_at_work_on_its_orders_is_not_late() -> None:
         registry.register(1, each)
     registry.pass_time(100)
     for order in registry.sample(95, mode=Mode.CRITICAL):
-        for each in order.keys:
+        for one in order.keys:
             registry.pass_time(8)
-            registry.acknowledge(1, order.order, dropped=[each])
+            registry.acknowledge(1, order.order, dropped=[one])
     assert registry.counters["timed_out"] == 0 and registry.counters["dropped"] == 6
     assert registry.devices.next_timer() is None
 

@@ -201,10 +201,9 @@ def test_the_next_pass_waits_for_the_last_acknowledgement_and_a_sample_begun_aft
     registry = registry_of(40, size=1, pass_share=0.1)
     orders = registry.sample(100)
     assert len(ordered(orders)) == 4
-    order = orders[0]
-    registry.acknowledge(
-        1, order.order, **{f"{order.kind}ed" if order.kind == "offload" else "dropped": order.keys[:3]}
-    )
+    (order,) = orders
+    assert order.kind == "offload"
+    registry.acknowledge(1, order.order, offloaded=order.keys[:3])
     assert registry.sample(97) == [], "one entry is still out"
     registry.acknowledge(1, order.order, kept=order.keys[3:], freed=3)
     assert len(ordered(registry.sample(97))) == 4

@@ -35,7 +35,7 @@ def table_of(entries: list[tuple[int, int, int, float]]) -> Table:
 
 
 def all_first(rank: ranking.Rank, count: int) -> list[int]:
-    return at_once(first(rank, np.ones(count, np.int64), count, count)).tolist()
+    return [int(place) for place in at_once(first(rank, np.ones(count, np.int64), count, count))]
 
 
 def test_frequent_entries_do_not_go_before_rare_ones() -> None:
