@@ -276,7 +276,7 @@ class Governor:
         self._follow(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
 
     def _follow(self, changes: Changes, now: float) -> None:
-        """Tells every part what has become of gauges; the host's first, since devices offload to it."""
+        """Tells every part what has become of gauges, all of which stand as they do now."""
         fresh = {gauge.sample.gauge for gauge in changes.fresh}
         for gauge in changes.gone:
             if gauge.sample.tier is Tier.HOST:

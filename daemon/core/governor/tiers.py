@@ -72,7 +72,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What became of gauges. `fresh`: those with a new reading, the host's first; `gone`: those that are no more."""
+    """What became of gauges. `fresh`: those with a new reading; `moved`: with a new mode; `gone`: that are no more."""
 
     fresh: tuple[Gauge, ...] = ()
     moved: tuple[Gauge, ...] = ()
@@ -138,7 +138,6 @@ class Tiers:
         moved = self._tell_all(now)
         for gauge in gone:
             self._tell_gone(gauge, now)
-        fresh.sort(key=lambda gauge: gauge.sample.tier is not Tier.HOST)
         return Changes(tuple(fresh), moved, gone)
 
     def drill(self, client: int, sample: Sample, now: float) -> Changes:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.daemon.core.governor.effects import Effect, Send
-from tensord.daemon.core.governor.events import Event, Received, Sampled, Tick
+from tensord.daemon.core.governor.events import Event, Sampled, Tick
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
 from tensord.ipc.modes import HOST_GAUGE, Mode
@@ -343,15 +343,29 @@ class AnyOrder(RuleBasedStateMachine):
         self.stand.sample(share, gauge, after_s=after_s, began_at=began_at, stale=stale)
         self.after(began_at)
 
-    @rule(device=ONE_DEVICE, idle_s=st.sampled_from([0.0, 6.0, 21.0, 41.0]), share=st.sampled_from(SHARES))
-    def a_full_card_is_read_after_a_while(self, device: str, idle_s: float, share: float) -> None:
+    @rule(
+        device=ONE_DEVICE,
+        idle_s=st.sampled_from([0.0, 6.0, 21.0, 41.0]),
+        shares=st.lists(st.sampled_from(SHARES), min_size=2, max_size=5),
+        late_s=st.sampled_from([0.0, 0.5]),
+        outcome=st.sampled_from([None, "offloaded", "dropped", "kept"]),
+        freed=st.sampled_from([0, MIB]),
+    )
+    def a_full_card_is_read(
+        self, device: str, idle_s: float, shares: list[float], late_s: float, outcome: str | None, freed: int
+    ) -> None:
+        """Again and again, with what is ordered carried out between two readings, or not."""
         for number in range(12):
             if number not in self.cards[device].entries and self.cards[device].owners:
                 owners = sorted(self.cards[device].owners)
                 self.register(owners[number % len(owners)], device, number, 20 * MIB, number % 3, AGENTS[number % 4])
         self.pass_time(idle_s)
-        for _ in range(2):
-            self.sample(device, share, 1.0, 0.0, False)
+        for share in shares:
+            if self.disturbed == "floors":
+                self.requests_are_served(device, 20, 2)
+            self.sample(device, share, 0.1, late_s, False)
+            if outcome is not None:
+                self.acknowledge_all(outcome, freed)
 
     @precondition(lambda self: self.disturbed == "gauges" and self.stand.gauges)
     @rule(data=st.data())
@@ -426,11 +440,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.after()
 
     @precondition(lambda self: self.disturbed == "floors")
-    @rule(data=st.data(), device=ONE_DEVICE, count=st.integers(1, 30), blocks=st.integers(0, 4))
-    def requests(self, data: st.DataObject, device: str, count: int, blocks: int) -> None:
-        client = self.client_of(data)
-        self.stand.do(Received(client, messages.RequestsArrived(device, count)))
-        self.stand.do(Received(client, messages.RequestCompleted(device, 0.5, blocks)))
+    @rule(device=ONE_DEVICE, count=st.integers(1, 30), blocks=st.integers(0, 4))
+    def requests_are_served(self, device: str, count: int, blocks: int) -> None:
+        client = min(self.stand.answers)
+        self.stand.say(client, messages.RequestsArrived(device, count))
+        self.stand.say(client, messages.RequestCompleted(device, 0.5, blocks))
         self.after()
 
     @precondition(lambda self: self.disturbed == "limits")
@@ -479,4 +493,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -106,6 +106,7 @@ def test_what_was_taken_back_does_not_bring_the_pressure_back(stand: Stand) -> N
     ring.read(50)
     assert len(stand.pressed) == pressed
     assert len(stand.status()["transitions"]) == transitions
+    assert stand.mode(HOST_GAUGE) is Mode.NORMAL
 
 
 def test_room_that_is_being_taken_back_is_not_given_twice(stand: Stand) -> None:
