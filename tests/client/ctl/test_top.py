@@ -106,7 +106,10 @@ def test_once_draws_one_picture(daemon: Daemon, ctl: Ctl) -> None:
 
 def test_where_nobody_watches_it_draws_once(ctl: Ctl) -> None:
     with ctl.spawn("top") as drawing:
-        out, err = drawing.communicate(timeout=PATIENCE_S)
+        try:
+            out, err = drawing.communicate(timeout=PATIENCE_S)
+        finally:
+            drawing.kill()
     assert (drawing.returncode, err) == (0, "")
     assert out.count("tensord ") == 1
 
