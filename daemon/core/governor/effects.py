@@ -22,6 +22,8 @@ class Send:
 class Press:
     """To the store, whenever one of these has changed; all at their defaults: as if there were no pressure.
 
+    The same again, once `idle_s` has passed, for what has become idle since. The store answers each with HostHolds.
+
     `resident_bytes_max`: the ring may keep so many bytes in memory; None: all that it has.
     `idle_s`: entries not used for so long go, once per Press. `refuse`: puts are refused, for `reason`.
     """
