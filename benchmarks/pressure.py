@@ -261,7 +261,7 @@ def daemon_figures(entries: int, told: Callable[[str], None]) -> list[Figure]:
             answers = spawn.Queue()
             process = spawn.Process(target=_hits_us, args=(daemon.socket, seed, answers))
             process.start()
-            found: float = answers.get()
+            found: float = answers.get(timeout=4 * WAIT_S)
             process.join()
             return found
 
