@@ -50,11 +50,12 @@ _log = logging.getLogger("tensord")
 
 @dataclass(slots=True)
 class Errand:
-    """An order, and the keys of it that are left. Without `order` it is our own: nobody waits for its end."""
+    """An order, and what is left of it: keys, and since when each was registered as it came. Without `order` it is our
+    own: nobody waits for its end."""
 
     order: int | None
     kind: Literal["offload", "drop", "promote"]
-    keys: deque[bytes]
+    keys: deque[tuple[bytes, int | None]]
     connected: Connected | None
 
 
@@ -83,6 +84,9 @@ class Upkeep:
         self._thread: threading.Thread | None = None
         self._connected: Connected | None = None
         self._told: dict[bytes, int] = {}
+        # Answers and orders come in the order of the daemon's words: an order is about a key's present registration
+        # only if that was answered before the order came.
+        self._since: dict[bytes, int] = {}
         self._under_way: dict[bytes, DeviceEntry] = {}
         self._later: set[bytes] = set()
         self._errands: deque[Errand] = deque()
@@ -221,6 +225,7 @@ class Upkeep:
         self._resume_at = 0.0
         self._report_every_s = 0.0
         self._told.clear()
+        self._since.clear()
         for entry in self._under_way.values():
             self._unsaid(entry)
         self._under_way.clear()
@@ -250,7 +255,9 @@ class Upkeep:
         if connected is not self._connected:
             self._taken -= 1
             return
-        self._errands.append(Errand(message.order, message.kind, deque(message.keys), connected))
+        self._errands.append(
+            Errand(message.order, message.kind, deque((key, self._since.get(key)) for key in message.keys), connected)
+        )
 
     # ---- telling
 
@@ -291,12 +298,17 @@ class Upkeep:
         if untold and len(self._under_way) < window:
             self.wake()
 
+    def _forget(self, key: bytes) -> None:
+        """The daemon does not have it any more."""
+        self._told.pop(key, None)
+        self._since.pop(key, None)
+
     def _release(self, keys: list[bytes], connected: Connected) -> None:
         most = self._link.limits.keys_per_request_max
         for start in range(0, len(keys), most):
             some = keys[start : start + most]
             for key in some:
-                self._told.pop(key, None)
+                self._forget(key)
             self._link.ask(
                 lambda number, some=some: messages.ReleaseEntries(number, self.device.name, some),  # type: ignore[misc]
                 _SAY_S,
@@ -347,6 +359,8 @@ class Upkeep:
             self._entries.untold[key] = None
         error = answer.exception()
         if error is None:
+            if key in self._told:
+                self._since.setdefault(key, entry.serial)
             self._entries.agreed(entry)
             entry.registration.settle("registered")
             return
@@ -365,7 +379,7 @@ class Upkeep:
         if entry.known:
             # A former daemon had it: what the new one has no room for is worth a copy.
             _log.info("%s of %s is not registered again: %s", key.hex(), self.device.name, refusal)
-            self._errands.append(Errand(None, "offload", deque([key]), connected))
+            self._errands.append(Errand(None, "offload", deque([(key, self._since.get(key))]), connected))
         else:
             self._entries.refused(entry)
         entry.registration.settle("refused", refusal)
@@ -403,7 +417,7 @@ class Upkeep:
 
     def _do_some(self, errand: Errand) -> None:
         if errand.kind == "promote":
-            keys = [errand.keys.popleft() for _ in range(min(len(errand.keys), 1))]
+            keys = [errand.keys.popleft()[0] for _ in range(min(len(errand.keys), 1))]
         else:
             keys = self._slice_of(errand)
         if not errand.keys:
@@ -434,7 +448,10 @@ class Upkeep:
         keys: list[bytes] = []
         size_bytes = 0
         while errand.keys and len(keys) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
-            key = errand.keys.popleft()
+            key, since = errand.keys.popleft()
+            if errand.order is not None and (since is None or self._since.get(key) != since):
+                # What the order was about was released on the way; what stands here is something else.
+                continue
             entry = self._entries.find(key)
             size_bytes += entry.size_bytes if entry is not None else 0
             keys.append(key)
@@ -451,7 +468,7 @@ class Upkeep:
             return
         # What was deleted here is not acknowledged: it was released, or is about to be.
         for key in (*moved.offloaded, *moved.dropped):
-            self._told.pop(key, None)
+            self._forget(key)
         if moved.offloaded or moved.dropped or moved.kept:
             self._acknowledge(errand.order, moved, connected)
 

@@ -207,3 +207,17 @@ def test_a_new_daemon_hears_of_uses_that_the_old_one_knew_of(owner: Owner) -> No
     owner.exchange()
     table = owner.wire.governor.devices._devices[CARD].table
     assert table.uses[table.find(key(1))] == 6
+
+
+def test_an_order_is_not_about_what_was_put_after_its_entry_was_released(owner: Owner) -> None:
+    owner.put(1)
+    owner.exchange()
+    owner.order_all_away()
+    owner.entries.delete([key(1)])
+    owner.turn()
+    owner.put(1)
+    owner.exchange()
+    count = owner.wire.governor.counters
+    assert (count.registered, count.released, count.offloaded) == (2, 1, 0)
+    assert not owner.wire.errors
+    assert owner.wire.registered() == {key(1)} == set(owner.entries.keys())
