@@ -92,7 +92,7 @@ class Store:
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.pressing = Pressing(self.memory, self._room)
-        self._holds = Holds(0, 0, settled=False)
+        self._holds: Holds | None = None
         self._reclaim = Reclaim(
             self.memory, self._room, self.residency, self._tenure, self.claims, self._outbox, limits.rescan_s
         )
@@ -259,6 +259,8 @@ class Store:
     def _pressed(self, event: Pressed, now: float) -> None:
         before = self.pressing.pressed
         self.pressing.press(event)
+        # Answered in any case: who asks waits for it before asking for more.
+        self._holds = None
         self.residency.press(event.resident_bytes_max)
         self._reclaim.look_anew()
         self.intake.press(refuse=event.refuse, reason=event.reason)
