@@ -119,7 +119,7 @@ def problems(status: dict[str, Any]) -> list[str]:
     ]
     found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
     found += [
-        f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for {owner['device']}"
+        f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not do as told about {owner['device']}"
         for owner in status["owners"]
         if owner["unresponsive"]
     ]

@@ -16,12 +16,13 @@ class Counters:
     """Only ever rising. `refused` by the error's code, `transitions` by the mode that was entered.
 
     `renewed`: registrations of what was there; `promoted`: those of what had been offloaded, among `registered`.
-    `freed_bytes` is what owners say their drivers got back.
+    `used`: uses that owners told of. `freed_bytes` is what they say their drivers got back.
     """
 
     registered: int = 0
     renewed: int = 0
     promoted: int = 0
+    used: int = 0
     offloaded: int = 0
     dropped: int = 0
     released: int = 0

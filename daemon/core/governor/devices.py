@@ -139,7 +139,9 @@ class Devices:
             return
         table = owner.device.table
         rows = table.rows(message.keys)
-        table.use(rows[(rows >= 0) & (table.owner[rows] == owner.slot)], now)
+        used = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
+        table.use(used, now)
+        self._outbox.counters.used += len(used)
         self._answers(owner)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:

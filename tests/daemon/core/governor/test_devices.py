@@ -37,7 +37,7 @@ def test_registering_a_key_again_keeps_its_uses_and_counts_its_bytes_once(regist
     assert registry.register(1, 1, 70, 9).renewed
     assert (registry.status["entries"], registry.status["bytes"], registry.status["tokens"]) == (1, 70, 9)
     assert uses(registry, 1) == 5, "one at first, three uses, and the second put"
-    assert (registry.counters["registered"], registry.counters["renewed"]) == (1, 1)
+    assert (registry.counters["registered"], registry.counters["renewed"], registry.counters["used"]) == (1, 1, 3)
 
 
 def test_uses_of_before_a_restart_go_on(registry: Registry) -> None:
@@ -190,6 +190,31 @@ def test_thousands_of_registrations_over_budget_each_order_the_coldest_one_away(
     assert went[:3000] == list(range(1, 6000, 2)), "those that were not used again"
     assert sorted(went[3000:6000]) == list(range(0, 6000, 2)) and went[6000:] == list(range(6000, 6500))
     registry.devices.check_invariants()
+
+
+def test_the_coldest_entry_goes_first_as_soon_as_it_may_again() -> None:
+    registry = Registry(max_entries=5, ack_s=10.0, retry_s=30.0)
+    for each in range(1, 6):
+        registry.register(2 if each == 2 else 1, each)
+        registry.now += 1
+    for which, then in ((10, 1), (11, 2)):  # 1 is kept; 2 is late, and its owner is silent
+        registry.register(1, which)
+        assert ordered([order for _, order in registry.orders]) == [then]
+        if then == 1:
+            registry.carry_out(keep=True)
+        registry.release(1, which)
+    registry.pass_time(11)
+    registry.orders.clear()
+    registry.register(1, 12)
+    assert ordered([order for _, order in registry.orders]) == [3]
+    registry.carry_out()
+    registry.pass_time(30)
+    registry.register(1, 13)
+    assert ordered([order for _, order in registry.orders]) == [1], "kept more than retry_s ago"
+    registry.carry_out()
+    registry.use(2, 99)
+    registry.register(1, 14)
+    assert ordered([order for _, order in registry.orders]) == [2], "its owner answers again"
 
 
 # ---- the floor
@@ -419,7 +444,9 @@ def test_what_its_owner_deleted_or_took_with_it_is_not_promoted() -> None:
     registry.sample(10, mode=Mode.CRITICAL)
     registry.carry_out()
     registry.release(1, 1)
+    assert registry.devices.remembered == 2
     registry.leave(2)
+    assert registry.devices.remembered == 1
     registry.workflows.set(next=0)
     assert ordered(registry.sample(10, mode=Mode.RELAXED)) == [3]
 
