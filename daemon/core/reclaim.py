@@ -153,9 +153,9 @@ class Reclaim:
     def make_good(self, now: float) -> None:
         """Chooses victims while more is in memory than may be, or the store is over a budget; at the end of events."""
         memory = self._memory
+        self.looking = False
         if memory.scan_in_flight or memory.scan_due:
             return
-        self.looking = False
         if self._residency.excess_bytes == 0:
             self.stuck = False
         elif self._clear(now):
@@ -203,7 +203,8 @@ class Reclaim:
         """Asserts that whatever waits for a scan gets one."""
         memory = self._memory
         stuck = memory.scan_due or self._waits_for_pins
-        assert memory.scan_in_flight or not stuck or self._rescan_at is not None
+        put_off = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
+        assert memory.scan_in_flight or not stuck or self._rescan_at is not None or put_off
         if self._residency.victims_bytes and not memory.scan_in_flight:
             assert self.stuck or self.looking or self.waits, "nothing is done about pages over the target"
 

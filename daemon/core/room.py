@@ -100,7 +100,8 @@ class Room:
                 choice.victims[victim] = "index_bucket"
         choice = self._meet_budgets(need, choice, cursor)
         if exchange is not None and not choice.victims and not choice.looking:
-            choice.exchange = exchange
+            within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
+            choice.exchange = exchange if within else None
         return choice
 
     def clear(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:

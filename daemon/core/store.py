@@ -149,6 +149,7 @@ class Store:
         """
         self._now = self._outbox.now = now
         self._handlers[type(event)](event, now)
+        self.intake.stirred |= self._reclaim.looking
         # Before any put: what is in memory is brought to what may be.
         self._settle(now)
         if self.intake.stirred:
@@ -350,7 +351,7 @@ class Store:
         self.sweeps.go_on()
         self.pressing.go_on(now)
         self._reclaim.tick(now)
-        self.intake.stirred |= self.intake.looking or self._reclaim.looking
+        self.intake.stirred |= self.intake.looking
 
     def _claim(self, client: int, request: messages.Claim, now: float) -> None:
         if self.memory.entries.find(request.key) is not None:

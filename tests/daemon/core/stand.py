@@ -1,4 +1,4 @@
-"""A store with everything around it played by the test: clients, the copier, the lanes, and the ring's bytes."""
+"""A store with everything around it played by the test: clients, the copier, the lanes, the ring's bytes and pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensord.daemon.core.effects import Announce, Copy, Discard, Effect, Forget, Scan, Send
+from tensord.daemon.core.effects import (
+    Allocate,
+    Announce,
+    Copy,
+    Discard,
+    Effect,
+    Forget,
+    Holds,
+    Punch,
+    Scan,
+    Send,
+)
 from tensord.daemon.core.events import (
+    Allocated,
     ClientJoined,
     ClientLeft,
     Copied,
     Event,
+    Pressed,
+    Punched,
     Received,
     RingGrown,
     Scanned,
@@ -21,10 +35,10 @@ from tensord.daemon.core.events import (
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.store import Store
 from tensord.daemon.policy.replacement import by_name
-from tensord.errors import TensordError
+from tensord.errors import NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
+from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
 from tensord.shm.ring import Ring
 
 UNIX_AT_ZERO_S = 1_000_000.0
@@ -56,6 +70,7 @@ class Stand:
         buckets: int | None = None,
         grown_bytes: int | None = None,
         epoch: int = 1,
+        page_bytes: int = PAGE_BYTES,
         **limits: Any,
     ) -> None:
         defaults: dict[str, Any] = {
@@ -71,9 +86,17 @@ class Stand:
         grown = ring_bytes if grown_bytes is None else grown_bytes
         self.bytes = bytearray(ring_bytes)
         self.headers: dict[int, SpanHeader] = {}
+        self.page_bytes = page_bytes
+        self.punches: deque[Punch] = deque()
+        self.allocations: deque[Allocate] = deque()
+        self.gone: set[int] = set()
+        """The pages that the system has."""
+        self.short = False
+        """Whether no memory is to be had."""
+        self.holds: Holds | None = None
         self.now = 0.0
         self.policy = policy
-        self.store = self.make(Ring(grown), epoch)
+        self.store = self.make(Ring(grown, page_bytes), epoch)
         self.views: list[View] = []
         self.copies: deque[Copy] = deque()
         self.scans = 0
@@ -104,6 +127,14 @@ class Stand:
                 case Scan():
                     assert self.scans == 0, "two scans in flight"
                     self.scans += 1
+                case Punch():
+                    assert effect.size_bytes > 0
+                    self.punches.append(effect)
+                case Allocate():
+                    assert effect.size_bytes > 0
+                    self.allocations.append(effect)
+                case Holds():
+                    self.holds = effect
                 case Discard(_, put_id):
                     assert not any(copy.put_id == put_id for copy in self.copies)
                     self.half_copied.remove(put_id)
@@ -132,6 +163,7 @@ class Stand:
         copy = next(c for c in self.copies if c.put_id == put_id)
         self.copies.remove(copy)
         if error is None:
+            self.touch(copy.ring_offset, copy.part_bytes)
             stop = copy.ring_offset + copy.part_bytes
             self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
             if copy.header is not None:
@@ -158,17 +190,66 @@ class Stand:
         for entry in victims:
             assert self.find(entry.key) is not None, "a pinned entry was evicted for its room"
 
+    def punch(self, at: int = 0) -> None:
+        """Carries a Punch out: whatever stood there is lost."""
+        effect = self.punches[at]
+        del self.punches[at]
+        self.bytes[effect.offset : effect.offset + effect.size_bytes] = b"\xdd" * effect.size_bytes
+        pages = self.pages(effect.offset, effect.size_bytes)
+        assert not pages & self.gone, "punched twice"
+        self.gone |= pages
+        self.do(Punched(effect.offset))
+
+    def allocate(self, *, short: bool = False) -> None:
+        """Carries an Allocate out, or says that no memory is to be had."""
+        effect = self.allocations.popleft()
+        pages = self.pages(effect.offset, effect.size_bytes)
+        assert pages <= self.gone, "asked for what is there"
+        if short or self.short:
+            self.do(Allocated(effect.offset, NotEnoughMemory("no memory is to be had")))
+            return
+        self.gone -= pages
+        self.do(Allocated(effect.offset))
+
+    def pages(self, offset: int, size_bytes: int) -> set[int]:
+        """The numbers of the pages in a range that has nothing but whole ones."""
+        assert offset % self.page_bytes == size_bytes % self.page_bytes == 0, (offset, size_bytes)
+        return set(range(offset // self.page_bytes, (offset + size_bytes) // self.page_bytes))
+
+    def touch(self, offset: int, size_bytes: int) -> None:
+        """Somebody reads or writes there."""
+        page = self.page_bytes
+        touched = set(range(offset // page, (offset + size_bytes - 1) // page + 1))
+        assert not touched & self.gone, f"page {min(touched & self.gone)} is the system's"
+
     def settle(self, *, copies: bool = True) -> None:
         """Carries out whatever is under way, until nothing is."""
-        while (copies and self.copies) or self.scans:
+        self.go_on()
+        while (copies and self.copies) or self.scans or self.punches or self.allocations:
             if copies and self.copies:
                 self.copy()
             if self.scans:
                 self.scan()
+            if self.punches:
+                self.punch()
+            if self.allocations:
+                self.allocate()
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Ticks, for as long as the store wants to go on at once."""
+        for _ in range(1000):
             timer = self.store.next_timer()
-            while timer is not None and timer <= self.now and self.store.sweeps:
-                self.do(Tick())
-                timer = self.store.next_timer()
+            if timer is None or timer > self.now:
+                return
+            self.do(Tick())
+        raise AssertionError("it goes on for ever")
+
+    def press(self, resident_bytes_max: int | None = None, **more: Any) -> None:
+        """The governor says so; and all that follows from it at once."""
+        self.do(Pressed(resident_bytes_max, **more))
+        self.go_on()
+        self.settle()
 
     def pass_time(self, seconds: float) -> None:
         """Time passes; Ticks come when they are due, scans are carried out at once."""
@@ -226,6 +307,7 @@ class Stand:
             slot = self.index.read(number)
             if slot.span_id and slot.published and slot.key == key:
                 start = slot.offset + SPAN_HEADER_BYTES
+                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.image_bytes)
                 content = bytes(self.bytes[start : start + slot.image_bytes])
                 return View(slot.span_id, start, content)
         return None
@@ -235,6 +317,7 @@ class Stand:
         for slot in self.index.slots():
             if slot.span_id == span_id:
                 start = slot.offset + SPAN_HEADER_BYTES
+                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.image_bytes)
                 content = bytes(self.bytes[start : start + slot.image_bytes])
                 return View(span_id, start, content)
         return None
@@ -254,10 +337,17 @@ class Stand:
     def check(self) -> None:
         """No view has changed, and the store is sound."""
         for view in self.views:
+            self.touch(view.offset, len(view.content))
             now = bytes(self.bytes[view.offset : view.offset + len(view.content)])
             assert now == view.content, "a pinned span was reused"
         self.store.check_invariants()
         assert (self.scans == 1) == self.store.memory.scan_in_flight
+        ring = self.store.memory.ring
+        status = self.store.status()
+        assert status["withdrawn_bytes"] == len(self.gone) * self.page_bytes
+        assert status["resident_bytes"] + status["withdrawn_bytes"] == ring.capacity_bytes
+        withdrawn = set().union(*(self.pages(*extent) for extent in ring.withdrawn()))
+        assert self.gone <= withdrawn, "something may be placed where nothing is"
 
 
 Make = Callable[..., Stand]

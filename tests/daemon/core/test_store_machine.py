@@ -15,13 +15,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tensord.daemon.core.events import Accessed, Tick
+from tensord.daemon.core.events import Accessed, Pressed, Tick
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
 from .stand import Stand, key
 
 RING_BYTES = 4096
+PAGE_BYTES = 256
 NUMBERS = st.integers(0, 9)
 
 
@@ -44,6 +45,7 @@ class AnyOrder(RuleBasedStateMachine):
             RING_BYTES,
             policy=policy,
             grown_bytes=grown,
+            page_bytes=PAGE_BYTES,
             max_entries=7,
             max_tokens=20,
             object_bytes_max=3000,
@@ -267,6 +269,37 @@ class AnyOrder(RuleBasedStateMachine):
     def limit(self, data: st.DataObject, limit_bytes: int) -> None:
         self.ask(data, messages.Limit, limit_bytes)
 
+    @rule(
+        pages=st.sampled_from([None, 16, 12, 7, 3, 0]),
+        idle_s=st.sampled_from([None, None, 0.0, 5.0]),
+        refuse=st.booleans(),
+    )
+    def pressed(self, pages: int | None, idle_s: float | None, refuse: bool) -> None:
+        most = None if pages is None else pages * PAGE_BYTES - 64 * (pages % 2)
+        self.stand.do(Pressed(most, idle_s, refuse and idle_s is not None, "the share" if refuse else ""))
+
+    @rule()
+    def pressure_is_gone(self) -> None:
+        self.stand.do(Pressed())
+
+    @precondition(lambda self: self.stand.punches)
+    @rule(data=st.data())
+    def pages_are_given_back(self, data: st.DataObject) -> None:
+        self.stand.punch(data.draw(st.integers(0, len(self.stand.punches) - 1)))
+
+    @precondition(lambda self: self.stand.allocations)
+    @rule(short=st.booleans())
+    def pages_are_asked_for(self, short: bool) -> None:
+        self.stand.allocate(short=short)
+
+    @rule(copies=st.booleans())
+    def all_settles(self, copies: bool) -> None:
+        self.stand.settle(copies=copies)
+        holds = self.stand.holds
+        # The first event tells it.
+        if holds is not None and not self.stand.store.residency.exchanging:
+            assert holds.resident_bytes == self.stand.store.status()["resident_bytes"]
+
     @rule(seconds=st.sampled_from([0.0, 0.1, 2.0, 7.0]))
     def tick(self, seconds: float) -> None:
         self.stand.now += seconds
@@ -312,6 +345,7 @@ class AnyOrder(RuleBasedStateMachine):
         stand = self.stand
         while self.grown < RING_BYTES:
             self.grow()
+        stand.do(Pressed())
         stand.settle()
         for client, request in self.commits:
             answers = [a for a in stand.answers[client] if getattr(a, "id", None) == request]
@@ -326,8 +360,15 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(stand.store.claims) == len(stand.store.pins) == len(stand.store.intake.puts) == 0
         stand.views.clear()
         stand.join(10_000)
-        stand.send(10_000, messages.Clear(1))
+        stand.send(10_000, messages.Limit(3, 1000))
         stand.pass_time(10)
+        assert stand.store.status()["resident_bytes"] <= 1024, "more is in memory than may be, and nobody holds it"
+        stand.send(10_000, messages.Clear(1))
+        stand.send(10_000, messages.Limit(2, RING_BYTES))
+        stand.pass_time(100)
+        assert not stand.gone, "a limit was lifted, and not all is back"
+        assert stand.holds is not None and stand.holds.settled
+        assert stand.holds.resident_bytes == stand.holds.wanted_bytes == RING_BYTES
         assert stand.store.memory.ring.used_bytes == 0, "memory leaked"
         assert stand.store.next_timer() is None
         assert stand.store.status()["evicted_while_pinned"] == 0

@@ -1,0 +1,289 @@
+"""What of the ring is in memory: given back for a limit or for pressure, taken back, exchanged; and who has to go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.daemon.core.effects import Punch
+from tensord.daemon.core.events import Pressed, RingGrown
+from tensord.daemon.core.recovery import Recovered
+from tensord.daemon.core.residency import PIECE_BYTES
+from tensord.ipc import messages
+from tensord.shm.ring import Ring
+
+from .stand import Stand, key
+
+PAGE = 256
+RING = 64 * PAGE
+IMAGE = 4 * PAGE - 128  # with its header: four pages
+
+
+def full() -> Stand:
+    """Sixteen entries of four pages each, the first the coldest, and nothing else."""
+    stand = Stand(RING, page_bytes=PAGE)
+    stand.join(1, 2)
+    for number in range(16):
+        assert stand.put(number, IMAGE) == "stored"
+    assert stand.store.memory.ring.used_bytes == RING
+    return stand
+
+
+def limit(stand: Stand, limit_bytes: int) -> None:
+    stand.send(2, messages.Limit(len(stand.answers[2]) + 1, limit_bytes))
+    stand.settle()
+
+
+def test_pressure_takes_the_coldest_and_no_more_than_it_needs() -> None:
+    stand = full()
+    stand.press(RING - 6 * PAGE)
+    assert stand.stored() == set(range(2, 16))
+    status = stand.store.status()
+    assert status["evictions"] == {"pressure": 2}
+    assert (status["resident_bytes"], status["withdrawn_bytes"]) == (RING - 6 * PAGE, 6 * PAGE)
+    assert status["withdrawn_extents"] == 1
+    assert status["pressed"]["resident_bytes_max"] == RING - 6 * PAGE
+    assert stand.holds is not None
+    assert (stand.holds.resident_bytes, stand.holds.wanted_bytes, stand.holds.settled) == (RING - 6 * PAGE, RING, True)
+    stand.check()
+
+
+def test_holes_are_given_back_before_any_entry_goes() -> None:
+    stand = full()
+    stand.send(1, messages.Evict(1, [key(5), key(9)]))
+    stand.settle()
+    stand.press(RING - 8 * PAGE)
+    assert stand.stored() == set(range(16)) - {5, 9}
+    assert stand.store.status()["evictions"] == {"explicit": 2}
+    stand.check()
+
+
+def test_small_entries_go_with_their_neighbours_so_that_whole_pages_come_free() -> None:
+    stand = Stand(RING, page_bytes=PAGE)
+    stand.join(1)
+    for number in range(64 * PAGE // 192):
+        assert stand.put(number) == "stored"
+    for number in range(0, 64, 2):
+        stand.send(1, messages.Touch(1, [key(number)]))
+    before = len(stand.stored())
+    stand.press(RING - 8 * PAGE)
+    status = stand.store.status()
+    assert status["withdrawn_bytes"] == 8 * PAGE
+    assert before - len(stand.stored()) <= 8 * PAGE // 192 + 2, "entries went for pages that never came free"
+    stand.check()
+
+
+def test_a_limit_that_is_lifted_is_regrown() -> None:
+    stand = full()
+    limit(stand, 20 * PAGE)
+    assert stand.store.status()["resident_bytes"] == 20 * PAGE
+    assert stand.store.status()["evictions"] == {"capacity": 11}
+    limit(stand, RING)
+    status = stand.store.status()
+    assert (status["resident_bytes"], status["withdrawn_extents"]) == (RING, 0)
+    assert stand.put(100, RING - 5 * 4 * PAGE - 128) == "stored"
+    assert stand.stored() == {11, 12, 13, 14, 15, 100}
+    stand.check()
+
+
+def test_of_a_limit_and_pressure_the_lesser_counts() -> None:
+    stand = full()
+    limit(stand, 40 * PAGE)
+    stand.press(20 * PAGE)
+    assert stand.store.status()["resident_bytes"] == 20 * PAGE
+    limit(stand, RING)
+    assert stand.store.status()["resident_bytes"] == 20 * PAGE
+    limit(stand, 30 * PAGE)
+    stand.press()
+    assert stand.store.status()["resident_bytes"] == 30 * PAGE
+    assert stand.store.status()["pressed"] is None
+    stand.check()
+
+
+@pytest.mark.parametrize("size", [3, 7, 11, 16, 20])
+def test_a_put_that_fits_the_limit_finds_room_between_withdrawn_pages(size: int) -> None:
+    stand = full()
+    for number in range(0, 16, 2):
+        stand.send(1, messages.Touch(1, [key(number)]))
+    limit(stand, 20 * PAGE)
+    for number in range(100, 112):
+        assert stand.put(number, size * PAGE - 128) == "stored"
+        assert stand.store.status()["resident_bytes"] <= 20 * PAGE
+        stand.check()
+
+
+def test_the_limit_holds_at_every_moment_of_an_exchange() -> None:
+    stand = full()
+    for number in range(0, 16, 2):
+        stand.send(1, messages.Touch(1, [key(number)]))
+    limit(stand, 20 * PAGE)
+    stand.commit(1, 500, key(500), 18 * PAGE - 128)
+    stand.part(1, 500, 18 * PAGE - 128, last=True)
+    for _ in range(1000):
+        assert stand.store.status()["resident_bytes"] <= 20 * PAGE
+        if stand.scans:
+            stand.scan()
+        elif stand.punches:
+            stand.punch()
+        elif stand.allocations:
+            stand.allocate()
+        elif stand.copies:
+            stand.copy()
+        else:
+            break
+        stand.go_on()
+    assert stand.ended(1, 500) == "stored"
+
+
+def test_pinned_entries_are_passed_over() -> None:
+    stand = full()
+    views = [stand.pin(number) for number in (0, 1)]
+    stand.send(1, messages.Pin(1, key(2), 100.0))
+    stand.press(RING - 12 * PAGE)
+    assert stand.stored() == {0, 1, 2, *range(6, 16)}
+    stand.press(0)
+    assert stand.stored() == {0, 1, 2}
+    assert stand.store.status()["resident_bytes"] == 12 * PAGE
+    assert stand.holds is not None and stand.holds.settled, "there is nothing more that it could do"
+    stand.check()
+    views.clear()
+    stand.views.clear()
+    stand.send(1, messages.Unpin(2, key(2)))
+    stand.pass_time(10)
+    assert stand.store.status()["resident_bytes"] == 0
+    stand.check()
+
+
+def test_memory_that_is_not_to_be_had_is_shown_and_asked_for_again() -> None:
+    stand = full()
+    limit(stand, 20 * PAGE)
+    stand.short = True
+    limit(stand, RING)
+    status = stand.store.status()
+    assert status["resident_bytes"] == 20 * PAGE
+    assert "no memory is to be had" in status["regrow_error"]
+    assert stand.holds is not None and stand.holds.settled
+    for number in range(200, 205):
+        assert stand.put(number, IMAGE) == "stored", "what is there serves all the same"
+    timer = stand.store.next_timer()
+    assert timer is not None
+    stand.pass_time(100)
+    assert stand.store.status()["withdrawn_bytes"] == RING - 20 * PAGE
+    stand.check()
+    stand.short = False
+    stand.pass_time(31)
+    status = stand.store.status()
+    assert (status["resident_bytes"], status["regrow_error"]) == (RING, "")
+    stand.check()
+
+
+def test_in_an_emergency_what_is_idle_goes_and_what_is_held_stays() -> None:
+    stand = full()
+    stand.now = 40.0
+    for number in (3, 7):
+        stand.send(1, messages.Touch(1, [key(number)]))
+    stand.pin(1)
+    stand.press(idle_s=30.0, refuse=True, reason="the host is at 97 %, and 96 % is the limit")
+    assert stand.stored() == {1, 3, 7}
+    assert stand.store.status()["evictions"] == {"emergency": 13}
+    assert stand.store.status()["withdrawn_bytes"] == 0, "what may stay in memory does"
+    stand.press(12 * PAGE, refuse=True, reason="the host is at 97 %, and 96 % is the limit")
+    assert stand.stored() == {1, 3, 7}
+    assert stand.store.status()["resident_bytes"] == 12 * PAGE
+    stand.check()
+
+
+def test_many_idle_entries_go_slice_by_slice() -> None:
+    stand = Stand(1 << 18, max_entries=1000)
+    stand.join(1)
+    for number in range(700):
+        assert stand.put(number) == "stored"
+    stand.now = 40.0
+    stand.do(Pressed(None, 30.0, refuse=True, reason="x"))
+    assert stand.store.memory.scan_in_flight or len(stand.stored()) > 400, "one event, one slice"
+    stand.go_on()
+    stand.settle()
+    assert stand.stored() == set()
+    assert stand.store.status()["evictions"] == {"emergency": 700}
+    assert stand.store.next_timer() is None
+
+
+def test_puts_are_refused_in_an_emergency_and_accepted_after_it() -> None:
+    stand = full()
+    stand.commit(1, 900, key(900), IMAGE)
+    stand.press(refuse=True, reason="the host is at 97 %, and 96 % is the limit")
+    assert stand.put(901, IMAGE) == "UnderPressure"
+    done = stand.answers[1][-2]
+    assert isinstance(done, messages.Committed) and done.error is not None
+    assert "97 %" in done.error.text and "96 %" in done.error.text
+    assert stand.put(3, IMAGE) == "existed"
+    assert stand.store.status()["refusals"]["UnderPressure"] >= 1
+    stand.press()
+    assert stand.put(901, IMAGE) == "stored"
+    stand.check()
+
+
+def test_a_put_that_pressure_leaves_no_room_for_is_told_so() -> None:
+    stand = full()
+    stand.press(8 * PAGE)
+    assert stand.put(900, 12 * PAGE - 128) == "UnderPressure"
+    assert stand.stored() == {14, 15}, "it costs nobody an entry"
+    assert stand.put(901, 8 * PAGE - 128) == "stored"
+    stand.check()
+
+
+def test_pressure_that_goes_before_the_scan_spares_its_victims() -> None:
+    stand = full()
+    stand.do(Pressed(8 * PAGE))
+    stand.go_on()
+    assert stand.scans == 1
+    stand.do(Pressed())
+    stand.settle()
+    assert stand.stored() == set(range(16))
+
+
+def test_a_ring_that_grows_stays_within_what_may_be_in_memory() -> None:
+    stand = Stand(RING, page_bytes=PAGE, grown_bytes=16 * PAGE)
+    stand.join(1, 2)
+    stand.press(20 * PAGE)
+    for pages in (32, 48, 64):
+        stand.grow(pages * PAGE, more=pages < 64)
+        stand.settle()
+        assert stand.store.status()["resident_bytes"] == 20 * PAGE
+    assert stand.store.status()["withdrawn_extents"] == 1
+    stand.press()
+    assert stand.store.status()["resident_bytes"] == RING
+    stand.check()
+
+
+def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_may_be() -> None:
+    stand = full()
+    stand.press(40 * PAGE)
+    left = stand.stored()
+    missing = stand.store.memory.ring.withdrawn()
+    records = [
+        Recovered(slot.number, stand.headers.get(slot.offset), slot.published) for slot in stand.index.slots()
+    ]
+    stand.store = stand.make(Ring(RING, PAGE), epoch=2)
+    stand.store.recover(records, stand.now, missing)
+    stand.answers = {}
+    stand.join(1)
+    stand.short = True
+    stand.grow(RING, more=False)
+    stand.settle()
+    assert stand.stored() == left
+    assert stand.store.status()["resident_bytes"] == 40 * PAGE
+    assert stand.store.status()["found_corrupt"] == 0
+    stand.check()
+    stand.short = False
+    stand.pass_time(31)
+    assert stand.store.status()["resident_bytes"] == RING
+    assert stand.stored() == left
+    stand.check()
+
+
+def test_large_extents_move_in_pieces() -> None:
+    ring_bytes = 5 * PIECE_BYTES // 2
+    store = Stand(4096).make(Ring(0), 1)
+    store.handle(Pressed(0), 0.0)
+    effects = store.handle(RingGrown(ring_bytes, more=False), 0.0)
+    assert [effect.size_bytes for effect in effects if isinstance(effect, Punch)] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]

@@ -1,0 +1,114 @@
+"""A ring that shrinks gives its pages back, takes them again when it may, and harms nothing that stays."""
+
+from __future__ import annotations
+
+import os
+
+import tensord
+from tensord.ipc import messages
+from tensord.shm import segments
+
+from ..daemon_process import MIB, Daemon, until
+from ..faults.payloads import is_payload, key, payload
+from ..faults.raw import RawClient
+
+RING_BYTES = 16 * MIB
+ENTRY_BYTES = 300_000
+
+
+def limit(daemon: Daemon, limit_bytes: int) -> None:
+    """`tensorctl limit`."""
+    with RawClient(daemon.socket, attach=False) as operator:
+        answer = operator.ask(lambda number: messages.Limit(number, limit_bytes))
+    assert answer.after_bytes == min(limit_bytes, RING_BYTES)
+
+
+def allocated_bytes(daemon: Daemon) -> int:
+    """What the ring takes of the machine's memory, as the kernel counts it."""
+    return os.stat(segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring").st_blocks * 512
+
+
+def grown(daemon: Daemon) -> None:
+    until(lambda: allocated_bytes(daemon) >= RING_BYTES, "the whole ring in memory")
+    daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "a store that knows it")
+
+
+def fill(client: tensord.Client, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        assert client.put(key(number), payload(number, ENTRY_BYTES), wait=True).state == "stored"
+
+
+def test_a_limit_gives_pages_back_and_lifted_takes_them_again(daemon: Daemon) -> None:
+    client = daemon.client()
+    grown(daemon)
+    fill(client, 0, 40)
+    limit(daemon, 4 * MIB)
+    until(lambda: allocated_bytes(daemon) <= 4 * MIB, "pages given back")
+    store = daemon.until(lambda status: status["store"]["resident_bytes"] <= 4 * MIB and status["store"], "it knows")
+    assert store["resident_bytes"] + store["withdrawn_bytes"] == store["ring_bytes"] == RING_BYTES
+    assert store["evictions"] == {"capacity": store["evictions"]["capacity"]}
+    left = [number for number in range(40) if client.contains(key(number))]
+    assert left == list(range(40 - len(left), 40)), "the least recently used go"
+    assert len(left) >= 4 * MIB // ENTRY_BYTES - 2, "more went than had to"
+    for number in left:
+        lease = client.get(key(number), verify=True)
+        assert lease is not None and is_payload(lease.tree, number)
+    fill(client, 100, 30)
+    assert allocated_bytes(daemon) <= 4 * MIB
+    limit(daemon, RING_BYTES)
+    until(lambda: allocated_bytes(daemon) >= RING_BYTES, "a limit that is lifted is regrown")
+    store = daemon.until(lambda s: s["store"]["withdrawn_bytes"] == 0 and s["store"], "the store knows it")
+    assert store["withdrawn_extents"] == 0 and store["regrow_error"] == ""
+    fill(client, 200, 40)
+    assert daemon.ask(messages.HealthQuery)["healthy"]
+
+
+def test_views_held_while_the_ring_shrinks_stay_what_they_were(daemon: Daemon) -> None:
+    client = daemon.client()
+    grown(daemon)
+    fill(client, 0, 40)
+    held = {number: client.get(key(number)) for number in range(0, 40, 5)}
+    limit(daemon, 3 * MIB)
+    until(lambda: allocated_bytes(daemon) <= 3 * MIB, "pages given back beside what is held")
+    fill(client, 100, 20)
+    for number, lease in held.items():
+        assert lease is not None and is_payload(lease.tree, number)
+    del lease
+    held.clear()
+    limit(daemon, MIB)
+    until(lambda: allocated_bytes(daemon) <= MIB, "what was held has gone too")
+
+
+def test_a_put_as_large_as_the_limit_finds_room_wherever_pages_were_withdrawn(daemon: Daemon) -> None:
+    client = daemon.client()
+    grown(daemon)
+    fill(client, 0, 40)
+    # Every other entry is warm: what goes leaves a ring full of small gaps.
+    for number in range(0, 40, 2):
+        assert client.get(key(number)) is not None
+    limit(daemon, 6 * MIB)
+    until(lambda: allocated_bytes(daemon) <= 6 * MIB, "pages given back")
+    for number, size in ((500, 5 * MIB), (501, 2 * MIB), (502, 5 * MIB + 512 * 1024)):
+        done = client.put(key(number), payload(number, size), wait=True)
+        assert done.state == "stored", done
+        lease = client.get(key(number), verify=True)
+        assert lease is not None and is_payload(lease.tree, number)
+        del lease
+    until(lambda: allocated_bytes(daemon) <= 6 * MIB, "the limit holds all the while")
+
+
+def test_a_daemon_that_is_killed_while_limited_is_followed_by_one_that_has_the_rest_and_regrows(daemon: Daemon) -> None:
+    client = daemon.client()
+    grown(daemon)
+    fill(client, 0, 40)
+    limit(daemon, 4 * MIB)
+    until(lambda: allocated_bytes(daemon) <= 4 * MIB, "pages given back")
+    left = [number for number in range(40) if client.contains(key(number))]
+    daemon.kill()
+    daemon.start()
+    until(lambda: allocated_bytes(daemon) >= RING_BYTES, "its own configuration has no limit")
+    other = daemon.client()
+    for number in left:
+        lease = other.get(key(number), verify=True)
+        assert lease is not None and is_payload(lease.tree, number)
+    assert daemon.store("found_corrupt") == 0
