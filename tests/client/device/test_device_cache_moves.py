@@ -221,3 +221,15 @@ def test_an_order_is_not_about_what_was_put_after_its_entry_was_released(owner: 
     assert (count.registered, count.released, count.offloaded) == (2, 1, 0)
     assert not owner.wire.errors
     assert owner.wire.registered() == {key(1)} == set(owner.entries.keys())
+
+
+def test_what_a_new_daemon_does_not_take_in_again_is_copied_to_the_host_first(owner: Owner) -> None:
+    entry = owner.put(1)
+    owner.exchange()
+    sample = Sample(CARD, Tier.DEVICE, int(0.99 * TOTAL_BYTES), TOTAL_BYTES, "file", owner.wire.now)
+    owner.wire.happen(Sampled((sample,)))
+    owner.wire.connect()
+    owner.exchange()
+    assert entry.registration.state == "refused"
+    assert len(owner.entries) == 0 and owner.wire.registered() == set()
+    assert np.array_equal(owner.host.trees[key(1)], values(1))
