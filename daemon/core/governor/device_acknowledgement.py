@@ -53,7 +53,6 @@ def take_back(owner: Owner, rows: Rows, outbox: Outbox, until: float) -> None:
     """An owner is late with these rows: nothing is known to have gone, and they are let alone until then."""
     device = owner.device
     device.table.take_back(rows, until)
-    device.coldest.thaw(until)
     outbox.counters.timed_out += len(rows)
     if owner.unresponsive:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -343,7 +344,7 @@ def test_refused_offloaded_and_evicted_entries_add_up_over_a_long_random_schedul
             "keys_per_request_max": some([2, 1024]),
         }
     )
-    steps = {
+    steps: dict[Callable[[], Any], int] = {
         lambda: run.register(
             client=chance.randint(1, 3),
             which=chance.randint(0, 11),
