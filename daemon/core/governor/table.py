@@ -262,7 +262,9 @@ class Table:
         while self.end > len(self.state):
             for name in _COLUMNS:
                 column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+                longer = np.zeros(2 * len(column), column.dtype)
+                longer[: len(column)] = column
+                setattr(self, name, longer)
         return np.array([*freed, *range(first, self.end)], np.int64)
 
     def _sum_ordered(self, rows: Rows, sign: int) -> None:

@@ -195,6 +195,7 @@ class AnyOrder(RuleBasedStateMachine):
             entry = self.model.entries.get(each)
             if entry is not None and entry.client == client:
                 entry.uses, entry.used_at = entry.uses + 1, self.registry.now
+                self.model.counts["used"] += 1
 
     @rule(client=CLIENTS, which=st.lists(NUMBERS, max_size=4))
     def release(self, client: int, which: list[int]) -> None:
