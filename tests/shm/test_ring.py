@@ -15,14 +15,16 @@ from hypothesis.stateful import (
 from tensord.shm.ring import Ring
 
 CELL = 64
+PAGE = 4 * CELL
+GONE = -2
 
 
 class RingAgainstCells(RuleBasedStateMachine):
-    """Each cell holds the offset of the span that owns it, or None."""
+    """Each cell holds the offset of the span that owns it, GONE where it is withdrawn, or None."""
 
     @initialize(cells=st.integers(0, 40))
     def start(self, cells: int) -> None:
-        self.ring = Ring(cells * CELL)
+        self.ring = Ring(cells * CELL, PAGE)
         self.cells: list[int | None] = [None] * cells
 
     def holes(self) -> list[tuple[int, int]]:
@@ -37,8 +39,19 @@ class RingAgainstCells(RuleBasedStateMachine):
                 start = None
         return found
 
+    def extents(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of every maximal run of withdrawn cells."""
+        found: list[tuple[int, int]] = []
+        for i, owner in enumerate(self.cells):
+            if owner == GONE:
+                if found and sum(found[-1]) == i * CELL:
+                    found[-1] = (found[-1][0], found[-1][1] + CELL)
+                else:
+                    found.append((i * CELL, CELL))
+        return found
+
     def spans(self) -> dict[int, int]:
-        owned = [owner for owner in self.cells if owner is not None]
+        owned = [owner for owner in self.cells if owner is not None and owner != GONE]
         return {owner: owned.count(owner) * CELL for owner in owned}
 
     def paint(self, offset: int, size: int, owner: int | None) -> None:
@@ -68,6 +81,58 @@ class RingAgainstCells(RuleBasedStateMachine):
         offset, size = data.draw(st.sampled_from(sorted(self.spans().items())))
         self.ring.free(offset)
         self.paint(offset, size, None)
+
+    @rule(at=st.integers(0, 12), pages=st.integers(1, 3))
+    def withdraw_succeeds_only_on_free_pages(self, at: int, pages: int) -> None:
+        cells = self.cells[at * 4 : (at + pages) * 4]
+        free = len(cells) == pages * 4 and not any(owner is not None for owner in cells)
+        assert self.ring.withdraw(at * PAGE, pages * PAGE) == free
+        if free:
+            self.paint(at * PAGE, pages * PAGE, GONE)
+
+    @rule(pages=st.integers(1, 6), low=st.integers(0, 45), cells=st.integers(0, 12))
+    def withdrawing_some_takes_whole_pages_and_spares_what_is_to_be_spared(
+        self, pages: int, low: int, cells: int
+    ) -> None:
+        spared = (low * CELL, (low + cells) * CELL)
+        taken = self.ring.withdraw_some(pages * PAGE, spared)
+        if taken is None:
+            whole = [self.cells[i : i + 4] for i in range(0, len(self.cells) - 3, 4)]
+            assert cells or [None] * 4 not in whole, "there was a page"
+            return
+        offset, size = taken
+        assert 0 < size <= pages * PAGE and offset % PAGE == size % PAGE == 0
+        assert offset >= spared[1] or offset + size <= spared[0] or not cells
+        assert set(self.cells[offset // CELL : (offset + size) // CELL]) == {None}
+        self.paint(offset, size, GONE)
+
+    @rule(pages=st.integers(1, 6))
+    def what_is_restored_is_a_hole_again_the_smallest_extent_first(self, pages: int) -> None:
+        piece = self.ring.restorable(pages * PAGE)
+        extents = self.extents()
+        assert (piece is None) == (not extents)
+        if piece is not None:
+            offset, size = piece
+            smallest = min(size for _, size in extents)
+            assert size == min(smallest, pages * PAGE)
+            assert set(self.cells[offset // CELL : (offset + size) // CELL]) == {GONE}
+            self.ring.restore(offset, size)
+            self.paint(offset, size, None)
+
+    @rule(cells=st.integers(1, 20))
+    def a_window_through_what_is_withdrawn_says_what_to_take_back(self, cells: int) -> None:
+        window = self.ring.widest_withdrawn(cells * CELL)
+        if window is None:
+            return
+        assert window.enough and not window.spans
+        low, high = self.ring.narrowed(window.low, window.high, cells * CELL)
+        assert window.low <= low and high <= window.high and high - low >= cells * CELL
+        back = self.ring.withdrawn_within(low, high)
+        for offset, size in back:
+            assert size > 0 and offset % PAGE == size % PAGE == 0
+            self.ring.restore(offset, size)
+            self.paint(offset, size, None)
+        assert set(self.cells[low // CELL : high // CELL]) == {None}
 
     @rule(cells=st.integers(0, 12))
     def grow(self, cells: int) -> None:
@@ -111,6 +176,7 @@ class RingAgainstCells(RuleBasedStateMachine):
         if around in stays:
             return 0
         low = high = around // CELL
+        stays = stays | {GONE}
         while low > 0 and self.cells[low - 1] not in stays:
             low -= 1
         while high < len(self.cells) and self.cells[high] not in stays:
@@ -128,6 +194,9 @@ class RingAgainstCells(RuleBasedStateMachine):
         assert self.ring.largest_free_bytes == max(sizes, default=0)
         assert self.ring.hole_count == len(sizes)
         assert self.ring.span_count == len(self.spans())
+        assert self.ring.withdrawn() == self.extents()
+        assert self.ring.withdrawn_bytes == self.cells.count(GONE) * CELL
+        assert self.ring.withdrawn_count == len(self.extents())
 
 
 TestRingAgainstCells = RingAgainstCells.TestCase

@@ -18,6 +18,8 @@ import pytest
 from tensord.errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
 from tensord.shm import segments
 
+PAGE = 4096
+
 
 @pytest.fixture
 def instance() -> Iterator[str]:
@@ -97,6 +99,23 @@ def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str
     memory.close()
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
         segments.punch(fd, 0, 0)
+    os.close(fd)
+
+
+def test_pages_that_were_given_back_are_found_again_by_whoever_comes_next(instance: str) -> None:
+    fd = segments.create(segments.segment_name(instance, "ring"), 16 * PAGE + 128)
+    segments.allocate(fd, 0, 16 * PAGE + 128)
+    assert segments.missing(fd) == []
+    os.pwrite(fd, bytes([7]) * (16 * PAGE + 128), 0)
+    segments.punch(fd, 0, 2 * PAGE)
+    segments.punch(fd, 5 * PAGE, PAGE)
+    segments.punch(fd, 14 * PAGE, 2 * PAGE)
+    assert segments.missing(fd) == [(0, 2 * PAGE), (5 * PAGE, PAGE), (14 * PAGE, 2 * PAGE)]
+    os.pread(fd, PAGE, 5 * PAGE)
+    assert os.fstat(fd).st_blocks * 512 == 12 * PAGE, "looking through the descriptor makes no page"
+    segments.punch(fd, 0, 17 * PAGE)
+    assert segments.missing(fd) == [(0, 16 * PAGE)]
+    assert os.fstat(fd).st_blocks * 512 == PAGE, "the part of a page at the end is allocated"
     os.close(fd)
 
 

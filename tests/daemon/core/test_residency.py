@@ -286,4 +286,5 @@ def test_large_extents_move_in_pieces() -> None:
     store = Stand(4096).make(Ring(0), 1)
     store.handle(Pressed(0), 0.0)
     effects = store.handle(RingGrown(ring_bytes, more=False), 0.0)
-    assert [effect.size_bytes for effect in effects if isinstance(effect, Punch)] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
+    sizes = [effect.size_bytes for effect in effects if isinstance(effect, Punch)]
+    assert sizes == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
