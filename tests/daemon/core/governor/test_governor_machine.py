@@ -265,6 +265,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.stand.say(client, messages.UseEntries(device, keys))
             for number in mine:
                 card.entries[number].used_at = self.stand.now
+                self.counted["used"] += numbers.count(number)
             self.heard(card, client)
         else:
             assert self.ask(client, messages.ReleaseEntries, device, keys).count == len(mine)
