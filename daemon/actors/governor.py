@@ -65,8 +65,9 @@ class GovernorActor:
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:
-            case Governed(_, messages.ReadDevice() as reading):
-                self._reading(reading)
+            case Governed(client, messages.ReadDevice() as reading):
+                if self._governor.devices.is_open(client, reading.device):
+                    self._reading(reading)
             case Governed(client, request):
                 if client in self._clients:
                     self._handle(events.Received(client, request))

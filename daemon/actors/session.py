@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast, get_args
 
 from ... import __version__
@@ -120,12 +121,21 @@ class Session:
                         except TensordError as error:
                             kind = type(message).__name__
                             _log.info("not delivered", client=self._client, message=kind, why=str(error))
+                            self._excuse(message, error)
                         finally:
                             _close(close)
                     case HangUp(reason):
                         _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=reason)
                         self._channel.close()
                         return
+
+    def _excuse(self, message: messages.ControlAnswer, error: TensordError) -> None:
+        """Whoever waits for an answer that cannot be sent is told why."""
+        number = getattr(message, "id", None)
+        if number is None or isinstance(message, messages.Error):
+            return
+        with suppress(TensordError):
+            self._channel.send(messages.Error.of(error, number))
 
     def _return_descriptors(self) -> None:
         for word in self.inbox.drain():

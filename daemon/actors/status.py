@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from ...errors import ProtocolError, TensordError
 from ...ipc import messages
@@ -16,6 +16,8 @@ from ...ipc.channel import AsyncChannel
 from ..logs import logger
 from .inbox import Inbox
 from .words import GovernorMessage, Happened, Question, StoreMessage
+
+INTEGER_MAX: Final = (1 << 64) - 1
 
 _log = logger("status")
 
@@ -80,13 +82,27 @@ class Documents:
         await self._governor.tell(Question(message, governed))
         body, more = await told, await governed
         if isinstance(message, messages.StatusQuery):
-            return {**body, "governor": more}
+            figures: dict[str, Any] = _sayable({**body, "governor": more})
+            return figures
         problems = body["problems"] + more["problems"]
         return {**body, "problems": problems, "healthy": not problems}
 
     async def status(self) -> dict[str, Any]:
         """What StatusQuery is answered."""
         return await self.answer(messages.StatusQuery(0))
+
+
+def _sayable(figures: Any) -> Any:
+    """The same with no integer larger than can be said: sums of what clients claim need not fit into 64 bits."""
+    match figures:
+        case dict():
+            return {name: _sayable(figure) for name, figure in figures.items()}
+        case list():
+            return [_sayable(figure) for figure in figures]
+        case int():
+            return min(figures, INTEGER_MAX)
+        case _:
+            return figures
 
 
 def _asked() -> asyncio.Future[dict[str, Any]]:

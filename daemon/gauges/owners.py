@@ -13,7 +13,7 @@ from typing import Final
 
 from .reading import GaugeFailed, Reading, Result
 
-DEVICES_MAX: Final = 1024
+DEVICES_MAX: Final = 64
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
 

@@ -1,7 +1,7 @@
 """What a source of gauges says: readings, or why there is none.
 
 Owns: the words between sources and whoever asks them. A reading that cannot be true cannot be made: -1, which some
-bindings answer in place of an error, is a failure here.
+bindings answer in place of an error, is a failure here, as is that number without its sign.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from ...ipc.words import SIZE_BYTES_MAX
 
 
 class GaugeFailed(Exception):
@@ -26,7 +28,7 @@ class Reading:
     `began_at`: when it was begun, where that was before it was asked for. `shown`: what status shows besides.
 
     Raises:
-        GaugeFailed: fewer than 0 bytes used, or fewer than 1 in all.
+        GaugeFailed: fewer than 0 bytes used, fewer than 1 in all, or more than SIZE_BYTES_MAX of either.
     """
 
     used_bytes: int
@@ -35,7 +37,8 @@ class Reading:
     began_at: float | None = None
 
     def __post_init__(self) -> None:
-        if self.used_bytes < 0 or self.total_bytes <= 0:
+        # -1 as an unsigned number is more than any client could be told.
+        if not (0 <= self.used_bytes <= SIZE_BYTES_MAX and 0 < self.total_bytes <= SIZE_BYTES_MAX):
             raise GaugeFailed(f"{self.used_bytes} of {self.total_bytes} bytes used is no reading")
 
 

@@ -87,6 +87,10 @@ class Devices:
             self._promotions.opened(device)
         known.open(client)
 
+    def is_open(self, client: int, device: str) -> bool:
+        """Whether the client may register entries on it, and so has something to say of it."""
+        return self._owner(client, device) is not None
+
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances | None, now: float
     ) -> messages.Registered:

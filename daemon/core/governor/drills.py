@@ -15,6 +15,7 @@ from copy import deepcopy
 from ....errors import LimitReached, OwnedElsewhere
 from ....ipc import messages
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
+from ....ipc.words import SIZE_BYTES_MAX
 from .devices import Devices
 from .events import Sample
 from .host import Host
@@ -122,8 +123,9 @@ class Drills:
             before,
             gauge.to_message(),
             plan.offload_entries,
-            plan.offload_bytes,
+            # Sums of what owners claim need not be a size that can be said.
+            min(plan.offload_bytes, SIZE_BYTES_MAX),
             plan.drop_entries,
-            plan.drop_bytes,
+            min(plan.drop_bytes, SIZE_BYTES_MAX),
             shrink_bytes,
         )
