@@ -1,7 +1,7 @@
 """What the governor costs: a policy pass over many device entries, the way from a reading to the first order, and what
 a hit in the ring feels of it.
 
-    python benchmarks/pressure.py [--json PATH] [--entries N]
+    python benchmarks/governor.py [--json PATH] [--entries N]
 
 Owns: these figures, each with its bar. The first are the pure core's, timed call by call as the daemon's loop makes
 them; the others are a real daemon's, with 16 owners on their own connections that acknowledge every order as kept.
