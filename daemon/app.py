@@ -18,7 +18,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import uvloop
 
 from ..errors import BadConfiguration, TensordError
-from ..ipc import words
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
@@ -35,13 +34,11 @@ from .actors.words import Grown, Reconfigured, Scrubbed
 from .config import Config
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
-from .core.governor.limits import GovernorLimits
-from .core.limits import StoreLimits
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
+from .limits import governor_limits, store_limits, wire_limits
 from .memory import Memory
-from .policy.modes import Thresholds
 from .policy.replacement import by_name
 from .sockets import Sockets
 
@@ -75,81 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.error("cannot serve", error=error.code, why=str(error))
         return 1
     return 0
-
-
-def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
-    """The core's limits, from the configuration, for a ring of `ring_bytes`."""
-    limits = config.limits
-    return StoreLimits(
-        ring_bytes=ring_bytes,
-        max_bytes=min(config.max_bytes or ring_bytes, ring_bytes),
-        max_entries=config.max_entries,
-        max_tokens=config.max_tokens,
-        object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
-        default_ttl_s=config.default_ttl_s,
-        commits_in_flight_max=limits.commits_in_flight_max,
-        parts_in_flight_max=limits.parts_in_flight_max,
-        put_idle_s=limits.put_idle_s,
-        namespaces_max=limits.namespaces_max,
-        claims_per_client_max=limits.claims_per_client_max,
-        claim_s=limits.claim_s,
-        claim_s_max=limits.claim_s_max,
-        keys_per_request_max=limits.keys_per_request_max,
-        pins_per_client_max=limits.pins_per_client_max,
-        pin_s_max=limits.pin_s_max,
-        pinned_bytes_max=int(limits.pinned_share_max * ring_bytes),
-    )
-
-
-def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
-    """What a client is told in Welcome."""
-    limits = config.limits
-    return words.Limits(
-        message_bytes_max=limits.message_bytes_max,
-        inbox_bytes_max=limits.inbox_bytes_max,
-        object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
-        requests_in_flight_max=limits.requests_in_flight_max,
-        commits_in_flight_max=limits.commits_in_flight_max,
-        claims_per_client_max=limits.claims_per_client_max,
-        claim_s=limits.claim_s,
-        claim_s_max=limits.claim_s_max,
-        pins_per_client_max=limits.pins_per_client_max,
-        pin_s_max=limits.pin_s_max,
-        keys_per_request_max=min(limits.keys_per_request_max, words.KEYS_MAX),
-        tree_depth_max=limits.tree_depth_max,
-    )
-
-
-def governor_limits(config: Config) -> GovernorLimits:
-    """The governor's limits, from the configuration."""
-    gauges, pressure, device, queueing = config.gauges, config.pressure, config.device, config.queueing
-    return GovernorLimits(
-        thresholds=Thresholds(
-            pressure.normal, pressure.pressure, pressure.critical, pressure.emergency, pressure.hysteresis
-        ),
-        sample_s=gauges.sample_s,
-        sample_pressed_s=gauges.sample_pressed_s,
-        relaxed_idle_s=pressure.relaxed_idle_s,
-        normal_idle_s=pressure.normal_idle_s,
-        critical_idle_s=pressure.critical_idle_s,
-        pass_share=pressure.pass_share,
-        ack_s=pressure.ack_s,
-        retry_s=pressure.retry_s,
-        copy_bytes_per_s=pressure.copy_bytes_per_s,
-        compute_s_per_token=pressure.compute_s_per_token,
-        max_bytes=device.max_bytes,
-        max_tokens=device.max_tokens,
-        max_entries=device.max_entries,
-        devices_max=device.devices_max,
-        keys_per_request_max=config.limits.keys_per_request_max,
-        reservations_max=device.reservations_max,
-        reserve_s_max=device.reserve_s_max,
-        remembered_max=device.remembered_max,
-        workflows_max=device.workflows_max,
-        lookahead_steps=device.lookahead_steps,
-        block_bytes=queueing.block_bytes,
-        window_s=queueing.window_s,
-    )
 
 
 class _Daemon:
