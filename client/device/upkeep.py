@@ -44,6 +44,7 @@ _SLICE_BYTES: Final = 256 << 20
 _USES_MAX: Final = 16_384
 _SAY_S: Final = 1.0
 _PAUSE_S: Final = 0.1
+_GIVE_BACK_S: Final = 1.0
 _END_S: Final = 2.0
 _log = logging.getLogger("tensord")
 
@@ -91,7 +92,7 @@ class Upkeep:
         self._later: set[bytes] = set()
         self._errands: deque[Errand] = deque()
         self._taken = 0
-        self._flush_at = self._report_at = self._resume_at = 0.0
+        self._flush_at = self._report_at = self._resume_at = self._give_back_at = 0.0
 
     # ---- for the cache
 
@@ -190,6 +191,12 @@ class Upkeep:
         if self._report_every_s and now >= self._report_at:
             self._report_at = now + self._report_every_s
             self._report()
+        state = self.state
+        if state is not None and state.refuses and now >= self._give_back_at:
+            # Tensors that were refused or deleted lie in our allocator: with no entry left to order away, nobody else
+            # would ever have it give them back, and the emergency would last.
+            self._give_back_at = now + _GIVE_BACK_S
+            self.device.give_back()
 
     def _take_events(self) -> None:
         wait_s = 0.0 if self._errands else max(0.0, self._flush_at - time.monotonic())

@@ -1,0 +1,264 @@
+"""Everything at once: owners that put, get, delete, fail, stand still and die, while passes run on their card.
+
+What comes back is what was put, to the bit; afterwards the daemon's account is that of the owners, and adds up.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.errors import DeviceFull
+
+from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, host_values, key, values, watching
+from ..daemon_process import Daemon, until
+from ..processes import Child, Stage
+
+KEYS = 24
+SHARES = (0.1, 0.75, 0.88, 0.94, 0.99)
+
+
+@pytest.fixture
+def card() -> Iterator[FakeCard]:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
+        yield opened
+
+
+def owner(stage: Stage, socket: Path, folder: Path, first: int, seed: int, faults: bool) -> None:
+    """Does this and that with its keys until it is told to stop, in three threads."""
+    vram = _Failing(FakeCard(folder, CARD), seed if faults else None)
+    vram.stream.delay_s = vram.copies.delay_s = 0.001
+    cache = tensord.DeviceCache(tensord.Client(socket, name=f"owner-{first}"), vram)
+    stop = threading.Event()
+    wrong: list[str] = []
+    counts = {"put": 0, "got": 0, "host": 0}
+
+    def some(thread: int) -> None:
+        chance = random.Random(f"{seed}-{thread}")
+        held: list[tensord.DeviceLease] = []
+        while not stop.wait(0.001):
+            n = first + chance.randrange(KEYS)
+            what = chance.random()
+            try:
+                if what < 0.45:
+                    cache.put(key(n), {"a": vram.upload(values(n)), "n": n}, tokens=chance.choice((0, 10)))
+                    counts["put"] += 1
+                elif what < 0.9:
+                    lease = cache.get(key(n), promote=chance.random() < 0.5)
+                    if lease is not None:
+                        counts["got"] += 1
+                        counts["host"] += lease.tier == "host"
+                        if not np.array_equal(host_values(lease.tree), values(n)) or lease.tree["n"] != n:
+                            wrong.append(f"{n} on {lease.tier}")
+                        held.append(lease)
+                        if len(held) > 3:
+                            held.pop(chance.randrange(3)).release()
+                elif what < 0.97:
+                    cache.delete(key(n))
+                else:
+                    cache.clear()
+            except DeviceFull:
+                pass
+            except Exception as error:
+                if "on purpose" not in str(error):
+                    wrong.append(repr(error))
+        for lease in held:
+            lease.release()
+
+    threads = [threading.Thread(target=some, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    stage.tell("going")
+    stage.hear()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    vram.chance = None
+    stage.tell((wrong, counts))
+    while True:
+        match stage.hear():
+            case "count":
+                cache._entries.check_invariants()
+                stage.tell((cache.size, cache.size_bytes, cache.total_tokens))
+            case "close":
+                cache.close()
+                stage.tell(vram.give_back() and vram.cached_bytes)
+
+
+class _Failing(FakeVram):
+    """A device that fails now and then, in the middle of an order too."""
+
+    def __init__(self, card: FakeCard, seed: int | None) -> None:
+        super().__init__(card)
+        self.chance = None if seed is None else random.Random(seed)
+
+    def to_host(self, tree: Any, mark: Any) -> Any:
+        self._maybe()
+        return super().to_host(tree, mark)
+
+    def to_device(self, tree: Any) -> Any:
+        self._maybe()
+        return super().to_device(tree)
+
+    def give_back(self) -> int:
+        self._maybe()
+        return super().give_back()
+
+    def _maybe(self) -> None:
+        if self.chance is not None and self.chance.random() < 0.2:
+            raise RuntimeError("on purpose")
+
+
+def governor(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.status()["governor"]
+    return found
+
+
+def assert_adds_up(state: dict[str, Any]) -> None:
+    counted = state["counters"]
+    resident = sum(row["entries"] for row in state["devices"])
+    gone = sum(counted[name] for name in ("offloaded", "dropped", "released", "gone_with_owner"))
+    assert counted["registered"] == resident + gone, counted
+    assert sum(row["entries"] for row in state["owners"]) == resident
+    assert sum(row["bytes"] for row in state["owners"]) == sum(row["bytes"] for row in state["devices"])
+
+
+def played(card: FakeCard, seed: int, turns: int, *, also: Any = lambda turn: None) -> None:
+    """The card fills and empties."""
+    chance = random.Random(seed)
+    pause = threading.Event()
+    for turn in range(turns):
+        with suppress(DeviceFull):  # an owner was quicker
+            filled(card, chance.choice(SHARES))
+        also(turn)
+        pause.wait(chance.choice((0.03, 0.1, 0.2)))
+    card.occupy(0)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_owners_that_do_everything_at_once_lose_nothing_and_are_counted_right(card: FakeCard, faults: bool) -> None:
+    with watching(card, pressure_ack_s="500ms", ring_bytes="4MiB", device_max_entries=40) as daemon:
+        daemon.start()
+        children = [Child(owner, daemon.socket, card.folder, 100 * n, n, faults) for n in range(2)]
+        with children[0], children[1]:
+            for child in children:
+                assert child.hear() == "going"
+            played(card, 1, 30)
+            for child in children:
+                child.tell("stop")
+            for child in children:
+                wrong, counts = child.hear()
+                assert not wrong
+                assert counts["put"] and counts["got"]
+            agree(daemon, children)
+            for child in children:
+                child.tell("close")
+                assert child.hear() == 0
+            daemon.until(lambda status: not sum(d["entries"] for d in status["governor"]["devices"]), "all released")
+            state = governor(daemon)
+            assert_adds_up(state)
+
+
+def agree(daemon: Daemon, children: list[Child]) -> None:
+    """Waits until the daemon's account is that of the owners."""
+
+    def same() -> bool:
+        found = []
+        for child in children:
+            child.tell("count")
+            found.append(child.hear())
+        state = governor(daemon)
+        assert_adds_up(state)
+        (device,) = state["devices"]
+        mine = tuple(map(sum, zip(*found, strict=True)))
+        last[:] = [mine, device]
+        return mine == (device["entries"], device["bytes"], device["tokens"]) and not device["ordered_entries"]
+
+    last: list[Any] = []
+    try:
+        until(same, "owners and daemon to agree", 15)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {last}") from error
+
+
+def test_owners_that_die_and_stand_still_and_daemons_that_do(card: FakeCard) -> None:
+    """Killed in the middle of what they do, stopped for longer than an order may take, reconfigured, restarted."""
+    graph = tensord.AgentStepGraph()
+    graph.add_step(tensord.AgentStep("agent", step_index=1))
+    with watching(card, pressure_ack_s="200ms", ring_bytes="4MiB") as daemon, ExitStack() as stack:
+        daemon.start()
+
+        def started(first: int, seed: int) -> Child:
+            child = stack.enter_context(Child(owner, daemon.socket, card.folder, first, seed, False))
+            assert child.hear() == "going"
+            return child
+
+        children = [started(100 * n, n) for n in range(3)]
+        modes: list[tensord.ModeChange] = []
+        listening = daemon.client(name="listening")
+        listening.on_mode(modes.append)
+        workflow = listening.workflow("w", graph)
+
+        def also(turn: int) -> None:
+            match turn % 6:
+                case 1:
+                    children[1].pause()
+                case 3:
+                    children[1].resume()
+                case 4:
+                    os.kill(daemon.pid, signal.SIGHUP)
+                case 5:
+                    children[2].kill()
+                    children[2] = started(200, turn)
+            if turn in (8, 16):
+                assert_adds_up(governor(daemon))
+                daemon.kill() if turn == 8 else daemon.terminate()
+                daemon.start()
+
+        played(card, 3, 24, also=also)
+        for child in children:
+            child.tell("stop")
+        for child in children:
+            wrong, _ = child.hear()
+            assert not wrong
+        daemon.until(lambda status: not status["governor"]["gauges"][0]["refuses"], "the emergency to end")
+        agree(daemon, children)
+        state = governor(daemon)
+        assert [row["workflow"] for row in state["workflows"]] == ["w"]
+        assert workflow.error is None
+        assert not any(row["unresponsive"] for row in state["owners"])
+        for child in children:
+            child.kill()
+        daemon.until(lambda status: not status["governor"]["owners"], "all to be gone")
+        state = governor(daemon)
+        assert_adds_up(state)
+        assert (state["devices"], state["reservations"], state["remembered"]) == ([], 0, 0)
+        before = len(modes)
+        filled(card, 0.99)
+        until(lambda: any(change.refuses for change in modes[before:]), "whoever listens to hear of the next mode")
+        assert "Traceback" not in daemon.log
+
+
+def test_an_emergency_that_is_nothing_but_unused_memory_of_owners_ends(card: FakeCard) -> None:
+    """Deleted tensors lie in their process's allocator, and there is no entry left that could be ordered away."""
+    with watching(card) as daemon:
+        vram = FakeVram(card)
+        cache = tensord.DeviceCache(daemon.start().client(), vram)
+        puts = [cache.put(key(n), {"a": vram.upload(values(n))}) for n in range(31)]
+        assert len(puts) == 31
+        until(lambda: cache.is_blocked, "the emergency")
+        cache.clear()
+        until(lambda: not cache.is_blocked, "it to end")
+        assert cache.put(key(1), {"a": vram.upload(values(1))}, wait=True).state == "registered"
+        cache.close()
