@@ -188,7 +188,7 @@ class Ring:
             if low >= high:
                 continue
             take = min(high - low, most_bytes)
-            if low not in self._withdrawn.starts:
+            if high in self._withdrawn.sizes and low not in self._withdrawn.starts:
                 low = high - take
             self._holes.cut(hole, low, take)
             self._withdrawn.add(low, take)

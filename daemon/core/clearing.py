@@ -2,7 +2,7 @@
 
 Pure arithmetic over the ring's map: what a span's end would free, holes, and spans already chosen beside it included.
 A span that is large goes alone, in the policy's order. One so small that it frees no page, or next to none, goes with
-its neighbours, the colder first, until CLUSTER_BYTES are free in one piece: the ring is not to be riddled.
+its neighbours, the colder first, until CLUSTER_PAGES are free in one piece: the ring is not to be riddled.
 
 Invariants: nothing is chosen that frees no page; nothing within `spared`.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...shm.ring import Ring
 
-CLUSTER_BYTES: Final = 64 << 10
+CLUSTER_PAGES: Final = 16
 
 
 class Clearing:
@@ -37,7 +37,7 @@ class Clearing:
         """Chooses the span at `offset`, with neighbours if it is small; nothing where they free no page."""
         if offset in self.spans:
             return
-        goal_bytes = min(want_bytes, CLUSTER_BYTES)
+        goal_bytes = min(want_bytes, CLUSTER_PAGES * self._ring.page_bytes)
         spans = [offset]
         low, high, had = self._widened(offset, offset + self._ring.size_at(offset), 0)
         room = self._spans_max - len(self.spans)

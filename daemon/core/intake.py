@@ -94,9 +94,6 @@ class Intake:
             self._outbox.counters.puts["existed"] += 1
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
-        if self._refuses:
-            self._refused(client, commit, self._under_pressure())
-            return
         self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
         self.stirred = True
 

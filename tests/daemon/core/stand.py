@@ -132,12 +132,14 @@ class Stand:
                     self.punches.append(effect)
                 case Allocate():
                     assert effect.size_bytes > 0
+                    assert not self.punches, "memory is taken before what is to go has gone"
                     self.allocations.append(effect)
                 case Holds():
                     self.holds = effect
                 case Discard(_, put_id):
                     assert not any(copy.put_id == put_id for copy in self.copies)
-                    self.half_copied.remove(put_id)
+                    # Of one whose copy failed nothing is kept.
+                    self.half_copied.discard(put_id)
                 case Forget(client):
                     assert client not in self.answers
                     assert not any(copy.client == client for copy in self.copies)

@@ -7,7 +7,6 @@ import pytest
 from tensord.daemon.core.effects import Punch
 from tensord.daemon.core.events import Pressed, RingGrown
 from tensord.daemon.core.recovery import Recovered
-from tensord.daemon.core.residency import PIECE_BYTES
 from tensord.ipc import messages
 from tensord.shm.ring import Ring
 
@@ -15,12 +14,12 @@ from .stand import Stand, key
 
 PAGE = 256
 RING = 64 * PAGE
-IMAGE = 4 * PAGE - 128  # with its header: four pages
+IMAGE = 4 * PAGE - 128  # with its header: four times PAGE
 
 
 def full() -> Stand:
-    """Sixteen entries of four pages each, the first the coldest, and nothing else."""
-    stand = Stand(RING, page_bytes=PAGE)
+    """Sixteen entries of four times PAGE, the first the coldest, and nothing else. The pages are of PAGE / 4."""
+    stand = Stand(RING, page_bytes=PAGE // 4)
     stand.join(1, 2)
     for number in range(16):
         assert stand.put(number, IMAGE) == "stored"
@@ -54,6 +53,19 @@ def test_holes_are_given_back_before_any_entry_goes() -> None:
     stand.press(RING - 8 * PAGE)
     assert stand.stored() == set(range(16)) - {5, 9}
     assert stand.store.status()["evictions"] == {"explicit": 2}
+    stand.check()
+
+
+def test_no_entry_goes_while_holes_are_still_on_their_way_out() -> None:
+    stand = Stand(200 * PAGE, page_bytes=PAGE)
+    stand.join(1)
+    for number in range(100):
+        assert stand.put(number, 2 * PAGE - 128) == "stored"
+    stand.send(1, messages.Evict(1, [key(number) for number in range(0, 100, 2)]))
+    stand.settle()
+    stand.press(110 * PAGE)
+    assert stand.stored() == set(range(1, 100, 2))
+    assert stand.store.status()["resident_bytes"] == 110 * PAGE
     stand.check()
 
 
@@ -93,6 +105,8 @@ def test_of_a_limit_and_pressure_the_lesser_counts() -> None:
     limit(stand, RING)
     assert stand.store.status()["resident_bytes"] == 20 * PAGE
     limit(stand, 30 * PAGE)
+    stand.press(50 * PAGE)
+    assert stand.store.status()["resident_bytes"] == 30 * PAGE
     stand.press()
     assert stand.store.status()["resident_bytes"] == 30 * PAGE
     assert stand.store.status()["pressed"] is None
@@ -116,6 +130,7 @@ def test_the_limit_holds_at_every_moment_of_an_exchange() -> None:
     for number in range(0, 16, 2):
         stand.send(1, messages.Touch(1, [key(number)]))
     limit(stand, 20 * PAGE)
+    exchanges = 0
     stand.commit(1, 500, key(500), 18 * PAGE - 128)
     stand.part(1, 500, 18 * PAGE - 128, last=True)
     for _ in range(1000):
@@ -125,6 +140,7 @@ def test_the_limit_holds_at_every_moment_of_an_exchange() -> None:
         elif stand.punches:
             stand.punch()
         elif stand.allocations:
+            exchanges += 1
             stand.allocate()
         elif stand.copies:
             stand.copy()
@@ -132,6 +148,7 @@ def test_the_limit_holds_at_every_moment_of_an_exchange() -> None:
             break
         stand.go_on()
     assert stand.ended(1, 500) == "stored"
+    assert exchanges > 0, "this is not the case that it is about"
 
 
 def test_pinned_entries_are_passed_over() -> None:
@@ -182,13 +199,14 @@ def test_in_an_emergency_what_is_idle_goes_and_what_is_held_stays() -> None:
     for number in (3, 7):
         stand.send(1, messages.Touch(1, [key(number)]))
     stand.pin(1)
+    stand.send(1, messages.Pin(2, key(12), 100.0))
     stand.press(idle_s=30.0, refuse=True, reason="the host is at 97 %, and 96 % is the limit")
-    assert stand.stored() == {1, 3, 7}
-    assert stand.store.status()["evictions"] == {"emergency": 13}
+    assert stand.stored() == {1, 3, 7, 12}
+    assert stand.store.status()["evictions"] == {"emergency": 12}
     assert stand.store.status()["withdrawn_bytes"] == 0, "what may stay in memory does"
-    stand.press(12 * PAGE, refuse=True, reason="the host is at 97 %, and 96 % is the limit")
-    assert stand.stored() == {1, 3, 7}
-    assert stand.store.status()["resident_bytes"] == 12 * PAGE
+    stand.press(16 * PAGE, refuse=True, reason="the host is at 97 %, and 96 % is the limit")
+    assert stand.stored() == {1, 3, 7, 12}
+    assert stand.store.status()["resident_bytes"] == 16 * PAGE
     stand.check()
 
 
@@ -263,7 +281,7 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
     records = [
         Recovered(slot.number, stand.headers.get(slot.offset), slot.published) for slot in stand.index.slots()
     ]
-    stand.store = stand.make(Ring(RING, PAGE), epoch=2)
+    stand.store = stand.make(Ring(RING, PAGE // 4), epoch=2)
     stand.store.recover(records, stand.now, missing)
     stand.answers = {}
     stand.join(1)
@@ -282,9 +300,9 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
 
 
 def test_large_extents_move_in_pieces() -> None:
-    ring_bytes = 5 * PIECE_BYTES // 2
+    ring_bytes = 160 << 20
     store = Stand(4096).make(Ring(0), 1)
     store.handle(Pressed(0), 0.0)
     effects = store.handle(RingGrown(ring_bytes, more=False), 0.0)
     sizes = [effect.size_bytes for effect in effects if isinstance(effect, Punch)]
-    assert sizes == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
+    assert sizes == [64 << 20, 64 << 20, 32 << 20]
