@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ import pytest
 
 import tensord
 from tensord.client.device.fake_vram import FakeCard, FakeVram
-from tensord.errors import DeviceFull
+from tensord.errors import DeviceFull, Unavailable
+from tensord.ipc import messages
 
 from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, host_values, key, values, watching
-from ..daemon_process import Daemon, until
+from ..daemon_process import MIB, SHM_FOLDER, Daemon, until
 from ..processes import Child, Stage
+from . import payloads
+from .raw import RawClient
 
 KEYS = 24
 SHARES = (0.1, 0.75, 0.88, 0.94, 0.99)
@@ -262,3 +266,153 @@ def test_an_emergency_that_is_nothing_but_unused_memory_of_owners_ends(card: Fak
         until(lambda: not cache.is_blocked, "it to end")
         assert cache.put(key(1), {"a": vram.upload(values(1))}, wait=True).state == "registered"
         cache.close()
+
+
+RING_BYTES = 16 * MIB
+
+
+def reader(stage: Stage, socket: Path) -> None:
+    """Puts and reads, and holds views for a while, until it is told to stop."""
+    client = tensord.Client(socket, name="reader")
+    stop = threading.Event()
+    wrong: list[object] = []
+    counts = {"stored": 0, "read": 0, "refused": 0}
+
+    def some(seed: int) -> None:
+        chance = random.Random(f"{os.getpid()}-{seed}")
+        held: list[tuple[int, tensord.Lease]] = []
+        while not stop.wait(0.001):
+            n = chance.randrange(80)
+            try:
+                if chance.random() < 0.5:
+                    put = client.put(payloads.key(n), payloads.payload(n, 1000 * (n * 37 % 700 + 1)), wait=True)
+                    counts["stored" if put.state in ("stored", "existed") else "refused"] += 1
+                    continue
+                lease = client.get(payloads.key(n))
+                if lease is not None:
+                    counts["read"] += 1
+                    held.append((n, lease))
+                if len(held) > 4:
+                    n, lease = held.pop(chance.randrange(4))
+                    if not payloads.is_payload(lease.tree, n):
+                        wrong.append(n)
+                    lease.release()
+            except Unavailable:
+                pass
+            except Exception as error:
+                wrong.append(repr(error))
+        for n, lease in held:
+            if not payloads.is_payload(lease.tree, n):
+                wrong.append(n)
+            lease.release()
+
+    threads = [threading.Thread(target=some, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    stage.tell("going")
+    stage.hear()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    stage.tell((wrong, counts))
+    stage.hear()
+
+
+def drill(number: int, used_bytes: int) -> messages.Drill:
+    return messages.Drill(number, "host", used_bytes, 100 * MIB, True)
+
+
+def ring_bytes(daemon: Daemon) -> int:
+    """What the ring takes of the machine's memory, as the kernel counts it."""
+    return (SHM_FOLDER / f"tensord.{daemon.instance}.ring").stat().st_blocks * 512
+
+
+def test_a_ring_that_shrinks_and_grows_all_the_time_harms_nobody_and_is_whole_at_the_end(tmp_path: Path) -> None:
+    """By hand, by the host's gauge, by a drill, by all of them; with a daemon that is killed meanwhile."""
+    gauge = tmp_path / "gauge"
+
+    def shows(share: float) -> None:
+        (tmp_path / "new").write_text(f"host {share:.0%} 100MiB\n")
+        (tmp_path / "new").rename(gauge)
+
+    shows(0.1)
+    chance = random.Random(5)
+    pause = threading.Event()
+    flags = {"gauges_host": "file", "gauges_device": "none", "gauges_file": gauge, "pressure_critical_idle_s": "50ms"}
+    flags |= {"gauges_sample_s": "30ms", "gauges_sample_pressed_s": "30ms", "ring_bytes": RING_BYTES}
+    with Daemon(**flags) as daemon, Child(reader, daemon.start().socket) as one, Child(reader, daemon.socket) as two:
+        for child in (one, two):
+            assert child.hear() == "going"
+        lowest = RING_BYTES
+        for turn in range(60):
+            if turn in (25, 45):
+                daemon.kill() if turn == 25 else daemon.terminate()
+                daemon.start()
+            with RawClient(daemon.socket, attach=False) as operator:
+                what = chance.random()
+                if what < 0.4:
+                    operator.ask(lambda n: messages.Limit(n, chance.choice((1, 2, 3, 5, 8, 16, 64)) * MIB))
+                elif what < 0.8:
+                    shows(chance.choice((0.1, 0.5, 0.75, 0.86, 0.9, 0.94, 0.97, 0.99)))
+                else:
+                    used_bytes = chance.choice((30, 90, 99)) * MIB
+                    operator.ask(partial(drill, used_bytes=used_bytes))
+                pause.wait(chance.choice((0.0, 0.02, 0.1)))
+            lowest = min(lowest, ring_bytes(daemon))
+        assert lowest < RING_BYTES // 2
+        shows(0.99)
+        daemon.until(lambda s: s["governor"]["gauges"] and s["governor"]["gauges"][0]["refuses"], "the emergency")
+        shows(0.1)
+        with RawClient(daemon.socket, attach=False) as operator:
+            operator.ask(lambda n: messages.Limit(n, RING_BYTES))
+        last: list[Any] = []
+
+        def whole(status: dict[str, Any]) -> bool:
+            last[:] = [status["store"], status["governor"]["host"], status["governor"]["gauges"]]
+            return (
+                status["store"]["resident_bytes"] == RING_BYTES
+                and status["governor"]["host"]["resident_bytes_max"] is None
+                and not status["governor"]["gauges"][0]["refuses"]
+            )
+
+        try:
+            daemon.until(whole, "the ring to be whole")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {last}") from error
+        assert ring_bytes(daemon) >= RING_BYTES
+        for child in (one, two):
+            child.tell("stop")
+            wrong, counts = child.hear()
+            assert not wrong
+            assert counts["stored"] and counts["read"]
+        store = daemon.status()["store"]
+        assert not any(store[name] for name in ("found_corrupt", "evicted_while_pinned"))
+        client = daemon.client()
+        assert client.put(payloads.key(1000), payloads.payload(1000, 8 * MIB), wait=True).state == "stored"
+        assert daemon.ask(messages.HealthQuery)["healthy"]
+        assert "Traceback" not in daemon.log
+
+
+def test_pressure_that_only_a_drill_had_made_ends_with_it() -> None:
+    """There is no gauge of the host at all: when it vanishes, the ring is regrown."""
+    with Daemon(gauges_host="none", gauges_device="none", ring_bytes=RING_BYTES) as daemon:
+        daemon.start()
+        daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the ring")
+        client = daemon.client()
+        for _ in range(3):
+            with RawClient(daemon.socket, attach=False) as drilling:
+
+                def pressed(status: dict[str, Any], drilling: RawClient = drilling) -> bool:
+                    drilling.ask(partial(drill, used_bytes=97 * MIB))
+                    return bool(status["store"]["resident_bytes"] < RING_BYTES // 2)
+
+                daemon.until(pressed, "the ring to shrink")
+                assert ring_bytes(daemon) < RING_BYTES
+                put = client.put(payloads.key(1), payloads.payload(1, 1000), wait=True)
+                assert (put.state, type(put.error).__name__) == ("refused", "UnderPressure")
+            daemon.until(lambda status: status["store"]["resident_bytes"] == RING_BYTES, "the ring to be whole")
+            assert ring_bytes(daemon) >= RING_BYTES
+            put = client.put(payloads.key(1), payloads.payload(1, 1000), wait=True)
+            assert put.state == "stored"
+            assert client.evict(payloads.key(1)) == 1
+        assert governor(daemon)["gauges"] == []
