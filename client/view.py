@@ -43,9 +43,27 @@ _RECIPES_MAX: Final = 4096
 
 class RingMap(mmap):
     """A read-only mapping of the ring. It holds the lane under which its bytes are pinned, so that every array over
-    it keeps that lane, and the kernel lock on it, alive."""
+    it keeps that lane, and the kernel lock on it, alive.
+
+    What is not pinned is read through `fd`: its pages may have been given back to the system, and touching one in the
+    mapping would make it anew, or be a SIGBUS where there is no memory for it.
+    """
 
     lane: Lane
+    fd = -1
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def copied(self, start: int, size_bytes: int) -> Array:
+        """Bytes that nobody pins, (size_bytes,) uint8; zeros where their pages, or the ring, are gone."""
+        copied: Array = np.zeros(size_bytes, uint8)
+        into, at = memoryview(copied), 0
+        # One call reads 2 GiB at most.
+        while got := os.preadv(self.fd, [into[at:]], start + at):
+            at += got
+        return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,7 @@ class View:
             )
         ring = RingMap(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
         ring.lane = lane
+        ring.fd = os.dup(ring_fd)
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 
     def is_over(self, index_fd: int) -> bool:
@@ -214,7 +233,7 @@ class View:
                 return None
             at, seq, _, place, _ = hit
             offset = place & PLACE_OFFSET_MASK
-            packed = self._ring[offset : offset + SPAN_HEADER_BYTES]
+            packed = self._ring.copied(offset, SPAN_HEADER_BYTES).tobytes()
             if self._index.words[at] == seq:
                 try:
                     h = SpanHeader.unpack(packed)
@@ -289,10 +308,10 @@ class View:
                 # Its place and its length may be those of two spans.
                 continue
             offset = place & PLACE_OFFSET_MASK
-            span = self._ring[offset : offset + SPAN_HEADER_BYTES]
-            image = np.array(ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES))
+            span = self._ring.copied(offset, SPAN_HEADER_BYTES + image_bytes)
             if self._index.words[at] == seq:
-                _check(span, image)
+                image = span[SPAN_HEADER_BYTES:]
+                _check(span[:SPAN_HEADER_BYTES].tobytes(), image)
                 image.flags.writeable = False
                 self.lane.log(span_id)
                 header = image[: place >> 48].tobytes()
