@@ -58,12 +58,12 @@ class RingMap(mmap):
 
     def copied(self, start: int, size_bytes: int) -> Array:
         """Bytes that nobody pins, (size_bytes,) uint8; zeros where their pages, or the ring, are gone."""
-        copied: Array = np.zeros(size_bytes, uint8)
+        copied = bytearray(size_bytes)
         into, at = memoryview(copied), 0
         # One call reads 2 GiB at most.
         while got := os.preadv(self.fd, [into[at:]], start + at):
             at += got
-        return copied
+        return np.frombuffer(copied, uint8)
 
 
 @dataclass(frozen=True, slots=True)
