@@ -69,7 +69,7 @@ class Upkeep:
     def __init__(self, client: Client, device: Device, entries: Entries, uses_every_s: float) -> None:
         self.device = device
         self.state: messages.TierState | None = None
-        self.error: Exception | None = None
+        self._error: Exception | None = None
         self._link: Link = client.link
         self._governor = client.governor
         self._entries = entries
@@ -93,6 +93,15 @@ class Upkeep:
         self._errands: deque[Errand] = deque()
         self._taken = 0
         self._flush_at = self._report_at = self._resume_at = self._give_back_at = 0.0
+
+    @property
+    def error(self) -> Exception | None:
+        """The last thing that went wrong. Without its traceback, whose frames would keep tensors on the device."""
+        return self._error
+
+    @error.setter
+    def error(self, error: Exception | None) -> None:
+        self._error = None if error is None else error.with_traceback(None)
 
     # ---- for the cache
 

@@ -353,3 +353,21 @@ def test_a_reading_that_no_client_could_be_told_is_none(used_bytes: int, total_b
     """-1 without its sign: whoever was told of such a gauge would end its connection, and each one after it."""
     with pytest.raises(GaugeFailed, match="no reading"):
         Reading(used_bytes, total_bytes)
+
+
+def test_an_owner_that_was_late_and_deletes_what_it_was_asked_for_has_answered() -> None:
+    """It has nothing left to acknowledge, and would be shown as one that does not answer for as long as it lives."""
+    with (
+        Daemon(
+            gauges_device="owners", gauges_host="none", pressure_critical_idle_s="50ms", pressure_ack_s="100ms"
+        ) as daemon,
+        owner(daemon.start()) as client,
+        RawClient(daemon.socket, attach=False) as drilling,
+    ):
+        registered(client, 1)
+        until(lambda: drilled(drilling, 0.95) and governor(daemon)["owners"][0]["unresponsive"], "it to be late")
+        order = client.hear()
+        assert order.keys == [key(1)]
+        assert client.ask(lambda n: messages.ReleaseEntries(n, CARD, order.keys)).count == 1
+        assert not governor(daemon)["owners"][0]["unresponsive"]
+        assert daemon.ask(messages.HealthQuery)["healthy"]

@@ -160,6 +160,7 @@ class Devices:
         rows = rows[(rows >= 0) & (table.owner[rows] == owner.slot)]
         self._remove(owner.device, rows, now)
         self._outbox.counters.released += len(rows)
+        self._answers(owner)
         return len(rows)
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:

@@ -203,6 +203,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.registry.release(client, *which) == len(own)
         for each in own:
             self.model.gone(each, "released")
+        self.model.silent.discard(client)
 
     @rule(client=CLIENTS)
     def leave_and_come_back(self, client: int) -> None:
