@@ -14,6 +14,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -85,19 +86,24 @@ class MetricsServer:
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
                 accepted.setblocking(False)
-                connections.create_task(self._serve(accepted)).add_done_callback(lambda _: room.release())
+                serving = connections.create_task(self._serve(accepted))
+                serving.add_done_callback(partial(self._served, accepted, room))
 
     async def _serve(self, accepted: socket.socket) -> None:
-        with accepted:
-            try:
-                async with asyncio.timeout(self._connection_s_max):
-                    await self._converse(accepted)
-            except TimeoutError:
-                _log.info("connection took too long", connection_s_max=self._connection_s_max)
-            except OSError as error:
-                _log.info("connection ended", why=str(error))
-            except Exception:
-                _log.exception("a connection failed")
+        try:
+            async with asyncio.timeout(self._connection_s_max):
+                await self._converse(accepted)
+        except TimeoutError:
+            _log.info("connection took too long", connection_s_max=self._connection_s_max)
+        except OSError as error:
+            _log.info("connection ended", why=str(error))
+        except Exception:
+            _log.exception("a connection failed")
+
+    def _served(self, accepted: socket.socket, room: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
+        """Whatever ended it; also a task that was cancelled before it had begun."""
+        accepted.close()
+        room.release()
 
     async def _converse(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
