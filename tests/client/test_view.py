@@ -18,6 +18,7 @@ from tensord.client.view import View
 from tensord.errors import BadKey, Corrupt, LayoutMismatch
 from tensord.shm.index import IndexReader
 from tensord.shm.layout import LANE_WORDS, Superblock
+from tensord.shm.segments import punch
 
 from ..memory_bench import MemoryBench, key, memory_file
 
@@ -148,6 +149,17 @@ def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: Mem
     else:
         assert get(2) is None
     del sound
+    assert view.lane.in_use == len(words)
+
+
+def test_what_is_read_without_a_pin_makes_no_page_anew_that_was_given_back(bench: MemoryBench) -> None:
+    bench.put(key(1), payload(1))
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS)
+    punch(bench.ring_fd, 0, bench.superblock.ring_bytes)
+    assert view.peek(key(1)) is None
+    assert view.get(key(1)) is None
+    assert os.fstat(bench.ring_fd).st_blocks == 0
     assert view.lane.in_use == len(words)
 
 
