@@ -69,7 +69,8 @@ class DeviceCache:
         """Keeps tensors that lie on the device, without copying them. They must not be written any more.
 
         Without a daemon they are kept, and registered when there is one. What is refused is not kept. A key that is
-        here is put anew, and keeps its uses; if that is refused, what was there before stays.
+        here is put anew, and keeps its uses; if that is refused, what was there before stays. A key names a content:
+        other tensors under a key that was offloaded earlier do not replace the host tier's copy.
 
         Args:
             key: 32 bytes, as `Namespace.key` makes them.

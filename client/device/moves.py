@@ -1,6 +1,6 @@
 """Tensors on their way: from the device into the ring, out of this process, and back.
 
-Owns: the order of the steps that makes a move safe. Does not own who asked for it (upkeep.py), nor the tables.
+Owns: the order of the steps that makes a move safe. Does not own who asked for it (orders.py), nor the tables.
 
 SYNC POINT: an entry's uses are read, then its leases, then its marks, which are waited for; then it is copied; then,
 under the lock, it is let go only if its uses are what they were and nobody holds it. A reader that came in between is

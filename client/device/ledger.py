@@ -1,0 +1,263 @@
+"""What the daemon was told of one cache's entries: registered, released, used.
+
+Owns: which keys the daemon has of this connection, with which serial; which registrations are under way, and what
+becomes of their answers. Does not own the tables (entries.py), what the daemon wants of it (orders.py), nor when any of
+this is called (upkeep.py): all of it runs in that thread, and answers come back to it by `post`.
+
+What the daemon was told of is compared with what stands in the table, key by key, and the difference is said: so a put
+during an outage, a delete of what was never told, a new daemon, are all the same.
+
+Invariants: a key has at most one registration under way. What was said on a former connection counts for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from ...errors import TensordError, Unavailable
+from ...ipc import messages
+from ..link import Connected, Link
+from .entries import DeviceEntry, Entries
+
+SAY_S: Final = 1.0
+"""How long sending one message to the daemon may take."""
+_WINDOW: Final = 256
+_USES_MAX: Final = 16_384
+_PAUSE_S: Final = 0.1
+_log = logging.getLogger("tensord")
+
+Post = Callable[[Callable[[], None]], None]
+"""Has something done by the upkeep's thread, after all that was posted before."""
+
+
+class Ledger:
+    """The daemon's account of one cache's entries, as far as it was told.
+
+    `connected`: the connection on which it is kept, or None. `told`: the serial with which each key was registered.
+    `under_way`: entries whose registration is not answered. `unwelcome`: keys that a former daemon had, and this one
+    refused. `resume_at`: until when nothing is told, on the monotonic clock; 0 if nothing holds it up.
+    """
+
+    def __init__(self, link: Link, device_name: str, entries: Entries, post: Post) -> None:
+        self.connected: Connected | None = None
+        self.told: dict[bytes, int] = {}
+        self.under_way: dict[bytes, DeviceEntry] = {}
+        self.unwelcome: deque[bytes] = deque()
+        self.resume_at = 0.0
+        self._link = link
+        self._device_name = device_name
+        self._entries = entries
+        self._post = post
+        # Answers and orders come in the order of the daemon's words: an order is about a key's present registration
+        # only if that was answered before the order came.
+        self._since: dict[bytes, int] = {}
+        self._later: set[bytes] = set()
+
+    # ---- the daemon
+
+    def attach(self, connected: Connected) -> None:
+        """There is a daemon that knows nothing of the table yet."""
+        self.connected = connected
+        self._entries.say_all()
+
+    def forget_daemon(self) -> None:
+        """The connection is over, and all that was said on it."""
+        self.connected = None
+        self.resume_at = 0.0
+        self.told.clear()
+        self._since.clear()
+        for entry in self.under_way.values():
+            self._unsaid(entry)
+        self.under_way.clear()
+        self._later.clear()
+        self.unwelcome.clear()
+
+    def close(self) -> None:
+        """Releases all that the daemon was told of; nobody waits for the answers."""
+        connected, keys = self.connected, list(self.told)
+        self.forget_daemon()
+        if connected is None:
+            return
+        most = self._link.limits.keys_per_request_max
+        for start in range(0, len(keys), most):
+            some = keys[start : start + most]
+            self._link.ask(
+                lambda number, some=some: messages.ReleaseEntries(number, self._device_name, some),  # type: ignore[misc]
+                SAY_S,
+                connected=connected,
+            )
+
+    def _unsaid(self, entry: DeviceEntry) -> None:
+        """Nobody is going to answer for it."""
+        with self._entries.lock:
+            entry.said = False
+            if self._entries.find(entry.key) is not entry:
+                entry.give_up()
+
+    # ---- the difference to the table
+
+    def say_what_is_missing(self) -> None:
+        """What an earlier mode refused to take in, and is here still, may be taken in now."""
+        if len(self._entries) <= len(self.told):
+            return
+        with self._entries.lock:
+            for key in self._entries.keys():  # noqa: SIM118
+                if key not in self.told:
+                    self._entries.untold[key] = None
+
+    def tell_differences(self) -> bool:
+        """Registers and releases, as much as may be under way. Returns whether more may be told at once."""
+        connected = self.connected
+        if connected is None or time.monotonic() < self.resume_at:
+            return False
+        self.resume_at = 0.0
+        window = min(_WINDOW, max(1, self._link.limits.requests_in_flight_max // 4))
+        room = window - len(self.under_way)
+        untold = self._entries.untold
+        if not untold or room <= 0:
+            return False
+        released: list[bytes] = []
+        wanted: list[DeviceEntry] = []
+        with self._entries.lock:
+            for key in list(islice(untold, room)):
+                del untold[key]
+                entry = self._entries.find(key)
+                if key in self.under_way:
+                    self._later.add(key)
+                elif entry is not None and self.told.get(key) != entry.serial:
+                    wanted.append(entry)
+                elif entry is None and key in self.told:
+                    released.append(key)
+        self._release(released, connected)
+        for entry in wanted:
+            self._register(entry, connected)
+        return bool(untold) and len(self.under_way) < window
+
+    # ---- what an order needs
+
+    def since(self, key: bytes) -> int | None:
+        """The serial with which the daemon answered that it has the key; None if it did not, or was told otherwise."""
+        return self._since.get(key)
+
+    def forget(self, key: bytes) -> None:
+        """The daemon does not have it any more."""
+        self.told.pop(key, None)
+        self._since.pop(key, None)
+
+    def not_gone(self, keys: Iterable[bytes]) -> None:
+        """As far as the daemon knows, they are here: they are released, or registered anew."""
+        with self._entries.lock:
+            for key in keys:
+                self.told.setdefault(key, 0)
+                self._entries.untold[key] = None
+
+    # ---- uses
+
+    def flush_uses(self) -> None:
+        """Says what was used since the last time."""
+        connected = self.connected
+        entries = self._entries
+        if connected is None or not entries.unsaid:
+            return
+        said: list[bytes] = []
+        with entries.lock:
+            for key in [key for key in entries.unsaid if key in self.told][:_USES_MAX]:
+                # Who was used often says so over several turns: recency goes before frequency.
+                count = min(entries.unsaid[key], max(1, _USES_MAX // max(1, len(entries.unsaid))))
+                said.extend([key] * count)
+                entries.unsaid[key] -= count
+                if not entries.unsaid[key]:
+                    del entries.unsaid[key]
+        most = self._link.limits.keys_per_request_max
+        with suppress(Unavailable):
+            for start in range(0, len(said), most):
+                uses = messages.UseEntries(self._device_name, said[start : start + most])
+                self._link.send(uses, timeout_s=SAY_S, connected=connected)
+
+    # ---- inside
+
+    def _release(self, keys: list[bytes], connected: Connected) -> None:
+        most = self._link.limits.keys_per_request_max
+        for start in range(0, len(keys), most):
+            some = keys[start : start + most]
+            for key in some:
+                self.forget(key)
+            self._link.ask(
+                lambda number, some=some: messages.ReleaseEntries(number, self._device_name, some),  # type: ignore[misc]
+                SAY_S,
+                connected=connected,
+                then=lambda answer, some=some: self._post(  # type: ignore[misc]
+                    partial(self._on_released, some, connected, answer)
+                ),
+            )
+
+    def _on_released(self, keys: list[bytes], connected: Connected, answer: Future[Any]) -> None:
+        if connected is self.connected and answer.exception() is not None:
+            # It did not go.
+            self.not_gone(keys)
+
+    def _register(self, entry: DeviceEntry, connected: Connected) -> None:
+        key = entry.key
+        before = self.told.get(key)
+        uses = 0
+        with self._entries.lock:
+            if self._entries.find(key) is not entry:
+                # It left, or was put anew, since it was chosen: that is told in its turn.
+                return
+            entry.said = True
+            if before is None:
+                uses = entry.uses
+                self._entries.unsaid.pop(key, None)
+        self.told[key] = entry.serial
+        self.under_way[key] = entry
+        self._link.ask(
+            lambda number: messages.RegisterEntry(
+                number, self._device_name, key, entry.size_bytes, entry.tokens, entry.agent, uses
+            ),
+            SAY_S,
+            connected=connected,
+            then=lambda answer: self._post(partial(self._on_registered, entry, before, connected, answer)),
+        )
+
+    def _on_registered(self, entry: DeviceEntry, before: int | None, connected: Connected, answer: Future[Any]) -> None:
+        if connected is not self.connected:
+            return
+        key = entry.key
+        self.under_way.pop(key, None)
+        if key in self._later:
+            self._later.discard(key)
+            self._entries.untold[key] = None
+        error = answer.exception()
+        if error is None:
+            if key in self.told:
+                self._since.setdefault(key, entry.serial)
+            self._entries.agreed(entry)
+            entry.registration.settle("registered")
+            return
+        if self.told.get(key) == entry.serial:
+            if before is None:
+                del self.told[key]
+            else:
+                self.told[key] = before
+        if isinstance(error, Unavailable):
+            self._unsaid(entry)
+            with self._entries.lock:
+                self._entries.untold[key] = None
+            self.resume_at = time.monotonic() + _PAUSE_S
+            return
+        refusal = error if isinstance(error, TensordError) else TensordError(str(error))
+        if entry.known:
+            # A former daemon had it: what the new one has no room for is worth a copy.
+            _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
+            self.unwelcome.append(key)
+        else:
+            self._entries.refused(entry)
+        entry.registration.settle("refused", refusal)

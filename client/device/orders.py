@@ -1,0 +1,190 @@
+"""What the daemon wants of one cache: orders that wait, how they are carried out, and the words that say so.
+
+Owns: the orders and what is left of each. Does not own how an entry moves (moves.py), what the daemon was told of
+(ledger.py), nor when an order's turn comes (upkeep.py): but for `told`, all of it runs in that thread.
+
+An acknowledgement names only keys of the order that the daemon still has registered: a key that was deleted here is
+released before, and not acknowledged.
+
+Invariants: of an order, each key is acknowledged or released exactly once, as long as the connection lasts. An order
+of a former connection is nobody's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+from ...errors import UnknownOrder
+from ...ipc import messages
+from ..link import Connected, Link
+from .entries import Entries
+from .ledger import SAY_S, Ledger, Post
+from .moves import Moved, Moves
+
+ORDERS_MAX: Final = 4096
+"""Orders that wait; more are not taken, and the daemon hears nothing of them."""
+_SLICE_ENTRIES: Final = 16
+_SLICE_BYTES: Final = 256 << 20
+_log = logging.getLogger("tensord")
+
+
+@dataclass(slots=True)
+class Errand:
+    """An order, and what is left of it: keys, and since when each was registered as it came. Without `order` it is our
+    own: nobody waits for its end."""
+
+    order: int | None
+    kind: Literal["offload", "drop", "promote"]
+    keys: deque[tuple[bytes, int | None]]
+    connected: Connected | None
+
+
+class Orders:
+    """The orders for one cache, done one after the other, a slice of entries at a time."""
+
+    def __init__(
+        self, link: Link, device_name: str, entries: Entries, moves: Moves, ledger: Ledger, post: Post
+    ) -> None:
+        self._link = link
+        self._device_name = device_name
+        self._entries = entries
+        self._moves = moves
+        self._ledger = ledger
+        self._post = post
+        self._errands: deque[Errand] = deque()
+        self._taken = 0
+
+    def __bool__(self) -> bool:
+        """Whether something is left to be done."""
+        return bool(self._errands)
+
+    # ---- what is to be done
+
+    def told(self, order: messages.Order, connected: Connected) -> None:
+        """Takes an order, in the link's thread."""
+        if self._taken >= ORDERS_MAX:
+            _log.warning("order %d for %s is not taken: %d wait", order.order, order.device, ORDERS_MAX)
+            return
+        self._taken += 1
+        self._post(partial(self._on_order, order, connected))
+
+    def _on_order(self, message: messages.Order, connected: Connected) -> None:
+        if connected is not self._ledger.connected:
+            self._taken -= 1
+            return
+        keys = deque((key, self._ledger.since(key)) for key in message.keys)
+        self._errands.append(Errand(message.order, message.kind, keys, connected))
+
+    def send_unwelcome_away(self) -> None:
+        """What a former daemon had, and the new one has no room for, is worth a copy."""
+        while self._ledger.unwelcome:
+            key = self._ledger.unwelcome.popleft()
+            keys = deque([(key, self._ledger.since(key))])
+            self._errands.append(Errand(None, "offload", keys, self._ledger.connected))
+
+    def forget_daemon(self) -> None:
+        """Nobody waits for any of it any more."""
+        self._taken -= sum(errand.order is not None for errand in self._errands)
+        self._errands.clear()
+
+    # ---- doing it
+
+    def do_some(self, *, refuses: bool) -> Exception | None:
+        """Does some of the first order. With `refuses` nothing new is promoted. Returns what the device had to say."""
+        errand = self._errands[0]
+        if errand.kind == "promote":
+            keys = [errand.keys.popleft()[0] for _ in range(min(len(errand.keys), 1))]
+        else:
+            keys = self._slice_of(errand)
+        if not errand.keys:
+            self._errands.popleft()
+            self._taken -= errand.order is not None
+        if errand.kind == "promote":
+            for key in keys if not refuses else ():
+                self._promote(key)
+            return None
+        try:
+            moved = self._moves.away(
+                keys,
+                offload=errand.kind == "offload",
+                has_daemon=lambda: self._link.connection is errand.connected,
+            )
+        except Exception:
+            # Wherever it ended, what is here still is kept, and what is not is gone.
+            moved = Moved()
+            for key in keys:
+                (moved.kept if key in self._entries else moved.dropped).append(key)
+            self._finish(errand, moved)
+            raise
+        self._finish(errand, moved)
+        return moved.error
+
+    def _slice_of(self, errand: Errand) -> list[bytes]:
+        keys: list[bytes] = []
+        size_bytes = 0
+        while errand.keys and len(keys) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
+            key, since = errand.keys.popleft()
+            if errand.order is not None and (since is None or self._ledger.since(key) != since):
+                # What the order was about was released on the way; what stands here is something else.
+                continue
+            entry = self._entries.find(key)
+            size_bytes += entry.size_bytes if entry is not None else 0
+            keys.append(key)
+        return keys
+
+    def _promote(self, key: bytes) -> None:
+        if key in self._entries:
+            return
+        entry = self._moves.back(key)
+        if entry is not None and key not in self._entries and self._entries.put(entry):
+            self._entries.tally.promoted += 1
+
+    # ---- saying so
+
+    def _finish(self, errand: Errand, moved: Moved) -> None:
+        tally = self._entries.tally
+        tally.offloaded += len(moved.offloaded)
+        tally.dropped += len(moved.dropped)
+        tally.kept += len(moved.kept)
+        tally.freed_bytes += moved.freed_bytes
+        connected = self._ledger.connected
+        if errand.order is None or connected is None or connected is not errand.connected:
+            return
+        # What was deleted here is not acknowledged: it was released, or is about to be.
+        for key in (*moved.offloaded, *moved.dropped):
+            self._ledger.forget(key)
+        if moved.offloaded or moved.dropped or moved.kept:
+            self._acknowledge(errand.order, moved, connected)
+
+    def _acknowledge(self, order: int, moved: Moved, connected: Connected) -> None:
+        self._link.ask(
+            lambda number: messages.AcknowledgeOrder(
+                number, self._device_name, order, moved.offloaded, moved.dropped, moved.kept, moved.freed_bytes
+            ),
+            SAY_S,
+            connected=connected,
+            then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),
+        )
+
+    def _on_acknowledged(self, order: int, moved: Moved, connected: Connected, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None or connected is not self._ledger.connected:
+            return
+        gone = [*moved.offloaded, *moved.dropped]
+        if isinstance(error, UnknownOrder) and len(gone) + len(moved.kept) > 1:
+            # A later order took over some of them, and nothing of this was believed: said again one by one.
+            freed_bytes = moved.freed_bytes
+            for name in ("offloaded", "dropped", "kept"):
+                for key in getattr(moved, name):
+                    one = Moved(freed_bytes=freed_bytes)
+                    getattr(one, name).append(key)
+                    self._acknowledge(order, one, connected)
+                    freed_bytes = 0
+            return
+        _log.info("order %d for %s: %s", order, self._device_name, error)
+        self._ledger.not_gone(gone)
