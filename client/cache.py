@@ -198,9 +198,7 @@ class Client:
             region.release()
             raise
 
-        def commit(
-            held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float
-        ) -> Put:
+        def commit(held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float) -> Put:
             _check_key(key)
             deadline = self._deadline(timeout_s)
             put = self._link.puts.commit(
@@ -348,7 +346,7 @@ class Client:
         Raises:
             UsageError: the name can be no workflow's.
             BadGraph: the steps are no graph that can be run, or another client has a workflow of that name.
-            LimitReached: workflows_max.
+            LimitReached: workflows_max or workflow_steps_max.
         """
         self._attach()
         return Workflow(self._link, self._governor, name, graph, self._timeout_s)
@@ -458,9 +456,7 @@ class Client:
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
-    def _put(
-        self, key: bytes, tree: Any, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
-    ) -> Put:
+    def _put(self, key: bytes, tree: Any, tokens: int, ttl_s: float | None, claim: int | None, deadline: float) -> Put:
         self._attach()
         try:
             image = encode(tree, depth_max=self._link.limits.tree_depth_max)

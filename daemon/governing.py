@@ -131,6 +131,7 @@ class Device:
         COUNT, "offloaded entries remembered for promotion; the oldest are forgotten", 65_536, low=0, high=1 << 24
     )
     workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
+    workflow_steps_max: int = setting(COUNT, "steps of all of them together", 16_384, low=1, high=1 << 20, reload=True)
     lookahead_steps: int = setting(
         COUNT, "agents within so many steps are up next: theirs is promoted", 1, low=0, high=1024, reload=True
     )

@@ -81,6 +81,7 @@ def governor_limits(config: Config) -> GovernorLimits:
         reserve_s_max=device.reserve_s_max,
         remembered_max=device.remembered_max,
         workflows_max=device.workflows_max,
+        workflow_steps_max=device.workflow_steps_max,
         lookahead_steps=device.lookahead_steps,
         block_bytes=queueing.block_bytes,
         window_s=queueing.window_s,

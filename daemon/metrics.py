@@ -71,7 +71,6 @@ _STORE_TOTALS: Final = (
     ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
     ("log_lost", "log_lost", "Hits that recency and frequency do not know of."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
-    ("found_failed", "found_failed", "Must stay 0: lookups that found an entry and could not read it."),
     ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted under a reader."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that were not what was stored."),
 )

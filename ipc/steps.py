@@ -13,7 +13,7 @@ are sorted.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -47,8 +47,7 @@ class AgentStep:
             raise BadGraph(f"depends_on = {self.depends_on!r}: give a tuple of agents")
         if len(self.depends_on) > DEPENDENCIES_MAX:
             raise BadGraph(f"depends_on of {len(self.depends_on)} agents; at most {DEPENDENCIES_MAX} may be named")
-        for agent in self.depends_on:
-            _check_agent("depends_on", agent)
+        _check_agents("depends_on", self.depends_on)
         object.__setattr__(self, "depends_on", tuple(self.depends_on))
         _check_number("step_index", self.step_index)
         _check_number("estimated_tokens", self.estimated_tokens)
@@ -62,6 +61,7 @@ class AgentStepGraph:
     def __init__(self, steps: Iterable[AgentStep] = ()) -> None:
         self._steps: dict[tuple[str, int], AgentStep] = {}
         self._indices: dict[str, list[int]] = {}  # in order of the agents' first addition
+        self._sorted: list[AgentStep] | None = None
         for step in steps:
             self.add_step(step)
 
@@ -76,6 +76,7 @@ class AgentStepGraph:
             for each in steps
         )
         graph.validate_dag()
+        graph._in_order()  # now, and not for many graphs at once, when somebody asks
         return graph
 
     def to_messages(self) -> list[Step]:
@@ -110,6 +111,7 @@ class AgentStepGraph:
         if len(self._steps) >= STEPS_MAX:
             raise BadGraph(f"a step of agent {step.agent_id!r} over {STEPS_MAX} steps: register several workflows")
         self._steps[at] = step
+        self._sorted = None
         insort(self._indices.setdefault(step.agent_id, []), step.step_index)
 
     def validate_dag(self) -> None:
@@ -120,13 +122,26 @@ class AgentStepGraph:
         """
         if not self._steps:
             raise BadGraph("a workflow without steps: add one")
+        first = {agent: indices[0] for agent, indices in self._indices.items()}
+        try:
+            if all(
+                max(map(first.__getitem__, step.depends_on), default=-1) < step.step_index
+                for step in self._steps.values()
+            ):
+                return  # each waits for an earlier step only: there is no circle
+        except KeyError:
+            pass  # one has no step
+        raise self._what_is_wrong()
+
+    def _what_is_wrong(self) -> BadGraph:
+        """With the dependencies, of which at least one has no step, or none that is early enough."""
         waits: dict[tuple[str, int], list[tuple[str, int]]] = {}
         late: BadGraph | None = None
         for at, step in self._steps.items():
             for agent in step.depends_on:
                 indices = self._indices.get(agent)
                 if indices is None:
-                    raise BadGraph(
+                    return BadGraph(
                         f"depends_on: agent {step.agent_id!r} at step {step.step_index} depends on {agent!r}, "
                         "which has no step: add one"
                     )
@@ -138,15 +153,14 @@ class AgentStepGraph:
                     )
                 # It waits for the run just before its own, or for one that comes too late.
                 waits.setdefault(at, []).append((agent, indices[max(before - 1, 0)]))
-        if late is None:
-            return  # each waits for an earlier step only: there is no circle
+        assert late is not None
         # A circle has a late dependency too, but says more of what is wrong.
         try:
             TopologicalSorter(waits).prepare()
         except CycleError as error:
             circle = " waits for ".join(f"{agent!r} (step {index})" for agent, index in reversed(error.args[1]))
-            raise BadGraph(f"depends_on: a cycle: {circle}") from None
-        raise late
+            return BadGraph(f"depends_on: a cycle: {circle}")
+        return late
 
     def compute_steps_to_execution(self, agent_id: str, current_step: int) -> int | None:
         """How many steps after `current_step` the agent runs next; 0: it is running.
@@ -156,17 +170,21 @@ class AgentStepGraph:
         index = self._next_index(agent_id, current_step)
         return None if index is None else index - current_step
 
+    def steps_to_execution(self, current_step: int) -> dict[str, int]:
+        """`compute_steps_to_execution` of every agent that runs again, in one pass over the steps that are left."""
+        steps = self._in_order()
+        left = steps[bisect_left(steps, current_step, key=_step_index) :]
+        return {step.agent_id: step.step_index - current_step for step in reversed(left)}  # the last one said stays
+
     def get_prefetch_candidates(self, current_step: int, lookahead: int) -> list[AgentStep]:
         """The next step of every agent that runs within `lookahead` steps and not now.
 
         Nearest first; of one distance, required ones before optional ones, then in order of addition.
         """
-        found = []
-        for agent in self._indices:
-            index = self._next_index(agent, current_step)
-            if index is not None and 0 < index - current_step <= lookahead:
-                found.append(self._steps[agent, index])
-        return sorted(found, key=lambda step: (step.step_index, step.is_optional))
+        steps = self._in_order()
+        begin = bisect_left(steps, current_step + 1, key=_step_index)
+        end = bisect_left(steps, current_step + lookahead + 1, begin, key=_step_index)
+        return [step for step in steps[begin:end] if self._next_index(step.agent_id, current_step) == step.step_index]
 
     def get_eviction_priority_order(self, current_step: int) -> list[str]:
         """Every agent once; who can be spared most comes first.
@@ -202,10 +220,37 @@ class AgentStepGraph:
         assert all(first < second for indices in self._indices.values() for first, second in pairwise(indices))
         assert len(self._steps) <= STEPS_MAX
 
+    def _in_order(self) -> list[AgentStep]:
+        """All steps by index; of one index, required ones first, then in order of the agents' addition."""
+        if self._sorted is None:
+            added = {agent: at for at, agent in enumerate(self._indices)}
+            self._sorted = sorted(
+                self._steps.values(), key=lambda step: (step.step_index, step.is_optional, added[step.agent_id])
+            )
+        return self._sorted
+
     def _next_index(self, agent_id: str, current_step: int) -> int | None:
         indices = self._indices.get(agent_id, ())
         at = bisect_left(indices, current_step)
         return indices[at] if at < len(indices) else None
+
+
+def _step_index(step: AgentStep) -> int:
+    return step.step_index
+
+
+def _check_agents(field: str, given: Sequence[object]) -> None:
+    # All at once, since a graph may name 64 times as many as it has steps; one by one only to say which is wrong.
+    if given:
+        try:
+            "".join(given).encode()  # type: ignore[arg-type]
+            lengths = set(map(len, given))  # type: ignore[arg-type]
+            if min(lengths) >= 1 and max(lengths) <= AGENT_CHARS_MAX:
+                return
+        except (TypeError, UnicodeEncodeError):
+            pass
+    for agent in given:
+        _check_agent(field, agent)
 
 
 def _check_agent(field: str, given: object) -> None:

@@ -334,11 +334,14 @@ def test_a_flood_is_refused_and_forgotten(running: Daemon) -> None:
                 except TensordError:
                     refused += 1
         assert refused == 3 * 36
-        steps = [messages.Step(f"{n:0>100}", n) for n in range(200)]
+        steps = [messages.Step(f"{n:0>100}", n) for n in range(64)]
         for number in range(256):
             client.ask(lambda n, number=number: messages.RegisterWorkflow(n, f"w{number}", steps))
         with pytest.raises(TensordError, match="workflows_max"):
             client.ask(lambda n: messages.RegisterWorkflow(n, "w", steps))
+        more = [*steps, messages.Step("one more", 0)]
+        with pytest.raises(TensordError, match="workflow_steps_max"):
+            client.ask(lambda n: messages.RegisterWorkflow(n, "w0", more))
         state = governor(running)
         assert len(state["gauges"]) == 64 and len(state["workflows"]) == 256
     running.until(lambda status: not status["governor"]["gauges"], "drills to end")

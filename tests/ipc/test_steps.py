@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgpack
@@ -131,11 +132,13 @@ def test_every_question_is_answered_as_by_a_look_at_all_the_steps(
     for agent, step in nearest.items():
         wanted = None if step is None else step.step_index - current
         assert graph.compute_steps_to_execution(agent, current) == wanted
+    ahead = {agent: step.step_index - current for agent, step in nearest.items() if step}
+    assert graph.steps_to_execution(current) == ahead
 
     candidates = graph.get_prefetch_candidates(current, lookahead)
     expected = [step for step in nearest.values() if step and 0 < step.step_index - current <= lookahead]
     assert sorted(names(candidates)) == sorted(names(expected))
-    places = [(step.step_index, step.is_optional) for step in candidates]
+    places = [(step.step_index, step.is_optional, known.index(step.agent_id)) for step in candidates]
     assert places == sorted(places)
 
     order = graph.get_eviction_priority_order(current)
@@ -208,6 +211,37 @@ def test_a_graph_is_valid_if_every_dependency_first_runs_earlier(steps: list[Age
     else:
         with pytest.raises(BadGraph, match="depends_on: "):
             graph.validate_dag()
+
+
+def test_each_name_of_a_long_list_of_dependencies_is_checked() -> None:
+    good = tuple(f"agent {at}" for at in range(DEPENDENCIES_MAX - 1))
+    for wrong, said in (("", "0 characters"), ("x" * 129, "129 characters"), (7, "no agent"), ("\ud800", "surrogates")):
+        for at in (0, 30, len(good)):
+            with pytest.raises(BadGraph, match=f"depends_on: .*{said}"):
+                AgentStep("a", (*good[:at], wrong, *good[at:]), 1)  # type: ignore[arg-type]
+    with pytest.raises(BadGraph, match="surrogates"):
+        AgentStep("a", ("\ud83d", "\ude00"), 1)  # each is half of a letter, that both together are
+
+
+def test_the_work_of_a_graph_does_not_grow_with_its_dependencies() -> None:
+    def work(count: int) -> int:
+        named = [f"agent {at}" for at in range(200)]
+        steps = [m.Step(agent, at, named[max(0, at - count) : at]) for at, agent in enumerate(named)]
+        called = 0
+
+        def note(_frame: object, event: str, _function: object) -> None:
+            nonlocal called
+            called += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            AgentStepGraph.from_steps(steps)
+        finally:
+            sys.setprofile(before)
+        return called
+
+    assert work(60) < 2 * work(1)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ class Orders:
         """The order that is acknowledged, and a row for each key: offloaded, dropped, kept.
 
         Raises:
-            UnknownOrder: not an order to this client on this device, or a key that is not of it, or not any more.
+            UnknownOrder: not an order to this client on this device, or a key that is not of it, or not any more; or
+                bytes freed for no key at all.
         """
         order = self._standing.get(message.order)
         if order is None or order.owner.client != client or order.device.name != message.device:
@@ -162,6 +163,11 @@ class Orders:
         if wrong.any():
             key = keys[int(wrong.argmax())]
             raise UnknownOrder(f"key {key.hex()} is not of order {message.order}, or was acknowledged before")
+        if message.freed_bytes and not keys:
+            raise UnknownOrder(
+                f"freed_bytes = {message.freed_bytes} for no key of order {message.order}: "
+                "name the keys that they were freed for"
+            )
         if len(runs(rows)) < len(rows):
             raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
         return order, rows

@@ -51,7 +51,7 @@ class Governor:
     def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
         self.limits = limits
         self._outbox = Outbox()
-        self.workflows = Workflows(limits.workflows_max)
+        self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.tiers = Tiers(limits.thresholds, self._outbox, unix_at_zero_s)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
@@ -181,7 +181,7 @@ class Governor:
         self.reservations.change_limits(limits)
         self.floors.change_limits(limits, now)
         self.host.change_limits(limits)
-        self.workflows.change_limits(limits.workflows_max)
+        self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
 
     def _tick(self, event: Tick, now: float) -> None:

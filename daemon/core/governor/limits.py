@@ -31,6 +31,7 @@ class GovernorLimits:
     reserve_s_max: float = 60.0
     remembered_max: int = 65_536
     workflows_max: int = 256
+    workflow_steps_max: int = 16_384
     lookahead_steps: int = 1
     block_bytes: int = 2 << 20
     window_s: float = 60.0

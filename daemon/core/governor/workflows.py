@@ -7,13 +7,15 @@ An agent in several workflows is as near as in the nearest of them. One that is 
 FINISHED; so is one of a workflow that ended, as long as others go on, and until it is registered again: its entries
 are the first that nobody waits for. With no workflow at all, nothing is known of anybody.
 
-Invariants: a workflow's step only rises. Distances are of the current steps: they are reckoned anew after each change,
-which `version` counts.
+Any number of workflows may share their agents. So each agent has its distance in each of its workflows; of a workflow
+that changed they are reckoned anew when somebody asks next, in one pass over its own steps and no others'.
+
+Invariants: a workflow's step only rises. Every answer is of the current steps; `version` counts their changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,30 +37,34 @@ class Workflow:
 
     client: int
     graph: AgentStepGraph
-    agents: frozenset[str]
+    agents: tuple[str, ...]
+    """Each once, sorted."""
     step: int = 0
 
 
 class Workflows:
     """All workflows by name. Also the outlook that entries are ranked by."""
 
-    def __init__(self, workflows_max: int) -> None:
+    def __init__(self, workflows_max: int, workflow_steps_max: int) -> None:
         self.version = 0
-        self._workflows_max = workflows_max
+        self.change_limits(workflows_max, workflow_steps_max)
         self._workflows: dict[str, Workflow] = {}
-        self._of_agent: dict[str, set[str]] = {}
+        self._steps = 0  # of all of them
+        self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
+        self._moved: dict[str, None] = {}  # workflows whose distances are of a former step
         self._ended: dict[str, None] = {}
-        self._distances: dict[str, float] = {}
+        self._distances: dict[str, float] = {}  # the nearest of each agent that was asked for
         self._up_next: dict[int, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._workflows)
 
-    def change_limits(self, workflows_max: int) -> None:
+    def change_limits(self, workflows_max: int, workflow_steps_max: int) -> None:
         """For workflows registered from now on."""
         self._workflows_max = workflows_max
+        self._workflow_steps_max = workflow_steps_max
 
-    def register(self, client: int, name: str, steps: Iterable[messages.Step]) -> int:
+    def register(self, client: int, name: str, steps: Sequence[messages.Step]) -> int:
         """Steps of a new workflow, or other ones for one that this client has, which keeps its place.
 
         Returns:
@@ -66,7 +72,8 @@ class Workflows:
 
         Raises:
             BadGraph: the steps are no graph that can be run, or the name is another client's.
-            LimitReached: there are as many workflows as there may be; workflows_max is named.
+            LimitReached: there are as many workflows, or steps of all of them, as there may be; workflows_max or
+                workflow_steps_max is named.
         """
         known = self._workflows.get(name)
         if known is not None and known.client != client:
@@ -76,15 +83,23 @@ class Workflows:
                 f"{len(self._workflows)} workflows, and workflows_max is {self._workflows_max}: "
                 "end one first, or raise it"
             )
+        more = len(steps) - (0 if known is None else known.graph.size())
+        if more > 0 and self._steps + more > self._workflow_steps_max:
+            raise LimitReached(
+                f"{len(steps)} steps, and all workflows' would be {self._steps + more}; "
+                f"workflow_steps_max is {self._workflow_steps_max}: end a workflow first, or raise it"
+            )
         graph = AgentStepGraph.from_steps(steps)
-        agents = frozenset(graph.get_all_agents())
+        agents = tuple(sorted(graph.get_all_agents()))
         if known is not None:
             self._leave(name, known)
         step = 0 if known is None else known.step
         self._workflows[name] = Workflow(client, graph, agents, step)
+        self._steps += graph.size()
         for agent in agents:
-            self._of_agent.setdefault(agent, set()).add(name)
+            self._of_agent.setdefault(agent, {})[name] = FINISHED
             self._ended.pop(agent, None)
+        self._moved[name] = None
         self._changed()
         return step
 
@@ -99,6 +114,7 @@ class Workflows:
             raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is before it: only go on")
         if step > workflow.step:
             workflow.step = step
+            self._moved[name] = None
             self._changed()
 
     def end(self, client: int, name: str) -> None:
@@ -119,13 +135,16 @@ class Workflows:
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs, in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
+        if self._moved:
+            self._catch_up()
         found = self._distances.get(agent)
-        if found is None:
-            found = self._reckoned(agent)
-            if found != UNKNOWN:
-                # Any client may name agents that are in no graph: those are not worth the room.
-                self._distances[agent] = found
-        return found
+        if found is not None:
+            return found
+        distances = self._of_agent.get(agent)
+        if distances:
+            found = self._distances[agent] = min(distances.values())
+            return found
+        return FINISHED if agent in self._ended else UNKNOWN
 
     def up_next(self, lookahead: int) -> Sequence[str]:
         """Agents that run within `lookahead` steps, the nearest first, each once."""
@@ -154,17 +173,21 @@ class Workflows:
 
     def check_invariants(self) -> None:
         """Asserts that the tables by agent are those of the workflows."""
-        of_agent: dict[str, set[str]] = {}
+        self._catch_up()
+        of_agent: dict[str, dict[str, float]] = {}
         for name, workflow in self._workflows.items():
-            assert workflow.agents == frozenset(workflow.graph.get_all_agents())
+            workflow.graph.check_invariants()
+            assert list(workflow.agents) == sorted(workflow.graph.get_all_agents())
             for agent in workflow.agents:
-                of_agent.setdefault(agent, set()).add(name)
-        assert of_agent == self._of_agent
+                steps = workflow.graph.compute_steps_to_execution(agent, workflow.step)
+                of_agent.setdefault(agent, {})[name] = FINISHED if steps is None else min(float(steps), FARTHEST)
+        assert of_agent == self._of_agent, "a distance of a former step"
+        assert self._steps == sum(workflow.graph.size() for workflow in self._workflows.values())
         assert not (self._ended.keys() & of_agent.keys()), "an agent that ended is in a graph"
         assert len(self._ended) <= ENDED_AGENTS_MAX
         assert self._workflows or not (self._ended or self._distances or any(self._up_next.values()))
         for agent, distance in self._distances.items():
-            assert distance == self._reckoned(agent), "a distance of a former step"
+            assert distance == min(of_agent[agent].values()), "not the nearest"
 
     def _of_client(self, client: int, name: str) -> Workflow:
         workflow = self._workflows.get(name)
@@ -172,13 +195,24 @@ class Workflows:
             raise BadStep(f"this client has no workflow {name!r}: register it first")
         return workflow
 
-    def _reckoned(self, agent: str) -> float:
-        names = self._of_agent.get(agent)
-        if not names:
-            return FINISHED if agent in self._ended else UNKNOWN
-        steps = [w.graph.compute_steps_to_execution(agent, w.step) for w in map(self._workflows.__getitem__, names)]
-        nearest = min((distance for distance in steps if distance is not None), default=None)
-        return FINISHED if nearest is None else min(float(nearest), FARTHEST)
+    def _catch_up(self) -> None:
+        """The distances of workflows that changed."""
+        for name in self._moved:
+            workflow = self._workflows[name]
+            ahead = workflow.graph.steps_to_execution(workflow.step)
+            for agent in workflow.agents:
+                steps = ahead.get(agent)
+                distance = FINISHED if steps is None else FARTHEST if steps > FARTHEST else float(steps)
+                distances = self._of_agent[agent]
+                former, distances[name] = distances[name], distance
+                nearest = self._distances.get(agent)
+                if nearest is None:
+                    continue
+                if distance <= nearest:
+                    self._distances[agent] = distance
+                elif former == nearest:
+                    del self._distances[agent]  # it went further away: another workflow may be the nearest now
+        self._moved.clear()
 
     def _end(self, name: str) -> None:
         self._leave(name, self._workflows.pop(name))
@@ -188,17 +222,18 @@ class Workflows:
 
     def _leave(self, name: str, workflow: Workflow) -> None:
         """Agents that are in no graph any more have ended."""
-        for agent in sorted(workflow.agents):
-            names = self._of_agent[agent]
-            names.discard(name)
-            if not names:
+        self._steps -= workflow.graph.size()
+        self._moved.pop(name, None)
+        for agent in workflow.agents:
+            distances = self._of_agent[agent]
+            if distances.pop(name) == self._distances.get(agent):
+                del self._distances[agent]
+            if not distances:
                 del self._of_agent[agent]
-                self._ended.pop(agent, None)
                 self._ended[agent] = None
         while len(self._ended) > ENDED_AGENTS_MAX:
             del self._ended[next(iter(self._ended))]
 
     def _changed(self) -> None:
         self.version += 1
-        self._distances.clear()
         self._up_next.clear()

@@ -512,8 +512,18 @@ def test_in_emergency_nothing_new_is_registered_and_what_is_there_may_be_renewed
         (3, {"dropped": [10], "kept": [10]}),
         (3, {"offloaded": [11, 11]}),
         (3, {"device": "no such device", "dropped": [10]}),
+        (3, {}),
     ],
-    ids=["order", "another's order", "another's key", "unknown key", "key in two lists", "key twice", "device"],
+    ids=[
+        "order",
+        "another's order",
+        "another's key",
+        "unknown key",
+        "key in two lists",
+        "key twice",
+        "device",
+        "no key",
+    ],
 )
 def test_an_acknowledgement_of_what_was_not_ordered_changes_nothing(
     busy: Registry, client: int, said: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,8 +20,8 @@ PLAN = [Step("planner", 0), Step("coder", 1, ["planner"]), Step("tester", 4, ["c
 def make() -> Iterator[Callable[..., Workflows]]:
     made: list[Workflows] = []
 
-    def make(workflows_max: int = 8) -> Workflows:
-        made.append(Workflows(workflows_max))
+    def make(workflows_max: int = 8, workflow_steps_max: int = 1 << 20) -> Workflows:
+        made.append(Workflows(workflows_max, workflow_steps_max))
         return made[-1]
 
     yield make
@@ -167,6 +168,82 @@ def test_there_are_no_more_workflows_than_workflows_max(make: Callable[..., Work
     workflows.register(2, "c", PLAN)
 
 
+def test_all_workflows_together_have_no_more_steps_than_workflow_steps_max(make: Callable[..., Workflows]) -> None:
+    workflows = make(8, 9)
+    workflows.register(1, "a", PLAN)
+    workflows.register(2, "b", PLAN)
+    before = (workflows.version, workflows.status())
+    for client, name, steps in ((2, "c", PLAN[:2]), (1, "a", [*PLAN, Step("x", 0), Step("y", 0)])):
+        with pytest.raises(LimitReached, match="10; workflow_steps_max is 9"):
+            workflows.register(client, name, steps)
+    assert (workflows.version, workflows.status()) == before
+    workflows.register(2, "c", PLAN[:1])
+    workflows.end(1, "a")
+    workflows.register(2, "c", PLAN)
+    workflows.change_limits(8, 1)
+    workflows.register(2, "c", PLAN[:3])  # fewer than it had: that is never over the limit
+    with pytest.raises(LimitReached, match="workflow_steps_max is 1"):
+        workflows.register(2, "c", PLAN)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions are called in it, Python's and others."""
+    count = 0
+
+    def note(_frame: object, event: str, _function: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_work_after_a_change_does_not_grow_with_the_workflows_that_share_the_agents(
+    make: Callable[..., Workflows],
+) -> None:
+    steps = [Step(f"agent {at}", at) for at in range(100)]
+
+    def work(count: int, to: int) -> int:
+        workflows = make(count)
+        for number in range(count):
+            workflows.register(1, f"w{number}", steps)
+            workflows.advance(1, f"w{number}", number % 3)
+        [workflows.distance(step.agent_id) for step in steps]
+
+        def change() -> None:
+            workflows.advance(1, "w1", to)
+            for step in steps:
+                workflows.distance(step.agent_id)
+
+        return calls(change)
+
+    for to in (2, 50, 1000):
+        assert work(64, to) < 2 * work(2, to)
+
+
+def test_the_work_of_the_end_of_a_workflow_does_not_grow_with_those_that_share_its_agents(
+    make: Callable[..., Workflows],
+) -> None:
+    def work(count: int) -> int:
+        workflows = make(count)
+        for number in range(count):
+            workflows.register(1, f"w{number}", [Step(f"agent {at}", at) for at in range(100)])
+        workflows.distance("agent 7")
+
+        def change() -> None:
+            workflows.end(1, "w0")
+            workflows.distance("agent 7")
+
+        return calls(change)
+
+    assert work(64) < 2 * work(2)
+
+
 def test_agents_that_ended_are_remembered_up_to_a_limit(make: Callable[..., Workflows]) -> None:
     workflows = make()
     workflows.register(1, "stays", [Step("stays", 0)])
@@ -217,9 +294,11 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
-@given(actions=st.lists(ACTIONS, max_size=25))
-def test_any_schedule_gives_the_distances_that_plain_tables_give(actions: list[tuple[str, int, str, object]]) -> None:
-    workflows = Workflows(2)
+@given(actions=st.lists(st.tuples(ACTIONS, st.booleans()), max_size=25))
+def test_any_schedule_gives_the_distances_that_plain_tables_give(
+    actions: list[tuple[tuple[str, int, str, object], bool]],
+) -> None:
+    workflows = Workflows(2, 100)
     known: dict[str, tuple[int, int, dict[str, list[int]]]] = {}
     ended: set[str] = set()
 
@@ -229,7 +308,7 @@ def test_any_schedule_gives_the_distances_that_plain_tables_give(actions: list[t
         if not known:
             ended.clear()
 
-    for action, client, name, what in actions:
+    for (action, client, name, what), asked in actions:
         mine = name in known and known[name][0] == client
         try:
             if action == "register":
@@ -262,5 +341,7 @@ def test_any_schedule_gives_the_distances_that_plain_tables_give(actions: list[t
             there = any(agent in table for _, _, table in known.values())
             ended -= {agent} if there else set()
             expected = min(near) if near else FINISHED if there or agent in ended else UNKNOWN
-            assert workflows.distance(agent) == expected
-        workflows.check_invariants()
+            # Several changes may come before somebody asks.
+            assert not asked or workflows.distance(agent) == expected
+        if asked:
+            workflows.check_invariants()
