@@ -24,12 +24,13 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test check lint bench bench-peers clean
+.PHONY: help demo test check lint bench bench-peers bench-pressure clean
 help:
 	@echo "make demo         four processes share encoded photographs; then three share a card that fills up"
 	@echo "make test         the test suite"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
+	@echo "make bench-pressure  what the governor costs"
 	@echo "make bench-peers  vLLM's CPU build beside it, 2.5 GB, for make bench to compare with"
 	@echo "make clean        remove the virtual environments and caches"
 
@@ -80,6 +81,9 @@ bench: $(STAMPS)/bench
 	@if [ -e $(PEERS)/.installed ]; then python=$(PEERS)/bin/python; \
 	else python=$(BIN)/python; echo "without vLLM: make bench-peers adds it"; fi; \
 	$$python benchmarks/hotpath.py $(if $(JSON),--json "$(JSON)")
+
+bench-pressure: $(STAMPS)/bench
+	$(BIN)/python benchmarks/governor.py $(if $(JSON),--json "$(JSON)")
 
 bench-peers: $(PEERS)/.installed
 
