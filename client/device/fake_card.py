@@ -182,10 +182,13 @@ class FakeCard:
             if share == self._share:
                 used_bytes += self.held_bytes
                 continue
-            fd = os.open(share, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = os.open(share, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # its opener has just closed it
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                share.unlink()
+                share.unlink(missing_ok=True)
             except BlockingIOError:
                 used_bytes += int(os.pread(fd, _DIGITS, 0))
             finally:

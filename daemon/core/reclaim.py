@@ -118,6 +118,9 @@ class Reclaim:
                 return "scanning"
         if residency.excess_bytes and not self.stuck:
             return "moving"
+        if residency.regrowing and not memory.over_budget(need.entries, need.span_bytes, need.tokens):
+            # The ring is about to have more: that costs nobody an entry.
+            return "moving"
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return "none"
         choice = self._room.choose(need, attempt.cursor)

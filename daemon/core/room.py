@@ -49,11 +49,12 @@ class Cursor:
     """How far the search for one need has come, from round to round.
 
     `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries were
-    looked at in vain.
+    looked at in vain, `exchanged` whether pages were to be exchanged once.
     """
 
     window_at: int | None = None
     skip: int = 0
+    exchanged: bool = False
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                window = self._window(need, cursor.window_at)
+                window = self._spanless(need, cursor) or self._window(need, cursor.window_at)
                 if window is None:
                     return choice
                 for offset in window.spans:
@@ -102,6 +103,7 @@ class Room:
         if exchange is not None and not choice.victims and not choice.looking:
             within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
             choice.exchange = exchange if within else None
+            cursor.exchanged |= within
         return choice
 
     def clear(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
@@ -180,6 +182,13 @@ class Room:
                 gaps.append((low, begins))
             low = ends
         return gaps
+
+    def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
+        """A window in which nothing but withdrawn pages is in the way, for a put within the budgets: exchanging pages
+        costs nobody an entry. Once in an attempt: what it takes may not be to be had."""
+        if cursor.exchanged or self._memory.over_budget(need.entries, need.span_bytes, need.tokens):
+            return None
+        return self._memory.ring.widest_withdrawn(need.span_bytes)
 
     def _window(self, need: Need, window_at: int | None) -> Window | None:
         ring = self._memory.ring

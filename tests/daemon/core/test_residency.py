@@ -97,6 +97,34 @@ def test_a_limit_that_is_lifted_is_regrown() -> None:
     stand.check()
 
 
+def test_a_put_that_a_raised_limit_has_room_for_costs_nobody_an_entry() -> None:
+    stand = full()
+    for number in range(0, 10, 2):
+        stand.send(1, messages.Touch(1, [key(number)]))
+    limit(stand, 20 * PAGE)
+    survivors = {0, 2, 4, 6, 8}
+    assert stand.stored() == survivors, "scattered, so that what comes back first are the gaps between them"
+    limit(stand, 40 * PAGE)
+    assert stand.store.memory.ring.largest_free_bytes < 16 * PAGE
+    assert stand.put(100, 16 * PAGE - 128) == "stored"
+    assert stand.stored() == survivors | {100}
+    assert stand.store.status()["resident_bytes"] == 40 * PAGE
+    stand.check()
+
+
+def test_a_put_waits_for_pages_on_their_way_back_and_costs_nobody_an_entry() -> None:
+    stand = full()
+    limit(stand, 20 * PAGE)
+    before = stand.stored()
+    stand.send(2, messages.Limit(99, RING))
+    stand.commit(1, 50, key(100), 16 * PAGE - 128)
+    stand.part(1, 50, 16 * PAGE - 128, last=True)
+    stand.settle()
+    assert stand.ended(1, 50) == "stored"
+    assert stand.stored() == before | {100}
+    stand.check()
+
+
 def test_of_a_limit_and_pressure_the_lesser_counts() -> None:
     stand = full()
     limit(stand, 40 * PAGE)
