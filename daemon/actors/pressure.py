@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from ...ipc import messages
 from ..core.governor.events import Sampled
 from ..gauges.gauges import Gauges
 from ..logs import logger
 
+_LOOK_S: Final = 0.1
 _log = logger("pressure")
 
 
@@ -48,11 +50,18 @@ class PressureActor:
         try:
             while True:
                 self._wake.clear()
-                self._report(await asyncio.to_thread(self._gauges.sample, self._clock()))
-                try:
-                    async with asyncio.timeout(self._every_s()):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                began_at = self._clock()
+                self._report(await asyncio.to_thread(self._gauges.sample, began_at))
+                await self._until_next(began_at)
         finally:
             self._gauges.close()
+
+    async def _until_next(self, began_at: float) -> None:
+        """Waits until the next sample is due. The governor may have hastened it meanwhile, by what this one showed."""
+        while (left_s := began_at + self._every_s() - self._clock()) > 0:
+            try:
+                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                    await self._wake.wait()
+                    return
+            except TimeoutError:
+                pass
