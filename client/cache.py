@@ -23,12 +23,12 @@ from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
-from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
 from .device import reservation
+from .fields import check_key
 from .governor import Governor, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
@@ -98,7 +98,7 @@ class Client:
         view = self._link.view
         if view is not None and not verify:
             return view.get(key)
-        _check_key(key)
+        check_key(key)
         view = view or self._attach()
         if view is None:
             return None
@@ -135,13 +135,13 @@ class Client:
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. Takes no lease and is not counted as a use."""
-        _check_key(key)
+        check_key(key)
         view = self._link.view or self._attach()
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata, without counting as a use."""
-        _check_key(key)
+        check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
 
@@ -173,7 +173,7 @@ class Client:
             BadKey, UnsupportedLeaf: what was given is no key, or no payload.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        _check_key(key)
+        check_key(key)
         deadline = self._deadline(timeout_s)
         put = self._put(key, tree, tokens, ttl_s, None, deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
@@ -199,7 +199,7 @@ class Client:
             raise
 
         def commit(held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float) -> Put:
-            _check_key(key)
+            check_key(key)
             deadline = self._deadline(timeout_s)
             put = self._link.puts.commit(
                 key,
@@ -259,7 +259,7 @@ class Client:
 
     def steps(self, key: bytes) -> Steps:
         """The steps of `get_or_compute`, for whoever drives them."""
-        _check_key(key)
+        check_key(key)
         self._attach()
         return compute_once(key, self.get, self._link, self._tally, self._timeout_s)
 
@@ -300,13 +300,13 @@ class Client:
         Raises:
             LimitReached: pins_per_client_max or pinned_share_max.
         """
-        _check_key(key)
+        check_key(key)
         lasts_s: float = self._ask(lambda number: messages.Pin(number, key, for_s)).lasts_s
         return lasts_s
 
     def unpin(self, key: bytes) -> None:
         """Ends a pin before its time."""
-        _check_key(key)
+        check_key(key)
         self._ask(lambda number: messages.Unpin(number, key))
 
     # ---- how full it is
@@ -478,15 +478,10 @@ class Client:
         return count
 
 
-def _check_key(key: object) -> None:
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise bad_key(key)
-
-
 def _checked(keys: Iterable[bytes]) -> list[bytes]:
     listed = list(keys)
     for key in listed:
-        _check_key(key)
+        check_key(key)
     return listed
 
 

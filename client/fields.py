@@ -6,9 +6,17 @@ from typing import Final
 
 from ..errors import UsageError
 from ..ipc.words import DURATION_S_MAX
+from ..shm.index import bad_key
+from ..shm.layout import KEY_BYTES
 
 NAME_CHARS_MAX: Final = 64
 AGENT_CHARS_MAX: Final = 128
+
+
+def check_key(key: object) -> None:
+    """Raises BadKey for what is no 32 bytes."""
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise bad_key(key)
 
 
 def check_name(field: str, name: object, most: int = NAME_CHARS_MAX, least: int = 1) -> None:

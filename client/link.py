@@ -210,7 +210,9 @@ class Link:
         try:
             return future.result(max(0.0, timeout_s))
         except TimeoutError:
-            future.cancel()
+            if not future.cancel():
+                # It came in this very moment, and may hold something that somebody has to give back.
+                return future.result()
             raise TimedOut(f"the daemon at {self.path} did not answer within {timeout_s:.3g} s") from None
 
     def hold_claim(self, token: int, lasts_s: float) -> None:

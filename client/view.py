@@ -61,7 +61,7 @@ class RingMap(mmap):
         copied = bytearray(size_bytes)
         into, at = memoryview(copied), 0
         # One call reads 2 GiB at most.
-        while got := os.preadv(self.fd, [into[at:]], start + at):
+        while at < size_bytes and (got := os.preadv(self.fd, [into[at:]], start + at)):
             at += got
         return np.frombuffer(copied, uint8)
 

@@ -254,10 +254,11 @@ class Config:
         for first, second in combinations(sockets, 2):
             if self.value(first) == self.value(second):
                 raise BadConfiguration(f"{self._said(second)}: must differ from {self._said(first)}")
+        for key in (*sockets, "gauges.file"):
+            if self.value(key) is not None and not self.value(key).is_absolute():
+                raise BadConfiguration(f"{self._said(key)}: must be an absolute path")
         for key in sockets:
             path: Path = self.value(key)
-            if not path.is_absolute():
-                raise BadConfiguration(f"{self._said(key)}: must be an absolute path")
             if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
                     f"{self._said(key)}: {len(os.fsencode(path))} bytes, and a socket's path "

@@ -46,6 +46,7 @@ ENTRIES_EACH: Final = 8
 PATIENCE_S: Final = 60.0
 # The daemon's own times are minutes; a demonstration's are these.
 SAMPLE_S, PRESSED_S, IDLE_S = 0.1, 0.05, 0.5
+REFILL_S: Final = 2.0
 MODES: Final = ("relaxed", "normal", "workflow_aware", "pressure", "critical", "emergency")
 
 
@@ -293,16 +294,21 @@ class Demonstration:
         self._timeline.tell("fetched", f"{self.seen.fetched} tensors, {self.seen.wrong} of them changed")
 
     def _fill_to(self, share: float, mode: str) -> None:
-        """The engine takes, or lets go of, as much as makes the card so full."""
+        """The engine takes, or lets go of, as much as keeps the card so full until the mode has come."""
         self._before = self._counters()
         since = len(self.seen.modes)
-        used_bytes, total_bytes = self._card.reading()
-        self._occupied_bytes = max(0, int(share * total_bytes) - (used_bytes - self._occupied_bytes))
-        self._card.occupy(self._occupied_bytes)
         self._timeline.tell("engine", f"fills the card to {share:.0%}")
-        with self._modes:
-            # Among all since, not the last one: what leaves the card may end a mode as soon as it has begun.
-            if not self._modes.wait_for(lambda: mode in self.seen.modes[since:], PATIENCE_S):
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            # Again and again: entries that leave meanwhile, as idle ones do, would leave the card too empty.
+            used_bytes, total_bytes = self._card.reading()
+            self._occupied_bytes = max(0, int(share * total_bytes) - (used_bytes - self._occupied_bytes))
+            self._card.occupy(self._occupied_bytes)
+            with self._modes:
+                # Among all since, not the last one: what leaves the card may end a mode as soon as it has begun.
+                if self._modes.wait_for(lambda: mode in self.seen.modes[since:], REFILL_S):
+                    return
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"the card was not {mode} within {PATIENCE_S:g} s: {self.seen.modes[since:]}")
 
     def _settle(self, why: str) -> None:

@@ -21,7 +21,7 @@ from ...errors import BadGaugeFile
 from ...ipc import messages
 from ...ipc.gaugefile import FILE_CHARS_MAX, Reading, read_drill
 from ...ipc.modes import HOST_GAUGE
-from .daemon import Daemon, pass_daemon
+from .daemon import Daemon, pass_daemon, understood
 from .tables import age, number, printable, share, size
 
 _HEAD: Final = ("AT", "GAUGE", "USED", "SHARE", "MODE", "WHAT GOES")
@@ -58,10 +58,14 @@ def _refused(why: str) -> click.BadParameter:
     return click.BadParameter(why, param_hint="'FILE'")
 
 
-def heading(readings: Sequence[Reading], *, act: bool, speed: float) -> str:
-    """What is about to happen, and the table's head."""
+def heading(readings: Sequence[Reading], *, act: bool, speed: float, there: Sequence[str] | None = None) -> str:
+    """What is about to happen, and the table's head. `there`: the daemon's gauges, where they are known."""
     gauges = sorted({reading.gauge for reading in readings})
     named = ", ".join(map(printable, gauges))
+    if there is not None and (unknown := [printable(gauge) for gauge in gauges if gauge not in there]):
+        # Whoever plays the example as it is learns here whose name to put into it.
+        known = ", ".join(map(printable, there)) or "none"
+        named += f" (no gauge here is called {', '.join(unknown)}; there is {known})"
     lasts = age(readings[-1].at_s / speed)
     count = number(len(readings))
     if act:
@@ -131,7 +135,9 @@ def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:
     """
     readings = readings_of(file)
     daemon.greeted()
-    click.echo(heading(readings, act=act, speed=speed))
+    with understood("status"):
+        there = [gauge["gauge"] for gauge in daemon.status()["governor"]["gauges"]]
+    click.echo(heading(readings, act=act, speed=speed, there=there))
     began = time.monotonic()
     for reading in readings:
         time.sleep(max(0.0, began + reading.at_s / speed - time.monotonic()))

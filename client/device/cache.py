@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import DaemonUnavailable, UnderPressure, UsageError
 from ...ipc.modes import Mode
-from ...shm.index import bad_key
-from ...shm.layout import KEY_BYTES
-from ..fields import AGENT_CHARS_MAX, check_count, check_name, check_seconds
+from ..fields import AGENT_CHARS_MAX, check_count, check_key, check_name, check_seconds
+from ..lease import Lease
 from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration
 from .interface import Device
 from .reservation import DeviceReservation
@@ -84,7 +83,7 @@ class DeviceCache:
             BadKey, UsageError: what was given is no key, no tensors of this device, or out of range; nothing changed.
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
-        _check_key(key)
+        check_key(key)
         tokens = check_count("tokens", tokens, _TOKENS_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
         registration = Registration(key)
@@ -111,28 +110,30 @@ class DeviceCache:
         return registration
 
     def get(self, key: bytes, *, promote: bool = False) -> DeviceLease | None:
-        """A lease on the entry of `key`: from the device, else from the host tier, else None. No message, no waiting.
+        """A lease on the entry of `key`: from the device, else from the host tier, else None. No message.
 
         Args:
-            promote: what the host tier has is copied to the device, and registered there again, if there is room.
+            promote: what the host tier has is copied to the device, and registered there again, if there is room. The
+                one thing that is waited for here is that copy.
 
         Raises:
             BadKey: not 32 bytes.
         """
-        _check_key(key)
+        check_key(key)
         lease = self._entries.lease(key, self._device)
         if lease is not None:
             self._device.lend(lease.tree)
             return lease
-        if promote and not self.closed and self._blocked() is None:
-            lease = self._promoted(key)
-            if lease is not None:
-                return lease
         host = self._client.get(key)
         if host is None:
             self._entries.tally.misses += 1
             return None
         self._entries.tally.host_hits += 1
+        if promote and not self.closed and not self._upkeep.refuses:
+            lease = self._promoted(key, host)
+            if lease is not None:
+                host.release()
+                return lease
         return DeviceLease(host.tree, "host", host)
 
     def delete(self, *keys: bytes) -> int:
@@ -144,7 +145,7 @@ class DeviceCache:
             BadKey: one of them is not 32 bytes; nothing was deleted.
         """
         for key in keys:
-            _check_key(key)
+            check_key(key)
         deleted = self._entries.delete(keys)
         if deleted:
             self._upkeep.wake()
@@ -156,7 +157,7 @@ class DeviceCache:
 
     def contains(self, key: bytes) -> bool:
         """Whether the entry is on the device. Not counted as a use."""
-        _check_key(key)
+        check_key(key)
         return key in self._entries
 
     def __len__(self) -> int:
@@ -188,7 +189,7 @@ class DeviceCache:
     @property
     def is_blocked(self) -> bool:
         """Whether nothing new is taken in: the device is in emergency. Ends with that, or with the daemon."""
-        return self._blocked() is not None
+        return self._upkeep.refuses
 
     def reserve(self, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None) -> DeviceReservation:
         """Sets free memory of the device aside, so that nobody else on the host reserves it. See
@@ -243,8 +244,8 @@ class DeviceCache:
             "is taken in until that ends"
         )
 
-    def _promoted(self, key: bytes) -> DeviceLease | None:
-        entry = self._upkeep.moves.back(key)
+    def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:
+        entry = self._upkeep.moves.promoted(key, host)
         if entry is None:
             return None
         with self._entries.lock:
@@ -257,8 +258,3 @@ class DeviceCache:
         self._device.lend(lease.tree)
         self._upkeep.wake()
         return lease
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise bad_key(key)

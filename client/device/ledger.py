@@ -84,16 +84,8 @@ class Ledger:
         """Releases all that the daemon was told of; nobody waits for the answers."""
         connected, keys = self.connected, list(self.told)
         self.forget_daemon()
-        if connected is None:
-            return
-        most = self._link.limits.keys_per_request_max
-        for start in range(0, len(keys), most):
-            some = keys[start : start + most]
-            self._link.ask(
-                lambda number, some=some: messages.ReleaseEntries(number, self._device_name, some),  # type: ignore[misc]
-                SAY_S,
-                connected=connected,
-            )
+        if connected is not None:
+            self._release(keys, connected)
 
     def _unsaid(self, entry: DeviceEntry) -> None:
         """Nobody is going to answer for it."""

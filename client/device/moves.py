@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
+from ..lease import Lease
 from ..puts import Put
 from .entries import DeviceEntry, Entries, Registration
 from .interface import Device, Mark
@@ -42,7 +43,7 @@ class Moved:
 
 
 class Moves:
-    """Moves entries of one cache. `remembered`: tokens and agent of what was offloaded, for when it comes back."""
+    """Moves entries of one cache. Remembers tokens and agent of what was offloaded, for when it comes back."""
 
     def __init__(self, client: Client, device: Device, entries: Entries) -> None:
         self._client = client
@@ -90,32 +91,32 @@ class Moves:
                 moved.error = error
         return moved
 
-    def back(self, key: bytes, agent: str | None = None) -> DeviceEntry | None:
-        """An entry with what the host tier has under a key, on the device again; None if there is nothing, or no room.
-
-        It is not in the table yet.
-        """
+    def back(self, key: bytes) -> DeviceEntry | None:
+        """What the host tier has under a key, promoted; None if there is nothing, or no room."""
         lease = self._client.get(key)
         if lease is None:
             return None
         with lease:
-            try:
-                tree = self._device.to_device(lease.tree)
-            except DeviceFull:
-                return None
+            return self.promoted(key, lease)
+
+    def promoted(self, key: bytes, host: Lease) -> DeviceEntry | None:
+        """An entry with what the host tier has, on the device; None if that has no room for it, or cannot hold it.
+
+        It is not in the table yet.
+        """
+        try:
+            tree = self._device.to_device(host.tree)
+        except DeviceFull:
+            return None
+        except Exception as error:
+            # An engine may be waiting for this: it is served from the host tier instead.
+            _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
+            return None
         size_bytes = self._device.size_of(tree)
         if size_bytes == 0:
             return None
-        tokens, known_agent = self._remembered.get(key) or (self._tokens(key), "")
-        return DeviceEntry(
-            key,
-            tree,
-            size_bytes,
-            tokens,
-            known_agent if agent is None else agent,
-            Registration(key),
-            [self._device.mark()],
-        )
+        tokens, agent = self._remembered.get(key) or (self._tokens(key), "")
+        return DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
 
     def _copied(self, entry: DeviceEntry, moved: Moved) -> Put | None:
         marks = list(entry.marks)

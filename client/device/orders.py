@@ -141,8 +141,10 @@ class Orders:
         if key in self._entries:
             return
         entry = self._moves.back(key)
-        if entry is not None and key not in self._entries and self._entries.put(entry):
-            self._entries.tally.promoted += 1
+        with self._entries.lock:
+            # What was put meanwhile stays: it is newer.
+            if entry is not None and key not in self._entries and self._entries.put(entry):
+                self._entries.tally.promoted += 1
 
     # ---- saying so
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Final, Self
 
-from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.words import SIZE_BYTES_MAX
 from ..fields import check_count, check_name, check_seconds
@@ -24,7 +23,7 @@ class DeviceReservation:
     It keeps others from reserving the same memory; it allocates nothing.
     """
 
-    def __init__(self, link: Link, connected: Connected | None, size_bytes: int, answer: messages.Reserved) -> None:
+    def __init__(self, link: Link, connected: Connected, size_bytes: int, answer: messages.Reserved) -> None:
         self.size_bytes = size_bytes
         self.lasts_s = answer.lasts_s
         self._link = link
@@ -34,7 +33,7 @@ class DeviceReservation:
     def release(self) -> None:
         """The memory was taken, or is not wanted. Once; again, or without the daemon, nothing happens."""
         number, self._number = self._number, None
-        if number is not None and self._connected is not None:
+        if number is not None:
             # Another daemon knows nothing of it: a reservation ends with its connection.
             self._link.ask(
                 lambda request: messages.ReleaseReservation(request, number), _SAY_S, connected=self._connected
@@ -60,15 +59,4 @@ def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: f
         timeout_s,
         connected=connected,
     )
-    try:
-        answer = link.answer(asked, timeout_s)
-    except TensordError:
-        _give_up_late(link, connected, asked)
-        raise
-    return DeviceReservation(link, connected, size_bytes, answer)
-
-
-def _give_up_late(link: Link, connected: Connected, asked: Future[Any]) -> None:
-    """The answer came in the moment in which nobody wanted it any more: it may be a reservation."""
-    if not asked.cancelled() and asked.done() and asked.exception() is None:
-        DeviceReservation(link, connected, 0, asked.result()).release()
+    return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))

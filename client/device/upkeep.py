@@ -99,6 +99,12 @@ class Upkeep:
             self._events.put(self._slept)
 
     @property
+    def refuses(self) -> bool:
+        """Whether the device takes nothing new in."""
+        state = self.state
+        return state is not None and state.refuses
+
+    @property
     def stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._stopping.is_set()
@@ -161,7 +167,7 @@ class Upkeep:
         if self.ledger.tell_differences():
             self.wake()
         if self._orders:
-            error = self._orders.do_some(refuses=self.state is not None and self.state.refuses)
+            error = self._orders.do_some(refuses=self.refuses)
             if error is not None:
                 self.error = error
         now = time.monotonic()
@@ -171,8 +177,7 @@ class Upkeep:
         if self._report_every_s and now >= self._report_at:
             self._report_at = now + self._report_every_s
             self._report()
-        state = self.state
-        if state is not None and state.refuses and now >= self._give_back_at:
+        if self.refuses and now >= self._give_back_at:
             # Tensors that were refused or deleted lie in our allocator: with no entry left to order away, nobody else
             # would ever have it give them back, and the emergency would last.
             self._give_back_at = now + _GIVE_BACK_S

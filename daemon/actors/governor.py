@@ -114,7 +114,7 @@ class GovernorActor:
 def problems(status: dict[str, Any]) -> list[str]:
     """What an operator must look at, of the governor's status, though the daemon serves."""
     found = [
-        f"gauge {gauge['gauge']} cannot be read; its last value stands ({gauge['source']})"
+        f"gauge {gauge['gauge']} cannot be read; its last value stands ({gauge['source']}: {gauge.get('failure', '')})"
         for gauge in status["gauges"]
         if gauge["stale"]
     ]

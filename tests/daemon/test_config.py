@@ -122,6 +122,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--instance", "../x"], "must be a name of 1 to 32 of a-z"),
         (["--log-level", "loud"], "must be one of debug, info, warning, error"),
         (["--socket", "here.sock"], "socket = here.sock (flag --socket): must be an absolute path"),
+        (["--gauges-file", "here"], "gauges.file = here (flag --gauges-file): must be an absolute path"),
         (["--socket", "/" + "x" * 107], "108 bytes, and a socket's path may have 107"),
         (["--status-socket", "/s", "--socket", "/s"], "must differ from socket = /s"),
         (

@@ -170,3 +170,19 @@ def test_the_example_goes_through_all_levels_and_back() -> None:
             seen.append(state.level)
     up = [Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY]
     assert seen == [*up, *reversed(up[:-1])]
+
+
+def test_a_drill_of_a_gauge_that_the_daemon_has_not_says_so_and_which_it_has(ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "drill"
+    file.write_text("0 card-1 50% 80GiB\n")
+    assert "(no gauge here is called card-1; there is " in ctl("drill", str(file)).out.splitlines()[0]
+
+
+def test_gauges_that_are_known_and_those_that_are_not_are_told_apart() -> None:
+    readings = [Reading(0.0, name, 1, 2) for name in ("a", "b", "host")]
+    for there, told in (
+        (["host", "a", "b", "c"], "readings of a, b, host, "),
+        (["a", "host"], "readings of a, b, host (no gauge here is called b; there is a, host), "),
+        ([], "(no gauge here is called a, b, host; there is none), "),
+    ):
+        assert told in drill.heading(readings, act=False, speed=1.0, there=there)

@@ -1,0 +1,31 @@
+"""What health says of the governor: everything that somebody has to look at is named, with why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensord.daemon.actors.governor import problems
+
+GAUGE = {"gauge": "card0", "source": "nvidia", "stale": False}
+DEVICE = {"device": "card0", "stuck": ""}
+OWNER = {"client": 7, "name": "engine", "pid": 42, "device": "card0", "unresponsive": False}
+
+
+def status(**changed: dict[str, Any]) -> dict[str, Any]:
+    rows: dict[str, dict[str, Any]] = {"gauges": GAUGE, "devices": DEVICE, "owners": OWNER}
+    return {name: [{**row, **changed.get(name, {})}] for name, row in rows.items()}
+
+
+def test_nothing_is_amiss_where_all_is_well() -> None:
+    assert problems(status()) == []
+
+
+def test_a_gauge_that_cannot_be_read_is_named_with_its_source_and_why() -> None:
+    (found,) = problems(status(gauges={"stale": True, "failure": "GPU is lost"}))
+    assert found == "gauge card0 cannot be read; its last value stands (nvidia: GPU is lost)"
+
+
+def test_a_device_whose_passes_are_in_vain_and_an_owner_that_does_not_answer_are_named() -> None:
+    first, second = problems(status(devices={"stuck": "3 entries left in vain"}, owners={"unresponsive": True}))
+    assert first == "device card0: 3 entries left in vain"
+    assert "client 7 (engine, pid 42)" in second
