@@ -69,7 +69,7 @@ _STORE_TOTALS: Final = (
     ("claims_handed_over", "claims_handed_over", "Claims given on to one who waited."),
     ("scans", "scans", "Fences and scans of all lanes."),
     ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
-    ("log_lost", "log_lost", "Hits that recency and frequency do not know of."),
+    ("log_lost", "log_lost", "Of the hits, those that recency and frequency do not know of."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
     ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted under a reader."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that were not what was stored."),

@@ -198,15 +198,20 @@ class LaneReader:
     __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
-        """Takes over `fd`, a file description of its own on which no lock is held."""
+        """Takes over `fd`, a file description of its own on which no lock is held.
+
+        Of a lane that is found, the records that still stand in its log are told for the sake of recency; what was
+        counted before is not, and is no loss: somebody else has counted it.
+        """
         self._fd = fd
         self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
-        self._seen = 0
-        self._seen_misses = 0
+        os.preadv(fd, [self._header.data], 0)
         self.lane_id = lane_id
-        self.hits = 0
-        self.misses = 0
+        self.hits = int(self._header[HEAD_AT])
+        self.misses = int(self._header[MISSES_AT])
         self.pinned = 0
+        self._seen = max(0, self.hits - LANE_LOG_WORDS)
+        self._seen_misses = self.misses
 
     def pins(self, into: Array) -> Array:
         """The span ids that the lane pins now; `into` is (4096,) uint64 scratch.
@@ -232,9 +237,12 @@ class LaneReader:
         if fresh <= 0 and misses <= 0:
             return None
         kept = max(0, min(fresh, most, LANE_LOG_WORDS))
-        log = np.zeros(LANE_LOG_WORDS, np.uint64)
-        os.preadv(self._fd, [log.data], LOG_AT * 8)
-        ids = log.take(np.arange(self.hits - kept, self.hits), mode="wrap")
+        ids = np.zeros(kept, np.uint64)
+        first = (self.hits - kept) & LOG_MASK
+        # Two reads where the log wraps. A record that is overwritten meanwhile is told as the newer one, as it would be
+        # in one read of the whole log.
+        os.preadv(self._fd, [ids[: LANE_LOG_WORDS - first].data], (LOG_AT + first) * 8)
+        os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)
         self._seen_misses = max(self._seen_misses, self.misses)
         return Drained(ids, max(0, fresh) - kept, max(0, misses))

@@ -41,8 +41,8 @@ from .words import (
 # How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
 _TURN_MESSAGES: Final = 64
 _DRAIN_EVERY_S: Final = 0.1
-# Of all lanes together. Clients that read faster are sampled, by what they read last: to know their every read better
-# would cost everybody else their turn.
+# Of all lanes together, and at least _DRAIN_RECORDS_MIN of each. Clients that read faster are sampled, by what they
+# read last: to know their every read better would cost everybody else their turn.
 _DRAIN_RECORDS: Final = 4096
 _DRAIN_RECORDS_MIN: Final = 64
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")

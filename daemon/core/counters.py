@@ -13,8 +13,9 @@ from .histogram import Departures
 class Counters:
     """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
-    `evicted_while_pinned` must stay 0. `hits`, `misses` and `log_lost` are what lanes were drained of, `put_bytes` the
-    image bytes of stored puts; `departures`: how old, and how long idle, entries were when they went.
+    `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
+    without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the image bytes of
+    stored puts; `departures`: how old, and how long idle, entries were when they went.
     """
 
     puts: Counter[str] = field(default_factory=Counter)

@@ -82,7 +82,7 @@ class Accessed:
     """What a lane's access log and counters held since they were last read.
 
     At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
-    ignored. `misses` are lookups that found nothing, `lost` log words overwritten before they were read.
+    ignored. `misses` are lookups that found nothing, `lost` further hits, whose records were overwritten or left out.
     """
 
     span_ids: Sequence[int]

@@ -313,7 +313,7 @@ class Store:
                 counters.hits_unknown += 1
             else:
                 self._tenure.used(entry, now)
-        counters.hits += len(event.span_ids)
+        counters.hits += len(event.span_ids) + event.lost
 
     def _ring_grown(self, event: RingGrown, now: float) -> None:
         self.memory.ring.grow(event.ring_bytes)

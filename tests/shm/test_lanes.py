@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.errors import LayoutMismatch
 from tensord.shm.lanes import HEAD_AT, PINS_AT, Lane, LaneReader
-from tensord.shm.layout import LANE_BYTES, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
+from tensord.shm.layout import LANE_BYTES, LANE_HEADER_WORDS, LANE_LOG_WORDS, LANE_WORDS, PAGE_BYTES
 
 from ..memory_bench import MemoryBench, key, lane_file, lent, memory_file
 
@@ -195,6 +195,45 @@ def test_a_truncated_lane_is_a_short_read() -> None:
     os.ftruncate(fd, 100)
     assert reader.pins(scratch).tolist() == []
     assert reader.drain() is None
+    reader.close()
+
+
+@pytest.mark.parametrize("before", [0, 5, LANE_LOG_WORDS - 15])
+def test_a_drain_reads_only_the_records_that_it_tells(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, reader = attached()
+    lane.log_many(np.arange(before, dtype=np.uint64) + 1)
+    reader.drain()
+    lane.log_many(np.arange(100, 120, dtype=np.uint64))
+    read: list[int] = []
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: list[Any], offset: int) -> int:
+        read.append(preadv(fd, buffers, offset))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", counted)
+    drained = reader.drain(most=10)
+    monkeypatch.undo()
+    assert drained is not None
+    assert drained.span_ids.tolist() == list(range(110, 120))
+    assert drained.lost == 10
+    assert sum(read) == LANE_HEADER_WORDS * 8 + 10 * 8
+    reader.close()
+
+
+def test_a_lane_that_is_found_again_counts_from_then_on() -> None:
+    fd = lane_file(7)
+    lane = Lane(fd)
+    lane.log_many(np.arange(20_000, dtype=np.uint64) + 1)
+    lane.log_misses(3)
+    reader = LaneReader(fd, 7)
+    lane.log(20_001)
+    lane.log_miss()
+    drained = reader.drain()
+    assert drained is not None
+    # The records before it are told, for the sake of recency: as many as the log still has.
+    assert drained.span_ids.tolist() == list(range(20_002 - LANE_LOG_WORDS, 20_002))
+    assert (drained.lost, drained.misses) == (1, 1)
     reader.close()
 
 

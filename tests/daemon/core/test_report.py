@@ -39,7 +39,7 @@ def test_status_and_entry_say_what_is_there(make: Make) -> None:
     stand.put(1, 100, tokens=5, ttl_s=10.0)
     view = stand.pin(1)
     stand.now = 4.0
-    stand.do(Accessed([view.span_id, view.span_id, 12345], misses=2, lost=1))
+    stand.do(Accessed([view.span_id, view.span_id, 12345], misses=2, lost=7))
     entry = stand.store.entry(key(1))
     assert entry is not None
     assert entry["key"] == key(1).hex()
@@ -50,7 +50,8 @@ def test_status_and_entry_say_what_is_there(make: Make) -> None:
     status = stand.store.status()
     assert (status["entries"], status["tokens"], status["used_bytes"]) == (1, 5, 256)
     assert status["largest_free_bytes"] == 4096 - 256
-    assert (status["hits"], status["hits_unknown"], status["misses"]) == (3, 1, 2)
+    assert (status["hits"], status["hits_unknown"], status["misses"]) == (3 + 7, 1, 2), "a lost record was a hit"
+    assert status["log_lost"] == 7
     assert status["puts"] == {"stored": 1}
     assert stand.store.entry(key(2)) is None
 
