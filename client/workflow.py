@@ -96,7 +96,7 @@ class Workflow:
             raise
 
     def end(self) -> None:
-        """The workflow is over. Its agents' entries are the first to go from now on."""
+        """The workflow is over. As long as others go on, those of its agents that are in none of them have finished."""
         if self._ended:
             return
         self._ended = True
