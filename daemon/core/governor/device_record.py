@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from .passes import STUCK_FALL, Circumstances, Distances, Pass
-from .table import FREE, ORDERED, RESIDENT, Mask, Rows, Table
+from .table import FREE, RESIDENT, Mask, Rows, Table
 
 _AHEAD: Final = 4096
 _HEAD: Final = 64
@@ -163,19 +163,11 @@ class Device:
 
     def owners_status(self) -> list[dict[str, Any]]:
         """Each owner in plain values."""
-        table, most = self.table, len(self._slots)
-        live = np.flatnonzero(table.state[: table.end] != FREE)
-        slots = table.owner[live]
-        entries = np.bincount(slots, minlength=most)
-        ordered = np.bincount(slots[table.state[live] == ORDERED], minlength=most)
-        sizes = np.bincount(slots, weights=table.size_bytes[live], minlength=most)
         return [
             {
                 "client": owner.client,
                 "device": self.name,
-                "entries": int(entries[owner.slot]),
-                "bytes": int(sizes[owner.slot]),
-                "ordered_entries": int(ordered[owner.slot]),
+                **asdict(self.table.owned(owner.slot)),
                 "unresponsive": owner.unresponsive,
             }
             for owner in self.owners.values()

@@ -1,7 +1,7 @@
 """The entries of one device, one row each, in columns.
 
-Owns: rows, keys, agents' names, and the sums over them. Does not own: who an owner slot is, what an order number
-stands for, what goes.
+Owns: rows, keys, agents' names, and the sums over them, of each owner slot too. Does not own: who an owner slot is,
+what an order number stands for, what goes.
 
 A row is free, resident, or ordered away. Rows that were freed are used again; columns grow by doubling. `order` names
 the last order that a row stands under, also of a resident row whose owner was late; 0: none. `serial` rises from entry
@@ -14,6 +14,7 @@ Python's integers: sizes and tokens are what clients say); an agent's name is ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
@@ -44,6 +45,15 @@ _COLUMNS: Final[dict[str, Any]] = {
     "serial": np.int64,
     "state": np.uint8,
 }
+
+
+@dataclass(slots=True)
+class Owned:
+    """What an owner slot has. The bytes are those of all its entries."""
+
+    entries: int = 0
+    bytes: int = 0
+    ordered_entries: int = 0
 
 
 class Agents:
@@ -126,11 +136,16 @@ class Table:
         self.bytes = self.all_tokens = 0
         self.ordered_entries = self.ordered_bytes = self.ordered_tokens = 0
         self.last_serial = 0
+        self._owned: dict[int, Owned] = {}
         self._rows: dict[bytes, int] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def owned(self, owner: int) -> Owned:
+        """What an owner slot has, without a walk."""
+        return self._owned.get(owner) or Owned()
 
     def find(self, key: bytes) -> int | None:
         """A key's row."""
@@ -158,6 +173,7 @@ class Table:
         self.state[row] = RESIDENT
         self.bytes += size_bytes
         self.all_tokens += tokens
+        self._own(owner, 1, size_bytes)
         return row
 
     def copy(self, other: Table, rows: Rows, owner: int, now: float) -> None:
@@ -179,14 +195,17 @@ class Table:
         self.serial[own] = np.arange(self.last_serial + 1, self.last_serial + 1 + len(rows))
         self.last_serial += len(rows)
         self.state[own] = RESIDENT
-        self.bytes += exact_sum(self.size_bytes[own])
+        size_bytes = exact_sum(self.size_bytes[own])
+        self.bytes += size_bytes
         self.all_tokens += exact_sum(self.tokens[own])
+        self._own(owner, len(rows), size_bytes)
 
     def replace(self, row: int, size_bytes: int, tokens: int, agent: str) -> None:
         """What a row says of its entry is something else now; uses, order and all else stay."""
         more_bytes, more_tokens = size_bytes - int(self.size_bytes[row]), tokens - int(self.tokens[row])
         self.bytes += more_bytes
         self.all_tokens += more_tokens
+        self._own(int(self.owner[row]), 0, more_bytes)
         if self.state[row] == ORDERED:
             self.ordered_bytes += more_bytes
             self.ordered_tokens += more_tokens
@@ -218,6 +237,9 @@ class Table:
         self._sum_ordered(rows[self.state[rows] == ORDERED], -1)
         self.bytes -= exact_sum(self.size_bytes[rows])
         self.all_tokens -= exact_sum(self.tokens[rows])
+        owners = self.owner[rows]
+        for owner, count in runs(owners):
+            self._own(owner, -count, -exact_sum(self.size_bytes[rows[owners == owner]]))
         for key in self.keys[rows].tolist():
             del self._rows[key]
         for number, count in runs(self.agent[rows]):
@@ -249,6 +271,13 @@ class Table:
         assert self.bytes == sum(self.size_bytes[live].tolist()), "bytes were miscounted"
         assert self.all_tokens == sum(self.tokens[live].tolist()), "tokens were miscounted"
         assert self.ordered_entries == len(ordered)
+        owned: dict[int, Owned] = {}
+        for row in live.tolist():
+            each = owned.setdefault(int(self.owner[row]), Owned())
+            each.entries += 1
+            each.bytes += int(self.size_bytes[row])
+            each.ordered_entries += int(self.state[row] == ORDERED)
+        assert self._owned == owned, "an owner's entries were miscounted"
         assert self.ordered_bytes == sum(self.size_bytes[ordered].tolist())
         assert self.ordered_tokens == sum(self.tokens[ordered].tolist())
         assert (self.order[ordered] > 0).all(), "a row is ordered away by no order"
@@ -267,7 +296,16 @@ class Table:
                 setattr(self, name, longer)
         return np.array([*freed, *range(first, self.end)], np.int64)
 
+    def _own(self, owner: int, entries: int, size_bytes: int) -> None:
+        owned = self._owned.setdefault(owner, Owned())
+        owned.entries += entries
+        owned.bytes += size_bytes
+        if not owned.entries:
+            del self._owned[owner]
+
     def _sum_ordered(self, rows: Rows, sign: int) -> None:
+        for owner, count in runs(self.owner[rows]):
+            self._owned[owner].ordered_entries += sign * count
         self.ordered_entries += sign * len(rows)
         self.ordered_bytes += sign * exact_sum(self.size_bytes[rows])
         self.ordered_tokens += sign * exact_sum(self.tokens[rows])

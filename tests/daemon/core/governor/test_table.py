@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.governor.table import ORDERED, USES_MAX, Table, exact_sum, runs
+from tensord.daemon.core.governor.table import ORDERED, USES_MAX, Owned, Table, exact_sum, runs
 
 from .registry import key
 
@@ -66,6 +66,21 @@ def test_sums_are_exact_though_they_do_not_fit_into_64_bits() -> None:
     table.remove(np.array(rows[1:]))
     assert (table.all_tokens, table.ordered_tokens, table.bytes) == (most, most, 1 << 48)
     table.check_invariants()
+
+
+def test_what_each_owner_has_is_known_exactly_through_all_that_happens_to_rows() -> None:
+    table, other = filled(6), Table()
+    table.replace(4, (1 << 53) + 1, 0, "")
+    table.put_under(np.array([0, 3, 4]), 7)
+    table.take_back(np.array([3]), 60.0)
+    assert table.owned(0) == Owned(2, 10 + 13, 1)
+    assert table.owned(1) == Owned(2, 11 + (1 << 53) + 1, 1)
+    other.copy(table, np.arange(6), 9, 1.0)
+    assert other.owned(9) == Owned(6, table.bytes, 0)
+    table.remove(np.array([0, 1, 2, 5]))
+    assert [table.owned(owner) for owner in range(3)] == [Owned(1, 13, 0), Owned(1, (1 << 53) + 1, 1), Owned()]
+    table.check_invariants()
+    other.check_invariants()
 
 
 def test_uses_do_not_run_over() -> None:
