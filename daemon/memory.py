@@ -19,10 +19,10 @@ from mmap import mmap
 from typing import Any, Final, Self
 
 import numpy as np
-import xxhash
 
 from ..errors import Corrupt, LayoutMismatch, SegmentError
 from ..shm import segments
+from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import fence
 from ..shm.index import IndexWriter, Slot
 from ..shm.lanes import LaneReader
@@ -43,7 +43,6 @@ from .core.recovery import Recovered
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 EPOCH_MAX: Final = (1 << 16) - 1
 _LANE_COUNTER_BITS: Final = 32
-_CHECK_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -206,15 +205,7 @@ class Memory:
             header = SpanHeader.unpack(os.pread(self._ring_fd, SPAN_HEADER_BYTES, slot.offset))
         except Corrupt:
             return False
-        checksum = xxhash.xxh3_64()
-        end = start + slot.image_bytes
-        while start < end:
-            piece = os.pread(self._ring_fd, min(_CHECK_BYTES, end - start), start)
-            if not piece:
-                return False
-            checksum.update(piece)
-            start += len(piece)
-        return header.checksum == checksum.intdigest()
+        return header.checksum == checksum_of_pieces(self._read(start, start + slot.image_bytes))
 
     def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
         """A lane for `client`: the one it brought along, where that can be had, else a new one.
@@ -291,6 +282,12 @@ class Memory:
             lane.reader.close()
         for fd in (self._ring_fd, self._shared_ring_fd, self._shared_index_fd):
             os.close(fd)
+
+    def _read(self, start: int, end: int) -> Iterator[bytes]:
+        """The ring's [start, end) in pieces; less where the ring's file ends."""
+        while start < end and (piece := os.pread(self._ring_fd, min(PIECE_BYTES, end - start), start)):
+            yield piece
+            start += len(piece)
 
     def _new_lane(self, *, fenced: bool) -> HeldLane:
         self._lanes_made += 1

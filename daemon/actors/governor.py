@@ -16,7 +16,7 @@ from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..logs import logger
 from .inbox import Inbox
-from .words import Deliver, Governed, GovernorMessage, HangUp, Happened, Joined, Left, Question
+from .words import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
 
 _TURN_MESSAGES: Final = 64
 _log = logger("governor")
@@ -89,7 +89,7 @@ class GovernorActor:
         for effect in self._governor.handle(event, self._clock()):
             match effect:
                 case effects.Send(client, message):
-                    self._send(client, Deliver(message))
+                    self._clients[client].deliver(Deliver(message))
                 case effects.Press(resident_bytes_max, idle_s, refuse, reason):
                     self._press(store_events.Pressed(resident_bytes_max, idle_s, refuse, reason))
                 case effects.Announce(body):
@@ -98,11 +98,6 @@ class GovernorActor:
                     getattr(_log, level)(event_name, **fields)
                 case _:
                     assert_never(effect)
-
-    def _send(self, client: int, delivery: Deliver) -> None:
-        inbox = self._clients[client].inbox
-        if not inbox.offer(delivery):
-            inbox.tell_now(HangUp(f"{inbox.capacity} messages wait for it (session_outbox_max)"))
 
     def _tell(self, question: messages.StatusRequest) -> dict[str, Any]:
         status = self._governor.status()

@@ -82,8 +82,7 @@ class Documents:
         await self._governor.tell(Question(message, governed))
         body, more = await told, await governed
         if isinstance(message, messages.StatusQuery):
-            figures: dict[str, Any] = _sayable({**body, "governor": more})
-            return figures
+            return {**body, "governor": more}
         problems = body["problems"] + more["problems"]
         return {**body, "problems": problems, "healthy": not problems}
 
@@ -138,7 +137,7 @@ class StatusSession:
 
     async def _answer(self, message: messages.StatusRequest) -> messages.StatusAnswer:
         try:
-            return messages.Document(message.id, await self._documents.answer(message))
+            return messages.Document(message.id, _sayable(await self._documents.answer(message)))
         except TensordError as error:
             return messages.Error.of(error, message.id)
 

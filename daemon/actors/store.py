@@ -27,7 +27,6 @@ from .words import (
     Asked,
     Deliver,
     Grown,
-    HangUp,
     Happened,
     Joined,
     Left,
@@ -276,12 +275,9 @@ class StoreActor:
 
     def _send(self, client: int, delivery: Deliver) -> None:
         joined = self._clients.get(client)
-        if joined is not None and joined.inbox.offer(delivery):
-            return
-        for fd in delivery.close:
-            os.close(fd)
-        if joined is not None:
-            joined.inbox.tell_now(HangUp(f"{joined.inbox.capacity} messages wait for it (session_outbox_max)"))
+        if joined is None or not joined.deliver(delivery):
+            for fd in delivery.close:
+                os.close(fd)
 
     async def _finish(self) -> None:
         """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""

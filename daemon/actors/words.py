@@ -46,6 +46,13 @@ class Joined:
     fenced: bool
     inbox: SessionInbox
 
+    def deliver(self, delivery: Deliver) -> bool:
+        """Hands it to the session. One that does not keep up is hung up on: False, and the descriptors are ours yet."""
+        if self.inbox.offer(delivery):
+            return True
+        self.inbox.tell_now(HangUp(f"{self.inbox.capacity} messages wait for it (session_outbox_max)"))
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -30,6 +30,7 @@ def status(store: Store) -> dict[str, Any]:
         "largest_free_bytes": ring.largest_free_bytes,
         "holes": ring.hole_count,
         "resident_bytes": store.residency.resident_bytes,
+        # Less than the ring's own: what is still being punched is resident.
         "withdrawn_bytes": store.residency.punched_bytes,
         "withdrawn_extents": ring.withdrawn_count,
         "regrow_error": store.residency.error,

@@ -68,7 +68,7 @@ class Residency:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the ring whose pages are there, those included that are on their way out."""
-        return self._ring.capacity_bytes - self._ring.withdrawn_bytes + sum(self._punching.values())
+        return self._kept_bytes + sum(self._punching.values())
 
     @property
     def punched_bytes(self) -> int:
@@ -91,9 +91,8 @@ class Residency:
     @property
     def excess_bytes(self) -> int:
         """What is to be withdrawn yet, for the target and for an exchange."""
-        kept = self._ring.capacity_bytes - self._ring.withdrawn_bytes
         reserved = self._exchange.missing_bytes if self._exchange is not None else 0
-        return max(0, self._paged(kept + reserved - self._target_bytes))
+        return max(0, self._paged(self._kept_bytes + reserved - self._target_bytes))
 
     @property
     def victims_bytes(self) -> int:
@@ -103,9 +102,8 @@ class Residency:
     @property
     def reason(self) -> str:
         """Why entries have to give them, as evictions are counted."""
-        kept = self._ring.capacity_bytes - self._ring.withdrawn_bytes
         pressed = self._pressed_bytes is not None and self._pressed_bytes < self._memory.budget.max_bytes
-        return "pressure" if pressed and kept > self._target_bytes else "capacity"
+        return "pressure" if pressed and self._kept_bytes > self._target_bytes else "capacity"
 
     @property
     def over_target(self) -> bool:
@@ -139,7 +137,7 @@ class Residency:
         """Asks for what the target demands: pages back to the system, or from it."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = self._had_bytes = None
-        if self.wished_bytes <= self.resident_bytes - sum(self._punching.values()):
+        if self.wished_bytes <= self._kept_bytes:
             self._content()
         target_bytes = self._target_bytes
         limited = target_bytes < self._ring.capacity_bytes
@@ -222,6 +220,11 @@ class Residency:
             assert not self._regrowth_bytes, "nothing is done about bytes that may be taken back"
 
     @property
+    def _kept_bytes(self) -> int:
+        """Bytes of the ring that are not withdrawn."""
+        return self._ring.capacity_bytes - self._ring.withdrawn_bytes
+
+    @property
     def _target_bytes(self) -> int:
         return self.wished_bytes if self._had_bytes is None else min(self.wished_bytes, self._had_bytes)
 
@@ -230,7 +233,7 @@ class Residency:
         """Whole pages that may be taken back now."""
         page = self._ring.page_bytes
         room = max(0, self._target_bytes - self.resident_bytes) // page * page
-        return min(room, self._ring.withdrawn_bytes - sum(self._punching.values()))
+        return min(room, self.punched_bytes)
 
     def _withdraw(self) -> None:
         exchange = self._exchange

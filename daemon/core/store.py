@@ -110,7 +110,6 @@ class Store:
         self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, limits.namespaces_max)
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
-        self._now = float("-inf")
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             ClientJoined: self._client_joined,
             ClientLeft: self._client_left,
@@ -147,7 +146,7 @@ class Store:
         Returns:
             What is to be done, in this order.
         """
-        self._now = self._outbox.now = now
+        self._outbox.now = now
         self._handlers[type(event)](event, now)
         self.intake.stirred |= self._reclaim.looking
         # Before any put: what is in memory is brought to what may be.
@@ -163,7 +162,7 @@ class Store:
     def next_timer(self) -> float | None:
         """When a Tick is due; not after the last event's time where the store put work off."""
         if self.sweeps or self.intake.looking or self._reclaim.looking or self.pressing.due:
-            return self._now
+            return self._outbox.now
         timers = (
             self.claims.next_timer(),
             self.pins.next_timer(),
@@ -190,7 +189,7 @@ class Store:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)
             assert withdrawn, f"{offset} is not a place for {size_bytes} bytes of whole pages"
         recover(records, now, self.memory, self._tenure, self.counters, self.unix_at_zero_s)
-        self._now = now
+        self._outbox.now = now
         self._reclaim.look_soon(now)
 
     def status(self) -> dict[str, Any]:
