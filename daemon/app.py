@@ -101,13 +101,14 @@ class _Daemon:
     async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:
         config = self._config
         ring_bytes = memory.superblock.ring_bytes
+        unix_at_zero_s = time.time() - time.monotonic()
         store = Store(
             memory.index,
             Ring(ring_bytes if memory.recovered else 0),
             by_name(config.policy),
             store_limits(config, ring_bytes),
             memory.superblock.epoch,
-            unix_at_zero_s=time.time() - time.monotonic(),
+            unix_at_zero_s=unix_at_zero_s,
         )
         watchers = Watchers(config.queues.watch_outbox_max)
         actor = StoreActor(
@@ -119,15 +120,16 @@ class _Daemon:
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
         )
         governor = GovernorActor(
-            Governor(governor_limits(config), unix_at_zero_s=time.time() - time.monotonic()),
+            Governor(governor_limits(config), unix_at_zero_s=unix_at_zero_s),
             config.queues.store_inbox_max,
             clock=time.monotonic,
             press=actor.inbox.tell_now,
             reading=lambda message: pressure.reading(message),
+            hasten=lambda: pressure.hasten(),
             tell_watchers=watchers.tell,
         )
         pressure = PressureActor(
-            open_gauges(config.gauges, _log),
+            open_gauges(config.gauges, config.device.devices_max, _log),
             clock=time.monotonic,
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
@@ -139,13 +141,14 @@ class _Daemon:
             actor.inbox.tell_now(Grown(ring_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
-        welcome = welcome_for(config.instance, memory.superblock.epoch, wire_limits(config, ring_bytes))
+        told_limits = wire_limits(config, ring_bytes)
+        welcome = welcome_for(config.instance, memory.superblock.epoch, told_limits)
 
         async def serve_client(number: int, accepted: socket.socket) -> None:
             limits = self._config.limits
             session = Session(
                 number,
-                AsyncChannel(accepted, Connection.control_server(wire_limits(config, ring_bytes))),
+                AsyncChannel(accepted, Connection.control_server(told_limits)),
                 peer_of(accepted),
                 actor.inbox,
                 governor.inbox,
@@ -156,7 +159,7 @@ class _Daemon:
             await session.run()
 
         async def serve_reader(_: int, accepted: socket.socket) -> None:
-            channel = AsyncChannel(accepted, Connection.status_server(wire_limits(config, ring_bytes)))
+            channel = AsyncChannel(accepted, Connection.status_server(told_limits))
             await StatusSession(channel, documents, watchers).run()
 
         listeners = [
@@ -212,14 +215,16 @@ class _Daemon:
         self._notifier.send(notify.reloading())
         try:
             reload = self._config.reloaded(Config.load(self._argv, self._environ))
+            # Whatever may be refused comes before the first change, or a reload would be carried out by halves.
+            stores = store_limits(reload.config, actor.ring_bytes)
+            governors = governor_limits(reload.config)
         except BadConfiguration as error:
             _log.error("the configuration stays as it was", why=str(error))
         else:
             self._config = reload.config
             logs.level(reload.config.log.level)
-            ring_bytes = actor.ring_bytes
-            actor.inbox.tell_now(Reconfigured(store_limits(reload.config, ring_bytes), reload.config))
-            governor.inbox.tell_now(governor_events.LimitsChanged(governor_limits(reload.config)))
+            actor.inbox.tell_now(Reconfigured(stores, reload.config))
+            governor.inbox.tell_now(governor_events.LimitsChanged(governors))
             for key, before, after in reload.applied:
                 _log.info("setting changed", key=key, before=before, after=after)
             for key, before, after in reload.waiting:

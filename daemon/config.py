@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from ..errors import BadConfiguration
 from ..ipc import places
 from ..shm import segments
 from .governing import Device, Gauges, Metrics, Pressure, Queueing
+from .policy.modes import Thresholds
 from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues
 from .settings import (
     COUNT,
@@ -99,7 +100,7 @@ class Config:
         derived="status.sock beside the control socket",
     )
     socket_group: str | None = setting(
-        TEXT, "group that owns both sockets; none: the daemon's own", None, optional=True
+        TEXT, "group that owns the sockets that the daemon makes; none: the daemon's own", None, optional=True
     )
     socket_mode: int = setting(
         MODE,
@@ -241,13 +242,12 @@ class Config:
         ):
             if self.value(low) is not None and self.value(low) > self.value(high):
                 raise BadConfiguration(f"{self._said(low)}: must be at most {self._said(high)}")
-        for low, high in pairwise(("normal", "pressure", "critical", "emergency")):
-            # Two points of hysteresis between neighbours at least, or a mode could be left before it is entered.
-            if not getattr(self.pressure, low) + self.pressure.hysteresis < getattr(self.pressure, high):
-                raise BadConfiguration(
-                    f"{self._said(f'pressure.{low}')}: must be less than {self._said(f'pressure.{high}')} by more than "
-                    f"{self._said('pressure.hysteresis')}"
-                )
+        try:
+            self.pressure.thresholds()
+        except BadConfiguration as error:
+            keys = [f"pressure.{field.name}" for field in dataclasses.fields(Thresholds)]
+            given = ", ".join(self._said(key) for key in keys if self.sources[key] != "default")
+            raise BadConfiguration(f"[pressure] {error}; given: {given}") from None
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
             raise BadConfiguration(f"{self._said('gauges.file')}: name the file for gauges.device or gauges.host")
         sockets = ("socket", "status_socket", "metrics.socket")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from .policy.modes import Thresholds
 from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
 from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
 
@@ -103,6 +104,10 @@ class Pressure:
         high=10.0,
         reload=True,
     )
+
+    def thresholds(self) -> Thresholds:
+        """Where the modes begin. Raises BadConfiguration where these do not go together."""
+        return Thresholds(self.normal, self.pressure, self.critical, self.emergency, self.hysteresis)
 
 
 @dataclasses.dataclass(frozen=True)

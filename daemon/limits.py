@@ -9,7 +9,6 @@ from ..ipc import words
 from .config import Config
 from .core.governor.limits import GovernorLimits
 from .core.limits import StoreLimits
-from .policy.modes import Thresholds
 
 
 def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
@@ -59,9 +58,7 @@ def governor_limits(config: Config) -> GovernorLimits:
     """The governor's limits, from the configuration."""
     gauges, pressure, device, queueing = config.gauges, config.pressure, config.device, config.queueing
     return GovernorLimits(
-        thresholds=Thresholds(
-            pressure.normal, pressure.pressure, pressure.critical, pressure.emergency, pressure.hysteresis
-        ),
+        thresholds=pressure.thresholds(),
         sample_s=gauges.sample_s,
         sample_pressed_s=gauges.sample_pressed_s,
         relaxed_idle_s=pressure.relaxed_idle_s,

@@ -1,4 +1,4 @@
-"""Where the daemon's two sockets stand, for whoever listens and whoever connects.
+"""Where the daemon's three sockets stand, for whoever listens and whoever connects.
 
 Owns: the names of the folders and of the environment variables, and the check that a folder is not
 somebody else's.

@@ -23,7 +23,9 @@ _log = logger("governor")
 
 
 class GovernorActor:
-    """Owns `inbox`. `press` tells the store, `reading` the gauges what an owner sees; neither may block."""
+    """Owns `inbox`. `press` tells the store, `reading` the gauges what an owner sees, `hasten` whoever reads them that
+    `sample_every_s` fell; none may block.
+    """
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class GovernorActor:
         clock: Callable[[], float],
         press: Callable[[store_events.Pressed], object],
         reading: Callable[[messages.ReadDevice], object],
+        hasten: Callable[[], object],
         tell_watchers: Callable[[Happened], object],
     ) -> None:
         self.inbox: Inbox[GovernorMessage] = Inbox(inbox_max)
@@ -40,8 +43,10 @@ class GovernorActor:
         self._clock = clock
         self._press = press
         self._reading = reading
+        self._hasten = hasten
         self._tell_watchers = tell_watchers
         self._clients: dict[int, Joined] = {}
+        self._every_s = governor.sample_every_s
 
     @property
     def sample_every_s(self) -> float:
@@ -56,6 +61,9 @@ class GovernorActor:
             timer = self._governor.next_timer()
             if timer is not None and timer <= self._clock():
                 self._handle(events.Tick())
+            if self.sample_every_s < self._every_s:
+                self._hasten()
+            self._every_s = self.sample_every_s
             # A pass over many entries goes on slice by slice; everybody else on the loop gets a turn between two.
             await asyncio.sleep(0)
 

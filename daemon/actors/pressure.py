@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
 
 from ...ipc import messages
 from ..core.governor.events import Sampled
 from ..gauges.gauges import Gauges
 from ..logs import logger
 
-_LOOK_S: Final = 0.1
 _log = logger("pressure")
 
 
 class PressureActor:
-    """Tells `report` of every sample. `every_s` says how long to wait for the next."""
+    """Tells `report` of every sample. `every_s` says how long to wait for the next; call `hasten` when it falls."""
 
     def __init__(
         self,
@@ -34,7 +33,8 @@ class PressureActor:
         self._clock = clock
         self._report = report
         self._every_s = every_s
-        self._wake = asyncio.Event()
+        self._look = asyncio.Event()
+        self._at_once = False
         self._loop = asyncio.get_running_loop()
 
     def reading(self, message: messages.ReadDevice) -> None:
@@ -43,13 +43,17 @@ class PressureActor:
 
     def sample_now(self) -> None:
         """Takes the next sample at once; from any thread."""
-        self._loop.call_soon_threadsafe(self._wake.set)
+        self._loop.call_soon_threadsafe(self._take_at_once)
+
+    def hasten(self) -> None:
+        """`every_s` fell: what is left to wait is reckoned anew."""
+        self._look.set()
 
     async def run(self) -> None:
         """Samples until it is cancelled."""
         try:
             while True:
-                self._wake.clear()
+                self._at_once = False
                 began_at = self._clock()
                 self._report(await asyncio.to_thread(self._gauges.sample, began_at))
                 await self._until_next(began_at)
@@ -57,11 +61,13 @@ class PressureActor:
             self._gauges.close()
 
     async def _until_next(self, began_at: float) -> None:
-        """Waits until the next sample is due. The governor may have hastened it meanwhile, by what this one showed."""
-        while (left_s := began_at + self._every_s() - self._clock()) > 0:
-            try:
-                async with asyncio.timeout(min(left_s, _LOOK_S)):
-                    await self._wake.wait()
-                    return
-            except TimeoutError:
-                pass
+        """Waits until the next sample is due. The governor may hasten it meanwhile, by what this one showed."""
+        while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
+            self._look.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._look.wait()
+
+    def _take_at_once(self) -> None:
+        self._at_once = True
+        self._look.set()

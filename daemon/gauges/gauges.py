@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
 from .. import governing
-from ..core.governor.events import Sample, Sampled
+from ..core.governor.events import OWNERS_EVERY_S, Sample, Sampled
 from .amd import amd_source
 from .chain import Chain
 from .file import FileSource
@@ -26,8 +26,6 @@ from .sysfs import SysfsSource
 
 ABSENT_S: Final = 60.0
 """What is not there is looked for again after so long: a driver may be loaded after the daemon has begun."""
-OWNERS_S_MIN: Final = 2.0
-"""Owners report at a pace of their own, however often the daemon samples."""
 
 
 class Gauges:
@@ -42,7 +40,7 @@ class Gauges:
         self._tiers = [(Chain(tier, [each.name for each in sources]), sources) for tier, sources in tiers]
         self._owners = next((each for _, sources in tiers for each in sources if isinstance(each, OwnersSource)), None)
         self._absent: dict[str, tuple[float, GaugeAbsent]] = {}
-        self._refused: set[str] = set()
+        self._refusal_told = False
         self._log = log
         self._busy = threading.Lock()
         self._closed = False
@@ -68,9 +66,9 @@ class Gauges:
         if self._owners is None:
             return
         taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, now)
-        if not taken and not self._refused:
-            self._refused.add(device)
-            self._log.warning("report refused", device=device, why="not a device's name, or one of too many devices")
+        if not taken and not self._refusal_told:
+            self._refusal_told = True
+            self._log.warning("report refused", device=device, why="not a device's name, or one more than devices_max")
 
     def close(self) -> None:
         """Gives back what the sources hold; never waits. A sample under way gives it back when it ends."""
@@ -100,18 +98,19 @@ class Gauges:
             return GaugeFailed(told(error))
 
 
-def open_gauges(config: governing.Gauges, log: Any, *, root: Path = Path("/")) -> Gauges:
+def open_gauges(config: governing.Gauges, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
     """The gauges that a configuration wants. Nothing is opened, or loaded, before the first sample.
 
     Args:
         config: validated: where it says `file`, it names one.
+        devices_max: of so many devices at once owners are listened to.
         root: where /sys is, for the cards of AMD.
     """
-    every_s = max(config.sample_s, OWNERS_S_MIN)
+    owners = OwnersSource(OWNERS_EVERY_S, devices_max)
     device: list[Source] = []
     match config.device:
         case "auto":
-            device = [amd_source(root), nvidia_source(), SysfsSource(root), OwnersSource(every_s)]
+            device = [amd_source(root), nvidia_source(), SysfsSource(root), owners]
         case "amd":
             device = [amd_source(root)]
         case "nvidia":
@@ -119,7 +118,7 @@ def open_gauges(config: governing.Gauges, log: Any, *, root: Path = Path("/")) -
         case "sysfs":
             device = [SysfsSource(root)]
         case "owners":
-            device = [OwnersSource(every_s)]
+            device = [owners]
         case "file":
             device = [_file(config, Tier.DEVICE)]
     host: list[Source] = []

@@ -13,7 +13,6 @@ from typing import Final
 
 from .reading import GaugeFailed, Reading, Result
 
-DEVICES_MAX: Final = 64
 _LATE: Final = 3
 _FORGOTTEN: Final = 60
 
@@ -31,13 +30,15 @@ class OwnersSource:
     Args:
         every_s: how often they say something. A device of which nothing was heard for three times as long fails; one
             of which nothing was heard for sixty times as long is not a gauge any more: its owners have gone.
+        devices_max: so many devices are known at once.
     """
 
     name: Final = "owners"
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, devices_max: int) -> None:
         self._late_s = _LATE * every_s
         self._forgotten_s = _FORGOTTEN * every_s
+        self._devices_max = devices_max
         self._reports: dict[str, _Report] = {}
         self._lock = threading.Lock()
 
@@ -45,10 +46,10 @@ class OwnersSource:
         """Takes what an owner of tensors on `device` was told by its driver; from any thread.
 
         Returns:
-            False: it is of one device more than DEVICES_MAX, and nothing has changed.
+            False: it is of one device more than devices_max, and nothing has changed.
         """
         with self._lock:
-            if device not in self._reports and len(self._reports) >= DEVICES_MAX:
+            if device not in self._reports and len(self._reports) >= self._devices_max:
                 return False
             self._reports[device] = _Report(used_bytes, total_bytes, now)
             return True

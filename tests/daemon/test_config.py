@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from tensord.daemon.config import Config
+from tensord.daemon.limits import governor_limits
+from tensord.daemon.policy.modes import Thresholds
 from tensord.daemon.sections import Limits
 from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
@@ -134,6 +136,12 @@ def test_an_empty_variable_counts_as_not_set() -> None:
             "--limits-object-bytes-max): must be at most ring_bytes = 1GiB (flag --ring-bytes)",
         ),
         (["--limits-inbox-bytes-max", "4GiB"], "must be at most limits.inboxes_bytes_max = 2GiB"),
+        (["--pressure-normal", "0.9"], "[pressure] normal = 0.9 and pressure = 0.85 with a hysteresis of 0.02"),
+        (["--pressure-hysteresis", "0.07"], "[pressure] pressure = 0.85 and critical = 0.92 with a hysteresis of 0.07"),
+        (
+            ["--pressure-normal", "0.02", "--pressure-hysteresis", "0.03"],
+            "; given: pressure.normal = 0.02 (flag --pressure-normal), pressure.hysteresis = 0.03 (flag --pressure-hy",
+        ),
     ],
 )
 def test_a_refused_flag_says_what_is_allowed(given: list[str], says: str) -> None:
@@ -273,6 +281,36 @@ def test_a_reload_of_the_same_changes_nothing() -> None:
     running = load()
     reload = running.reloaded(load())
     assert (reload.config, reload.applied, reload.waiting) == (running, [], [])
+
+
+THRESHOLDS = {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"normal": 0.01, "hysteresis": 0.01},
+        {"normal": 0.02, "hysteresis": 0.03},
+        {"normal": 0.01, "hysteresis": 0.0},
+        {"normal": 0.9},
+        {"pressure": 0.9},
+        {"pressure": 0.8999},
+        {"emergency": 0.94},
+        {"emergency": 1.0},
+    ],
+)
+def test_thresholds_are_refused_while_loading_or_never(given: dict[str, float]) -> None:
+    """A daemon that found out later would have its memory by then, and half of a reload."""
+    argv = [word for name, share in given.items() for word in (f"--pressure-{name}", str(share))]
+    try:
+        thresholds = Thresholds(**(THRESHOLDS | given))
+    except BadConfiguration as error:
+        why = str(error)
+    else:
+        assert governor_limits(load(*argv)).thresholds == thresholds
+        return
+    assert f"[pressure] {why}" in refused(*argv)
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
+from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.core.governor.events import Sampled
+from tensord.daemon.core.governor.events import LimitsChanged, Sample, Sampled
+from tensord.daemon.core.governor.governor import Governor
+from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.gauges.gauges import Gauges
+from tensord.daemon.gauges.reading import Reading, Result
+from tensord.daemon.logs import logger
+from tensord.ipc.modes import Tier
 
 PATIENCE_S = 30.0
 NEVER_S = 3600.0
@@ -18,8 +25,13 @@ class Reports:
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s
+        self.asked = 0
         self.count = 0
         self.arrived = asyncio.Event()
+
+    def pace(self) -> float:
+        self.asked += 1
+        return self.every_s
 
     def take(self, _: Sampled) -> None:
         self.count += 1
@@ -32,16 +44,102 @@ class Reports:
 
 
 def _actor(reports: Reports) -> PressureActor:
-    return PressureActor(Gauges([], None), clock=time.monotonic, report=reports.take, every_s=lambda: reports.every_s)
+    return PressureActor(Gauges([], None), clock=time.monotonic, report=reports.take, every_s=reports.pace)
+
+
+def _governor(hasten: Callable[[], object], sample_s: float, sample_pressed_s: float) -> GovernorActor:
+    return GovernorActor(
+        Governor(GovernorLimits(sample_s=sample_s, sample_pressed_s=sample_pressed_s)),
+        64,
+        clock=time.monotonic,
+        press=lambda _: None,
+        reading=lambda _: None,
+        hasten=hasten,
+        tell_watchers=lambda _: None,
+    )
+
+
+async def _turns(number: int = 20) -> None:
+    """Lets everybody else on the loop have theirs."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+class Full:
+    """A card that shows pressure."""
+
+    name = "full"
+
+    def read(self, now: float) -> Result:
+        return {"card": Reading(90, 100)}
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_sample_that_shows_pressure_hastens_the_next_one() -> None:
     async def go() -> None:
         reports = Reports(NEVER_S)
-        running = asyncio.create_task(_actor(reports).run())
+
+        def report(sampled: Sampled) -> None:
+            # The governor hears of a sample after it was taken; by then its successor is waited for.
+            reports.take(sampled)
+            asyncio.get_running_loop().call_later(0.01, governor.inbox.tell_now, sampled)
+
+        pressure = PressureActor(
+            Gauges([(Tier.DEVICE, [Full()])], logger("test")),
+            clock=time.monotonic,
+            report=report,
+            every_s=lambda: governor.sample_every_s,
+        )
+        governor = _governor(pressure.hasten, sample_s=NEVER_S, sample_pressed_s=0.01)
+        running = [asyncio.create_task(actor.run()) for actor in (governor, pressure)]
+        for _ in range(3):
+            await reports.next()
+        for each in running:
+            each.cancel()
+
+    asyncio.run(go())
+
+
+def test_whoever_reads_the_gauges_hears_once_that_the_pace_rose_and_never_that_it_fell() -> None:
+    async def go() -> None:
+        heard: list[str] = []
+        governor = _governor(lambda: heard.append("hasten"), sample_s=2.0, sample_pressed_s=0.25)
+        running = asyncio.create_task(governor.run())
+
+        async def hear(event: Sampled | LimitsChanged) -> int:
+            governor.inbox.tell_now(event)
+            await _turns()
+            return len(heard)
+
+        full, empty = (
+            [Sampled((Sample("card", Tier.DEVICE, used, 100, "test", float(at)),)) for at in range(first, first + 3)]
+            for used, first in ((90, 1), (1, 4))
+        )
+        assert [await hear(each) for each in full] == [1, 1, 1]
+        assert [await hear(each) for each in empty] == [1, 1, 1]
+        assert governor.sample_every_s == 2.0
+        assert await hear(LimitsChanged(GovernorLimits(sample_s=1.0))) == 2
+        assert await hear(LimitsChanged(GovernorLimits(sample_s=3.0))) == 2
+        running.cancel()
+
+    asyncio.run(go())
+
+
+def test_to_hasten_takes_no_sample_that_is_not_due() -> None:
+    async def go() -> None:
+        reports = Reports(NEVER_S)
+        actor = _actor(reports)
+        running = asyncio.create_task(actor.run())
         await reports.next()
-        # The governor hears of a sample after it was taken; by then its successor is waited for.
-        reports.every_s = 0.01
+        await _turns()
+        reports.every_s = NEVER_S / 2
+        actor.hasten()
+        await _turns()
+        assert (reports.count, reports.asked) == (1, 2)
+        reports.every_s = 0.0
+        actor.hasten()
         await reports.next()
         running.cancel()
 

@@ -24,7 +24,7 @@ def victims(
     device: Device,
     row: int | None,
     message: messages.RegisterEntry,
-    circumstances: Circumstances | None,
+    circumstances: Circumstances,
     limits: GovernorLimits,
     now: float,
 ) -> Rows:
@@ -49,24 +49,22 @@ def victims(
     needs = lacking(after, limits)
     if not needs:
         return nothing
-    floor_bytes = circumstances.floor_blocks * limits.block_bytes if circumstances else 0
-    if circumstances is not None and floor_bytes:
-        capacity = capacity_blocks(circumstances.total_bytes, limits)
-        if circumstances.floor_blocks >= capacity:
-            raise BelowFloor(
-                f"{device.name}: {_lack(after, limits)}, and nothing may go: the queueing floor is "
-                f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
-                "serve fewer requests at once, or raise max_bytes"
-            )
+    floor_bytes = circumstances.floor_blocks * limits.block_bytes
+    capacity = limits.capacity_blocks(circumstances.total_bytes)
+    if floor_bytes and circumstances.floor_blocks >= capacity:
+        raise BelowFloor(
+            f"{device.name}: {_lack(after, limits)}, and nothing may go: the queueing floor is "
+            f"{circumstances.floor_blocks} blocks of {limits.block_bytes} bytes and the capacity {capacity}; "
+            "serve fewer requests at once, or raise max_bytes"
+        )
     found = _look(device, row, needs, after_bytes - floor_bytes, now)
     if found is not None:
         return found
     if floor_bytes and _look(device, row, needs, after_bytes, now) is not None:
         raise BelowFloor(
             f"{device.name}: {_lack(after, limits)}, and only {max(0, after_bytes - floor_bytes)} bytes may go above "
-            f"the queueing floor of {floor_bytes}, of a capacity of "
-            f"{capacity_blocks(circumstances.total_bytes if circumstances else 0, limits)} blocks of "
-            f"{limits.block_bytes} bytes; serve fewer requests at once, or raise max_bytes"
+            f"the queueing floor of {floor_bytes}, of a capacity of {capacity} blocks of {limits.block_bytes} bytes; "
+            "serve fewer requests at once, or raise max_bytes"
         )
     raise DeviceFull(
         f"{device.name}: {_lack(after, limits)}, and what may go now does not make up for it: release entries, raise "
@@ -92,12 +90,6 @@ def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
         0 if limits.max_tokens is None else max(0, after.tokens - limits.max_tokens),
         max(0, after.entries - limits.max_entries),
     )
-
-
-def capacity_blocks(total_bytes: int, limits: GovernorLimits) -> int:
-    """What a device's entries may come to, in blocks of the queueing floor."""
-    most = total_bytes if limits.max_bytes is None else min(limits.max_bytes, total_bytes)
-    return most // limits.block_bytes
 
 
 def _look(device: Device, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:

@@ -92,12 +92,9 @@ class Devices:
         return self._owner(client, device) is not None
 
     def register(
-        self, client: int, message: messages.RegisterEntry, circumstances: Circumstances | None, now: float
+        self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
     ) -> messages.Registered:
         """An entry is there, new or as another version of itself. Entries may be ordered away for it.
-
-        Args:
-            circumstances: None while nobody knows how full the device is: then budgets alone limit it.
 
         Raises:
             NoGauge: the client has not opened the device.
@@ -120,11 +117,11 @@ class Devices:
             raise OwnedElsewhere(
                 f"key {message.key.hex()} is client {other}'s on {device.name}: use its entry, or take another key"
             )
-        if row is None and circumstances is not None and circumstances.refuses:
+        if row is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
-        host_takes = circumstances is None or circumstances.host_takes  # what it does not take, the owner drops
-        self._orders.give(device, rows, host_takes, "budget", now)
+        # What the host does not take, the owner drops.
+        self._orders.give(device, rows, circumstances.host_takes, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
         self._answers(owner)
         if row is None:

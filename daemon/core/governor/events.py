@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ....ipc import messages
 from ....ipc.modes import Tier
 from .limits import GovernorLimits
+
+OWNERS_EVERY_S: Final = 2.0
+"""Owners of tensors say so often what they see of their device, however often gauges are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class ClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A validated request of a client."""
+    """A validated request of a client; no ReadDevice, which is for the gauges."""
 
     client: int
     message: messages.GovernorRequest

@@ -66,11 +66,6 @@ class Floors:
             return blocks
         return max(blocks, floor.former.get_minimum_stable_blocks(now))
 
-    def capacity_blocks(self, total_bytes: int | None) -> int:
-        """What a device of `total_bytes` can hold within its budget; None: nobody knows its size. 0: nor a budget."""
-        known = [most for most in (self._limits.max_bytes, total_bytes) if most is not None]
-        return min(known, default=0) // self._limits.block_bytes
-
     def metrics(self, device: str, capacity_blocks: int, now: float) -> dict[str, Any]:
         """For status; empty where nothing is known."""
         floor = self._floors.get(device)

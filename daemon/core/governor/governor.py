@@ -29,7 +29,7 @@ from .counters import Counters
 from .devices import Devices
 from .drills import Drills
 from .effects import Effect
-from .events import ClientJoined, ClientLeft, Event, HostHolds, LimitsChanged, Received, Sampled, Tick
+from .events import OWNERS_EVERY_S, ClientJoined, ClientLeft, Event, HostHolds, LimitsChanged, Received, Sampled, Tick
 from .floors import Floors
 from .host import Host, takes
 from .limits import GovernorLimits
@@ -77,7 +77,6 @@ class Governor:
             messages.AcknowledgeOrder: self._acknowledge_order,
             messages.ReserveDevice: self._reserve_device,
             messages.ReleaseReservation: self._release_reservation,
-            messages.ReadDevice: self._read_device,
             messages.RegisterWorkflow: self._register_workflow,
             messages.AdvanceWorkflow: self._advance_workflow,
             messages.EndWorkflow: self._end_workflow,
@@ -123,7 +122,7 @@ class Governor:
     def reading_wanted_s(self, device: str) -> float:
         """How often the owner of tensors on `device` is to say what it sees of it; 0: there is a gauge for that."""
         gauge = self.tiers.find(device)
-        return self.limits.sample_s if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
+        return OWNERS_EVERY_S if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
 
     def status(self) -> dict[str, Any]:
         """Everything that is known, as of the last event, without walking entries."""
@@ -228,9 +227,6 @@ class Governor:
     def _release_reservation(self, client: int, message: messages.ReleaseReservation, now: float) -> None:
         self.reservations.release(client, message.reservation, now)
         self._outbox.send(client, messages.Done(message.id))
-
-    def _read_device(self, client: int, message: messages.ReadDevice, now: float) -> None:
-        """For the gauges, not for the core."""
 
     def _register_workflow(self, client: int, message: messages.RegisterWorkflow, now: float) -> None:
         step = self.workflows.register(client, message.workflow, message.steps)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ....ipc.modes import LEVELS, Mode
 from .effects import Press
 from .events import HostHolds
 from .limits import GovernorLimits
@@ -26,12 +25,11 @@ from .outbox import Outbox
 from .tiers import Gauge
 
 MIB: Final = 1 << 20
-_PRESSED: Final = frozenset(LEVELS[LEVELS.index(Mode.PRESSURE) :])
 
 
 def takes(gauge: Gauge | None) -> bool:
     """Whether the host tier is one to offload to: below pressure, or not known to be full."""
-    return gauge is None or gauge.level not in _PRESSED
+    return gauge is None or not gauge.pressed
 
 
 class Host:
@@ -88,7 +86,7 @@ class Host:
 
     def over_bytes(self, gauge: Gauge) -> int:
         """What a ring that is in memory as now would give back at such a reading."""
-        if gauge.level not in _PRESSED:
+        if not gauge.pressed:
             return 0
         sample = gauge.sample
         over_bytes = sample.used_bytes - int(self._limits.thresholds.pressure * sample.total_bytes)
@@ -103,7 +101,7 @@ class Host:
     def _resident_bytes_max(self, gauge: Gauge) -> int | None:
         assert self._holds is not None
         resident_bytes, limit_bytes = self._holds.resident_bytes, self.press.resident_bytes_max
-        if gauge.level in _PRESSED:
+        if gauge.pressed:
             over_bytes = self.over_bytes(gauge)
             return resident_bytes - over_bytes if over_bytes else limit_bytes
         if limit_bytes is None:

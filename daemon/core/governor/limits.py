@@ -35,3 +35,11 @@ class GovernorLimits:
     lookahead_steps: int = 1
     block_bytes: int = 2 << 20
     window_s: float = 60.0
+
+    def capacity_blocks(self, total_bytes: int | None) -> int:
+        """What entries on a device of `total_bytes` may come to, in blocks of the queueing floor.
+
+        None: nobody knows its size; then the budget is it, and 0 stands for no budget either.
+        """
+        known = [most for most in (self.max_bytes, total_bytes) if most is not None]
+        return min(known, default=0) // self.block_bytes

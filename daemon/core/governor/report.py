@@ -70,7 +70,7 @@ def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
     found = []
     for device, row in rows.items():
         gauge = governor.tiers.find(device)
-        capacity_blocks = floors.capacity_blocks(None if gauge is None else gauge.sample.total_bytes)
+        capacity_blocks = governor.limits.capacity_blocks(None if gauge is None else gauge.sample.total_bytes)
         found.append(
             row
             | {

@@ -49,6 +49,11 @@ class Gauge:
         return self.state.level
 
     @property
+    def pressed(self) -> bool:
+        """Whether it is at pressure or above."""
+        return self.state.pressed
+
+    @property
     def refuses(self) -> bool:
         """Whether nothing new is taken in."""
         return self.level is Mode.EMERGENCY
@@ -111,7 +116,7 @@ class Tiers:
     @property
     def pressed(self) -> bool:
         """Whether any tier is at pressure or above."""
-        return any(gauge.state.pressed for gauge in self)
+        return any(gauge.pressed for gauge in self)
 
     def in_mode_s(self, name: str, now: float) -> float:
         """How long the gauge has been in its mode."""

@@ -54,7 +54,7 @@ def by_gauge(gauges: Gauges, now: float) -> dict[str, Sample]:
 def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"host 1GiB 4GiB\n{CARD} 50% 80GiB\n")
-    gauges = open_gauges(wanted(device="file", host="file", file=file), LOG)
+    gauges = open_gauges(wanted(device="file", host="file", file=file), 64, LOG)
     assert gauges.sample(5.0).samples == (
         Sample("host", Tier.HOST, GIB, 4 * GIB, "file", 5.0),
         Sample(CARD, Tier.DEVICE, 40 * GIB, 80 * GIB, "file", 5.0),
@@ -64,7 +64,7 @@ def test_both_tiers_are_read_from_the_file_that_is_configured(tmp_path: Path) ->
 def test_a_file_that_turns_to_garbage_keeps_the_last_value_goes_stale_and_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "gauges"
     file.write_text(f"{CARD} 50% 80GiB\n")
-    gauges = open_gauges(wanted(device="file", host="none", file=file), LOG)
+    gauges = open_gauges(wanted(device="file", host="none", file=file), 64, LOG)
     gauges.sample(0.0)
     file.write_text(f"{CARD} many 80GiB\n")
     with capture_logs() as lines:
@@ -79,7 +79,7 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
+    gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
     gauges.report(CARD, 3, 10, now=1.5)
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
@@ -91,21 +91,21 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
 
 def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
     card(tmp_path, 0, CARD, "1000", "4000")
-    gauges = open_gauges(wanted(host="none"), LOG, root=tmp_path)
+    gauges = open_gauges(wanted(host="none"), 64, LOG, root=tmp_path)
     gauges.report(CARD, 3, 10, now=0.0)
     assert by_gauge(gauges, 0.0)[CARD].source == "sysfs"
 
 
 def test_the_host_is_read_unless_nobody_wants_it() -> None:
-    assert set(by_gauge(open_gauges(wanted(device="none"), LOG), 0.0)) == {"host"}
-    nothing = open_gauges(wanted(device="none", host="none"), LOG)
+    assert set(by_gauge(open_gauges(wanted(device="none"), 64, LOG), 0.0)) == {"host"}
+    nothing = open_gauges(wanted(device="none", host="none"), 64, LOG)
     nothing.report(CARD, 1, 2, now=0.0)
     assert nothing.sample(0.0).samples == ()
 
 
 @pytest.mark.parametrize("device", ["auto", "amd", "nvidia", "sysfs", "owners"])
 def test_every_choice_can_be_sampled_and_closed_on_any_machine(device: str, tmp_path: Path) -> None:
-    gauges = open_gauges(wanted(device=device), LOG, root=tmp_path)
+    gauges = open_gauges(wanted(device=device), 64, LOG, root=tmp_path)
     assert "host" in by_gauge(gauges, 0.0)
     gauges.close()
     gauges.close()
@@ -145,12 +145,21 @@ def test_a_driver_that_is_unloaded_leaves_a_stale_gauge_behind_and_no_hole() -> 
 
 
 def test_reports_under_the_hosts_name_are_refused_and_told_once() -> None:
-    gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0)])], LOG)
+    gauges = Gauges([(Tier.DEVICE, [OwnersSource(2.0, 64)])], LOG)
     with capture_logs() as lines:
         gauges.report("host", 1, 2, now=0.0)
         gauges.report("host", 1, 2, now=0.0)
     assert gauges.sample(0.0).samples == ()
     assert [line["event"] for line in lines] == ["report refused"]
+
+
+def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:
+    gauges = open_gauges(wanted(device="owners", host="none"), 1, LOG)
+    with capture_logs() as lines:
+        gauges.report(CARD, 1, 2, now=0.0)
+        gauges.report("one more", 1, 2, now=0.0)
+    assert set(by_gauge(gauges, 0.0)) == {CARD}
+    assert "devices_max" in lines[0]["why"]
 
 
 def test_closing_does_not_wait_for_a_driver_that_hangs() -> None:

@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from tensord.daemon.gauges.owners import DEVICES_MAX, OwnersSource
+from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
 
 CARD = "0000:65:00.0"
 
 
 def test_a_device_is_what_its_owners_said_last_as_of_when_they_said_it() -> None:
-    source = OwnersSource(2.0)
+    source = OwnersSource(2.0, 64)
     assert source.read(0.0) == {}
     source.report(CARD, 1, 100, now=1.0)
     source.report(CARD, 2, 100, now=1.5)
@@ -23,7 +23,7 @@ def test_a_device_is_what_its_owners_said_last_as_of_when_they_said_it() -> None
 
 
 def test_a_device_fails_once_nothing_was_heard_for_three_intervals() -> None:
-    source = OwnersSource(2.0)
+    source = OwnersSource(2.0, 64)
     source.report(CARD, 1, 100, now=10.0)
     assert source.read(16.0) == {CARD: Reading(1, 100, began_at=10.0)}
     failed = source.read(16.1)[CARD]
@@ -33,7 +33,7 @@ def test_a_device_fails_once_nothing_was_heard_for_three_intervals() -> None:
 
 
 def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
-    source = OwnersSource(2.0)
+    source = OwnersSource(2.0, 64)
     source.report(CARD, 1, 100, now=0.0)
     assert set(source.read(120.0)) == {CARD}
     assert source.read(120.1) == {}
@@ -41,21 +41,21 @@ def test_a_device_whose_owners_have_long_gone_is_no_gauge_any_more() -> None:
 
 @pytest.mark.parametrize(("used_bytes", "total_bytes"), [(-1, 100), (5, 0)])
 def test_what_cannot_be_true_is_a_failure(used_bytes: int, total_bytes: int) -> None:
-    source = OwnersSource(2.0)
+    source = OwnersSource(2.0, 64)
     source.report(CARD, used_bytes, total_bytes, now=0.0)
     assert isinstance(source.read(0.0)[CARD], GaugeFailed)
 
 
 def test_so_many_devices_are_known_and_no_more() -> None:
-    source = OwnersSource(2.0)
-    assert all(source.report(f"card{number}", 1, 2, now=0.0) for number in range(DEVICES_MAX))
+    source = OwnersSource(2.0, 3)
+    assert all(source.report(f"card{number}", 1, 2, now=0.0) for number in range(3))
     assert not source.report("one more", 1, 2, now=0.0)
     assert source.report("card0", 2, 2, now=0.0)
-    assert len(source.read(0.0)) == DEVICES_MAX
+    assert len(source.read(0.0)) == 3
 
 
 def test_owners_report_while_the_gauges_are_read() -> None:
-    source = OwnersSource(1e-9)  # every report is forgotten at the next reading
+    source = OwnersSource(1e-9, 64)  # every report is forgotten at the next reading
     stop = threading.Event()
     failed: list[BaseException] = []
 

@@ -13,10 +13,13 @@ from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.governor.outbox import Client, Outbox
 from tensord.ipc import messages
 from tensord.ipc.modes import Mode
+from tensord.ipc.words import SIZE_BYTES_MAX
 
 GPU = "0000:65:00.0"
 FINISHED = 2e9
 UNKNOWN = 1e9
+UNREAD = Circumstances(Mode.RELAXED, 0, SIZE_BYTES_MAX, float("-inf"), host_takes=True)
+"""How a device stands that no gauge shows."""
 
 
 def key(number: int) -> bytes:
@@ -75,7 +78,7 @@ class Registry:
         self.devices.client_left(client, self.now)
 
     def register(
-        self, client: int, which: int, size: int = 10, tokens: int = 1, under: Circumstances | None = None, **more: Any
+        self, client: int, which: int, size: int = 10, tokens: int = 1, under: Circumstances = UNREAD, **more: Any
     ) -> messages.Registered:
         message = messages.RegisterEntry(which, GPU, key(which), size, tokens, **more)
         try:

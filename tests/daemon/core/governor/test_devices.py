@@ -11,7 +11,7 @@ from tensord.errors import BelowFloor, DeviceFull, LimitReached, NoGauge, OwnedE
 from tensord.ipc import messages
 from tensord.ipc.modes import Mode
 
-from .registry import GPU, Registry, key, ordered
+from .registry import GPU, UNREAD, Registry, key, ordered
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_same_key_may_lie_on_two_devices(registry: Registry) -> None:
     registry.register(1, 1)
     registry.devices.open(2, "other")
     message = messages.RegisterEntry(1, "other", key(1), 10)
-    assert not registry.devices.register(2, message, None, registry.now).renewed
+    assert not registry.devices.register(2, message, UNREAD, registry.now).renewed
     assert [(row["device"], row["entries"]) for row in registry.devices.status()] == [(GPU, 1), ("other", 1)]
 
 
@@ -545,7 +545,7 @@ def test_a_client_registers_only_where_it_opened(busy: Registry) -> None:
     before = busy.snapshot()
     for client, device in ((9, GPU), (1, "no such device")):
         with pytest.raises(NoGauge, match="was not opened by this client"):
-            busy.devices.register(client, messages.RegisterEntry(1, device, key(70), 1), None, busy.now)
+            busy.devices.register(client, messages.RegisterEntry(1, device, key(70), 1), UNREAD, busy.now)
     busy.devices.use(9, messages.UseEntries(GPU, [key(1)]), busy.now)
     assert busy.devices.release(9, messages.ReleaseEntries(1, GPU, [key(1)]), busy.now) == 0
     busy.devices.sampled("no such device", busy.stands(99), busy.now)

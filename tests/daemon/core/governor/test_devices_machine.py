@@ -21,7 +21,7 @@ from tensord.daemon.core.governor.devices import Circumstances
 from tensord.errors import BelowFloor, DeviceFull, OwnedElsewhere, TensordError, UnderPressure, UnknownOrder
 from tensord.ipc.modes import Mode
 
-from .registry import FINISHED, GPU, Registry, key, number
+from .registry import FINISHED, GPU, UNREAD, Registry, key, number
 
 TOTAL = 200
 ACK_S, RETRY_S, IDLE_S = 5.0, 12.0, {"relaxed": 60.0, "normal": 30.0, "critical": 10.0, "emergency": 10.0}
@@ -138,7 +138,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def register(self, client: int, which: int, size: int, tokens: int, agent: str, known: bool) -> None:
         registry, model, limits = self.registry, self.model, self.registry.limits
-        circumstances = self.circumstances if known else None
+        circumstances = (known and self.circumstances) or UNREAD
         entry = model.entries.get(which)
         before = registry.snapshot()
         answer: Any = None
@@ -152,11 +152,11 @@ class AnyOrder(RuleBasedStateMachine):
             if isinstance(refused, OwnedElsewhere):
                 assert entry is not None and entry.client != client
             elif isinstance(refused, UnderPressure):
-                assert entry is None and circumstances is not None and circumstances.refuses
+                assert entry is None and circumstances.refuses
             else:
                 assert isinstance(refused, DeviceFull | BelowFloor)
                 assert not self.fits(entry, size, tokens), "refused though there was room"
-                assert isinstance(refused, DeviceFull) or (circumstances and circumstances.floor_blocks)
+                assert isinstance(refused, DeviceFull) or circumstances.floor_blocks
             return
         assert answer.renewed == (entry is not None)
         if entry is None:

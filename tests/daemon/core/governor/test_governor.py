@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.governor.events import OWNERS_EVERY_S
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
 from tensord.ipc.modes import HOST_GAUGE, Mode
@@ -147,11 +148,13 @@ def test_a_stale_gauge_begins_no_pass_and_a_gauge_that_is_gone_ends_the_refusal(
 # ---- opening, reading
 
 
-@pytest.mark.parametrize(("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", 2.0), (None, 2.0)])
-def test_owners_are_asked_for_readings_where_nobody_else_gives_them(
+@pytest.mark.parametrize(
+    ("source", "every_s"), [("pyrsmi", 0.0), ("file", 0.0), ("owners", OWNERS_EVERY_S), (None, OWNERS_EVERY_S)]
+)
+def test_owners_are_asked_for_readings_where_nobody_else_gives_them_at_a_pace_of_their_own(
     make: Make, source: str | None, every_s: float
 ) -> None:
-    stand = make(sample_s=2.0)
+    stand = make(sample_s=60.0)
     if source is not None:
         stand.sample(0.9, source=source)
     answer = stand.ask(1, messages.OpenDevice, GPU)
@@ -166,12 +169,6 @@ def test_the_host_is_no_device(make: Make) -> None:
     stand.sample(0.5, HOST_GAUGE)
     refused(stand.ask(1, messages.OpenDevice, HOST_GAUGE), "NoGauge")
     refused(stand.ask(1, messages.ReserveDevice, HOST_GAUGE, 1, 1.0), "NoGauge")
-
-
-def test_a_reading_of_an_owner_is_for_the_gauges_and_changes_nothing_here(make: Make) -> None:
-    stand = make()
-    stand.say(1, messages.ReadDevice(GPU, 970 * MIB, TOTAL))
-    assert stand.governor.modes() == []
 
 
 # ---- refusals
