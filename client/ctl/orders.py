@@ -25,7 +25,7 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
     """Lets the store have SIZE bytes from now on: fewer or more, up to the ring.
 
     SIZE is written as 4GiB, 512MiB or 1048576. Above it, entries go at once, by the daemon's policy; those that are
-    pinned follow when they are let go. Lasts until the daemon ends or reloads its configuration, where `max_bytes` says
+    pinned follow when they are let go. Lasts until the daemon ends or a reload brings another `max_bytes`, which says
     it for good.
     """
     if limit_bytes < LIMIT_BYTES_MIN:
