@@ -97,13 +97,9 @@ class AsyncSubscription:
             self._loop.call_soon_threadsafe(self._take, change)
         except RuntimeError:
             # The loop has ended, and with it whoever wanted to know.
-            self.close_from_thread()
-
-    def close_from_thread(self) -> None:
-        """Ends the subscription, the loop being gone. For the library."""
-        self._closed = True
-        if self._inner is not None:
-            self._inner.close()
+            self._closed = True
+            if self._inner is not None:
+                self._inner.close()
 
     def _take(self, change: ModeChange) -> None:
         if len(self._changes) >= CHANGES_MAX:

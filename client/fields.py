@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..errors import UsageError
+from ..ipc.governance import GAUGE_CHARS_MAX
 from ..ipc.words import DURATION_S_MAX
 from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
-
-NAME_CHARS_MAX: Final = 64
-AGENT_CHARS_MAX: Final = 128
 
 
 def check_key(key: object) -> None:
@@ -19,7 +15,7 @@ def check_key(key: object) -> None:
         raise bad_key(key)
 
 
-def check_name(field: str, name: object, most: int = NAME_CHARS_MAX, least: int = 1) -> None:
+def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:
     """Raises UsageError for what is no text of `least` to `most` characters, such as a gauge's or a device's name."""
     if not isinstance(name, str) or not least <= len(name) <= most:
         raise UsageError(f"{field} is {name!r}; it is a text of {least} to {most} characters")

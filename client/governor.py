@@ -22,12 +22,11 @@ from ..errors import Refusal, Unavailable
 from ..ipc import messages
 from ..ipc.modes import Mode, Tier
 from .fields import check_name
-from .link import Connected, Link, Told
+from .link import SAY_S, Connected, Link, Told
 
 CHANGES_MAX: Final = 1024
 """Changes that wait for a callback; the oldest are forgotten."""
 _BRIEF_S: Final = 0.05
-_SAY_S: Final = 1.0
 _log = logging.getLogger("tensord")
 
 TierState = messages.TierState
@@ -151,7 +150,7 @@ class Governor:
         self._wanted = True
         connected = self._link.connection
         if connected is not None and self._subscribed is not connected:
-            self._link.ask(messages.Subscribe, _SAY_S, connected=connected)
+            self._link.ask(messages.Subscribe, SAY_S, connected=connected)
 
     def forget(self, subscription: Subscription) -> None:
         """Ends a subscription."""
@@ -179,7 +178,7 @@ class Governor:
     def attached(self, connected: Connected) -> None:
         """A daemon that knows nothing of this client."""
         if self._wanted:
-            self._link.ask(messages.Subscribe, _SAY_S, connected=connected)
+            self._link.ask(messages.Subscribe, SAY_S, connected=connected)
         for restored in self._restored:
             restored.say_again(connected)
 

@@ -28,6 +28,8 @@ from ..shm.lanes import Lane
 from .puts import Puts
 from .view import View
 
+SAY_S: Final = 1.0
+"""How long sending one message to the daemon may take, where nobody waits for the answer."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
 _IDLE_S: Final = 1.0

@@ -1,19 +1,15 @@
 """The feed of the queueing floor: what an engine says of the inference requests that it serves.
 
-Owns: the ranges of what is said. Does not own what follows from it: the daemon reckons the floor. Says it once and
+Owns: the checks of what is said. Does not own what follows from it: the daemon reckons the floor. Says it once and
 waits for nothing: what is said while there is no daemon is not said later, since it is about the last minute.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..ipc import messages
+from ..ipc.governance import ARRIVALS_MAX, BLOCKS_MAX
 from .fields import check_count, check_name, check_seconds
 from .governor import Governor
-
-ARRIVALS_MAX: Final = 1_000_000
-BLOCKS_MAX: Final = 1 << 32
 
 
 def arrived(governor: Governor, device: str, count: int) -> None:

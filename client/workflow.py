@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ..errors import BadStep, TensordError, Unavailable
 from ..ipc import messages
+from ..ipc.governance import WORKFLOW_CHARS_MAX
 from ..ipc.steps import AgentStepGraph
+from ..ipc.words import NUMBER_MAX
 from .fields import check_count, check_name
 from .governor import Governor
-from .link import Connected, Link
+from .link import SAY_S, Connected, Link
 
-_SAY_S: Final = 1.0
-_NAME_CHARS_MAX: Final = 128
-_STEP_MAX: Final = (1 << 63) - 1
 _log = logging.getLogger("tensord")
 
 
@@ -32,7 +31,7 @@ class Workflow:
     """
 
     def __init__(self, link: Link, governor: Governor, name: str, graph: AgentStepGraph, timeout_s: float) -> None:
-        check_name("name", name, _NAME_CHARS_MAX)
+        check_name("name", name, WORKFLOW_CHARS_MAX)
         graph.validate_dag()
         self.name = name
         self.step = 0
@@ -63,7 +62,7 @@ class Workflow:
             UsageError: `step` is no step.
             BadStep: it is before the step that the workflow is at, or the workflow has ended; nothing has changed.
         """
-        step = check_count("step", step, _STEP_MAX)
+        step = check_count("step", step, NUMBER_MAX)
         if self._ended:
             raise BadStep(f"workflow {self.name!r} has ended; make it again to run it again")
         if step < self.step:
@@ -127,7 +126,7 @@ class Workflow:
         self._link.answer(self._say(connected, self._registration), self._timeout_s)
 
     def _say(self, connected: Connected, make: Any) -> Future[Any]:
-        return self._link.ask(make, _SAY_S, connected=connected, then=self._heard)
+        return self._link.ask(make, SAY_S, connected=connected, then=self._heard)
 
     def _heard(self, answer: Future[Any]) -> None:
         if answer.cancelled():

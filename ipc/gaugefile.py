@@ -18,14 +18,13 @@ from decimal import Decimal
 from typing import Final, NoReturn
 
 from ..errors import BadGaugeFile
+from .governance import GAUGE_CHARS_MAX, GAUGES_MAX
 from .quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size
 from .words import DURATION_S_MAX, SIZE_BYTES_MAX
 
 FILE_CHARS_MAX: Final = 1 << 20
 """Whoever reads a file reads no more than this and one, so that a wrong file costs no memory."""
-GAUGES_MAX: Final = 1024
 READINGS_MAX: Final = 16_384
-NAME_CHARS_MAX: Final = 64
 LINE_CHARS_MAX: Final = 512
 OVERFULL_MAX: Final = 2
 """A driver may show more used than there is, for shared or swapped memory, but hardly more than twice as much."""
@@ -104,8 +103,8 @@ def _lines(text: str, wanted: tuple[str, ...], lines_max: int) -> Iterator[tuple
 
 
 def _name(number: int, given: str) -> str:
-    if len(given) > NAME_CHARS_MAX or not given.isprintable():
-        _refuse(number, "NAME", given, f"a gauge's name: printable, {NAME_CHARS_MAX} characters at most")
+    if len(given) > GAUGE_CHARS_MAX or not given.isprintable():
+        _refuse(number, "NAME", given, f"a gauge's name: printable, {GAUGE_CHARS_MAX} characters at most")
     return given
 
 

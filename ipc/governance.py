@@ -13,14 +13,20 @@ from msgspec import Meta, Struct, field
 from .modes import Mode, Tier
 from .words import Bytes, Count, Id, Key, Keys, Message, Name, Seconds, SecondsOrNone, SomeBytes, Token
 
-STEPS_MAX = 1024
-DEPENDENCIES_MAX = 64
+STEPS_MAX: Final = 1024
+DEPENDENCIES_MAX: Final = 64
+GAUGES_MAX: Final = 1024
+GAUGE_CHARS_MAX: Final = 64
+AGENT_CHARS_MAX: Final = 128
+WORKFLOW_CHARS_MAX: Final = 128
+ARRIVALS_MAX: Final = 1_000_000
+BLOCKS_MAX: Final = 1 << 32
 
-GaugeName = Annotated[str, Meta(min_length=1, max_length=64)]
+GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
 """A device, or `host`."""
-AgentName = Annotated[str, Meta(max_length=128)]
+AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
 """Empty: no agent's."""
-WorkflowName = Annotated[str, Meta(min_length=1, max_length=128)]
+WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
 
 
 _STEP_NAMES: Final = {
@@ -46,7 +52,7 @@ class TierState(Struct, frozen=True):
 class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
     """One step of a workflow, as `steps.AgentStep` says it. Its names are short on the wire: STEPS_MAX in a message."""
 
-    agent_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_CHARS_MAX)]
     step_index: Count
     depends_on: Annotated[list[AgentName], Meta(max_length=DEPENDENCIES_MAX)] = field(default_factory=list)
     estimated_tokens: Count = 0
@@ -164,7 +170,7 @@ class RequestsArrived(Message, frozen=True):
     """No answer. So many inference requests arrived at this client, for a device's queueing floor."""
 
     device: GaugeName
-    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    count: Annotated[int, Meta(ge=1, le=ARRIVALS_MAX)] = 1
 
 
 class RequestCompleted(Message, frozen=True):
@@ -172,7 +178,7 @@ class RequestCompleted(Message, frozen=True):
 
     device: GaugeName
     service_s: SecondsOrNone
-    blocks: Annotated[int, Meta(ge=0, le=1 << 32)]
+    blocks: Annotated[int, Meta(ge=0, le=BLOCKS_MAX)]
 
 
 class Drill(Message, frozen=True):
@@ -192,7 +198,7 @@ class Modes(Message, frozen=True):
     """Answers Subscribe, with every gauge there is."""
 
     id: Id
-    tiers: Annotated[list[TierState], Meta(max_length=1024)]
+    tiers: Annotated[list[TierState], Meta(max_length=GAUGES_MAX)]
 
 
 class ModeChanged(Message, frozen=True):

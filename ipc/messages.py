@@ -50,6 +50,7 @@ from .governance import TierState as TierState
 from .governance import UseEntries as UseEntries
 from .words import (
     ENTRIES_MAX,
+    NUMBER_MAX,
     Bytes,
     Code,
     Count,
@@ -244,7 +245,7 @@ class Claimed(Message, frozen=True):
 
     id: Id
     answer: Literal["hit", "compute", "wait", "alone"]
-    token: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    token: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] = 0
     lasts_s: SecondsOrNone = 0.0
 
 

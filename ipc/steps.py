@@ -17,13 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Final
 
 from ..errors import BadGraph
-from .governance import DEPENDENCIES_MAX, STEPS_MAX, Step
-
-AGENT_CHARS_MAX: Final = 128
-NUMBER_MAX: Final = (1 << 63) - 1
+from .governance import AGENT_CHARS_MAX, DEPENDENCIES_MAX, STEPS_MAX, Step
+from .words import NUMBER_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,22 @@ KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
 ENTRIES_MAX: Final = 1024
 TEXT_CHARS_MAX: Final = 2000
+NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
 TREE_BYTES_MAX: Final = 65_472
 DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
 
-Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 """Chosen by whoever asks and repeated in the answer; not used twice while the first is open."""
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 NamespaceTag = Annotated[bytes, Meta(min_length=8, max_length=8)]
 """The first 8 bytes of every key of a namespace, whatever its generation."""
-Token = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 """Names one claim."""
 Bytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
 SomeBytes = Annotated[int, Meta(ge=1, le=SIZE_BYTES_MAX)]
 TreeBytes = Annotated[int, Meta(ge=1, le=TREE_BYTES_MAX)]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Some = Annotated[int, Meta(ge=1, le=1 << 32)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=DURATION_S_MAX)]

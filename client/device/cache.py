@@ -11,8 +11,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import DaemonUnavailable, UnderPressure, UsageError
+from ...ipc.governance import AGENT_CHARS_MAX
 from ...ipc.modes import Mode
-from ..fields import AGENT_CHARS_MAX, check_count, check_key, check_name, check_seconds
+from ...ipc.words import NUMBER_MAX
+from ..fields import check_count, check_key, check_name, check_seconds
 from ..lease import Lease
 from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration
 from .interface import Device
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ..cache import Client
 
 USES_EVERY_S: Final = 0.25
-_TOKENS_MAX: Final = (1 << 63) - 1
 
 
 class DeviceCache:
@@ -84,7 +85,7 @@ class DeviceCache:
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
         check_key(key)
-        tokens = check_count("tokens", tokens, _TOKENS_MAX)
+        tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
         registration = Registration(key)
         if self.closed:

@@ -24,11 +24,9 @@ from typing import Any, Final
 
 from ...errors import TensordError, Unavailable
 from ...ipc import messages
-from ..link import Connected, Link
+from ..link import SAY_S, Connected, Link
 from .entries import DeviceEntry, Entries
 
-SAY_S: Final = 1.0
-"""How long sending one message to the daemon may take."""
 _WINDOW: Final = 256
 _USES_MAX: Final = 16_384
 _PAUSE_S: Final = 0.1

@@ -21,9 +21,9 @@ from typing import Any, Final, Literal
 
 from ...errors import UnknownOrder
 from ...ipc import messages
-from ..link import Connected, Link
+from ..link import SAY_S, Connected, Link
 from .entries import Entries
-from .ledger import SAY_S, Ledger, Post
+from .ledger import Ledger, Post
 from .moves import Moved, Moves
 
 ORDERS_MAX: Final = 4096

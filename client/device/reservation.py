@@ -7,14 +7,12 @@ all processes, so that two of them never together reserve more than was free.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ...ipc import messages
 from ...ipc.words import SIZE_BYTES_MAX
 from ..fields import check_count, check_name, check_seconds
-from ..link import Connected, Link
-
-_SAY_S: Final = 1.0
+from ..link import SAY_S, Connected, Link
 
 
 class DeviceReservation:
@@ -36,7 +34,7 @@ class DeviceReservation:
         if number is not None:
             # Another daemon knows nothing of it: a reservation ends with its connection.
             self._link.ask(
-                lambda request: messages.ReleaseReservation(request, number), _SAY_S, connected=self._connected
+                lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=self._connected
             )
 
     def __enter__(self) -> Self:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
-from ..link import Connected, Link, Told
+from ..link import SAY_S, Connected, Link, Told
 from .entries import Entries
 from .interface import Device
-from .ledger import SAY_S, Ledger
+from .ledger import Ledger
 from .moves import Moves
 from .orders import Orders
 
@@ -116,7 +116,7 @@ class Upkeep:
 
     def detached(self) -> None:
         self.state = None
-        self._events.put(self._on_detached)
+        self._events.put(self._forget_daemon)
 
     def told(self, message: Told, connected: Connected) -> None:
         match message:
@@ -207,9 +207,6 @@ class Upkeep:
             connected=connected,
             then=lambda answer: self._events.put(partial(self._on_opened, answer)),
         )
-
-    def _on_detached(self) -> None:
-        self._forget_daemon()
 
     def _forget_daemon(self) -> None:
         self._report_every_s = 0.0

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGaugeFile
-from tensord.ipc.gaugefile import FILE_CHARS_MAX, GAUGES_MAX, READINGS_MAX, Reading, read_drill, read_gauges
+from tensord.ipc.gaugefile import FILE_CHARS_MAX, READINGS_MAX, Reading, read_drill, read_gauges
+from tensord.ipc.governance import GAUGES_MAX
 from tensord.ipc.words import DURATION_S_MAX, SIZE_BYTES_MAX
 
 GIB = 1 << 30
