@@ -1,0 +1,23 @@
+"""What actors say to one another: a session that does not keep up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from tensord.daemon.actors.inbox import Inbox
+from tensord.daemon.actors.words import Deliver, HangUp, Joined
+from tensord.ipc import messages
+from tensord.ipc.peer import Peer
+
+
+def test_a_session_that_does_not_keep_up_is_hung_up_on_and_told_why() -> None:
+    async def told() -> None:
+        joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Inbox(2))
+        deliveries = [Deliver(messages.Done(number)) for number in range(3)]
+        assert [joined.deliver(each) for each in deliveries] == [True, True, False]
+        *kept, last = joined.inbox.drain()
+        assert kept == deliveries[:2], "what was taken in is still sent"
+        assert last == HangUp("2 messages wait for it (session_outbox_max)")
+
+    asyncio.run(told())
