@@ -72,8 +72,8 @@ def clients(daemon: Daemon, as_json: bool) -> None:
 def watch(daemon: Daemon, count: int | None) -> None:
     """What happens, as it happens: one JSON object a line, until Ctrl-C.
 
-    Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: how many events just before it were
-    not told, because this reader did not keep up. The end says how many were dropped in all, if any were.
+    Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: how many events just
+    before it were not told, because this reader did not keep up. The end says how many were dropped in all, if any were.
     """
     dropped = 0
     try:

@@ -1,20 +1,16 @@
 """tensord in vLLM: encoder outputs and processor outputs shared by all engines of a host.
 
-The names are looked up when they are asked for: what vLLM imports as a plugin, in every one of its processes, stays light.
+The names are looked up when they are asked for: what vLLM imports as a plugin, in each of its processes, stays light.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .connector import TensordECConnector as TensordECConnector
-    from .manager import EncoderCacheManager as EncoderCacheManager
+from typing import Any
 
 _PLACES = {"EncoderCacheManager": ".manager", "TensordECConnector": ".connector"}
 
-__all__ = ["EncoderCacheManager", "TensordECConnector"]
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
