@@ -1,0 +1,231 @@
+"""A vLLM engine in a process of its own, and what a test tells it.
+
+Owns: the process, its log, and what was said to it and not answered yet. One engine serves many tests, since its start
+takes a quarter of a minute. It runs in one process, in which a test can stop it in the middle of a step; or, `separate`, in the
+processes that vLLM makes by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+PROGRAM: Final = Path(__file__).with_name("engine_process.py")
+# How long anything may take before a test gives up on it. No measurement: several engines may start on two cores at once.
+PATIENCE_S: Final = 240.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine says to a request. Answers are equal if their tokens and all their logarithms are."""
+
+    tokens: list[int]
+    logprobs: list[dict[str, float]]
+    took_s: float = field(compare=False, default=0.0)
+
+
+class EngineError(Exception):
+    """What a command raised in the engine's process, with its traceback there."""
+
+
+class Engine:
+    """Starts at once, and is waited for by the first that asks it something.
+
+    Args:
+        model: the folder of `tiny_llava.write_tiny_llava`.
+        log: a file for what the engine prints.
+        socket: the daemon's; with it the engine has tensord's connector, without it none.
+        separate: vLLM's own processes instead of one.
+        connector: more of vLLM's ec_transfer_config, over what is here.
+        environ: more of its environment.
+        options: more keyword arguments of vLLM's LLM, over what the program has.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        socket: Path | None = None,
+        *,
+        separate: bool = False,
+        connector: dict[str, Any] | None = None,
+        environ: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        if socket is not None:
+            options["ec_transfer_config"] = {
+                "ec_connector": "TensordECConnector",
+                "ec_role": "ec_both",
+                "ec_connector_extra_config": {"tensord.socket": str(socket)},
+                **(connector or {}),
+            }
+        self._log = log
+        ours, theirs = _pair()
+        told = {"model": str(model), "separate": separate, "engine": options}
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))},
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
+            # Workers find the program's worker class by its name; the folder of the tests does not hold any other name.
+            "PYTHONPATH": str(PROGRAM.parent),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the main threads of all engines are on one core
+            "OMP_NUM_THREADS": "1",
+            "TORCH_COMPILE_DISABLE": "1",  # eager anyway, but for logarithms of chances, which take 19 s to compile
+            **(environ or {}),
+        }
+        with log.open("ab") as output, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(theirs.fileno()), json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._unread = b""
+        self._up = False
+
+    # ---- requests
+
+    def generate(self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8) -> Answer:
+        """The answer to a request with these pictures, each named by a number."""
+        self.begin(*pictures, uuids=uuids, text=text, tokens=tokens)
+        return self.result()
+
+    def begin(self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8) -> None:
+        """Tells it to generate, and does not wait: `result` or `stopped` follows."""
+        self._wait_up()
+        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens)
+
+    def result(self) -> Answer:
+        """What the request says that was begun."""
+        return Answer(**self._answer())
+
+    def add(self, *pictures: int, text: str = "what is this?", tokens: int = 8) -> str:
+        """Queues a request, which goes on with each `step`, and gives its name."""
+        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens)
+        return name
+
+    def step(self) -> dict[str, Answer]:
+        """One step of the engine. Gives the requests that it ended."""
+        return {name: Answer(**said) for name, said in self.ask("step").items()}
+
+    # ---- what is seen of it
+
+    def encoded(self) -> int:
+        """How many pictures it encoded since it is up."""
+        count: int = self.ask("encoded")
+        return count
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """The answer to any of the program's commands.
+
+        Raises:
+            EngineError: the command raised.
+        """
+        self._wait_up()
+        self._say(command, **arguments)
+        return self._answer()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All that it printed so far."""
+        return self._log.read_text(errors="replace")
+
+    # ---- stops
+
+    def stop_at(self, place: str) -> None:
+        """It stops the next time it comes to the place: "encode" (before it), "hit" (the connector has promised one), "scheduled"
+        (with a hit promised, before the worker knows), "deferred" (another engine is waited for)."""
+        self.ask("stop_at", place=place)
+
+    def stopped(self) -> str:
+        """Waits until it has stopped, and says where."""
+        said = self._hear()
+        assert "stopped" in said, f"it did not stop, and said {said}"
+        place: str = said["stopped"]
+        return place
+
+    def go(self) -> None:
+        """Ends a stop."""
+        self._say("go")
+
+    # ---- life
+
+    def close(self) -> None:
+        """Ends it and all of its processes."""
+        if self.running:
+            try:
+                self._say("end")
+                self._process.wait(30)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        # vLLM's own processes have the session in common with it.
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _wait_up(self) -> None:
+        if not self._up:
+            self._answer()
+            self._up = True
+
+    def _say(self, command: str, **arguments: Any) -> None:
+        self._socket.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")
+
+    def _answer(self) -> Any:
+        said = self._hear()
+        if "error" in said:
+            raise EngineError(said["error"])
+        assert "answer" in said, f"no answer, but {said}"
+        return said["answer"]
+
+    def _hear(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"the engine said nothing for {PATIENCE_S} s:\n{self._tail()}"
+            more = self._socket.recv(1 << 20)
+            assert more, f"the engine ended:\n{self._tail()}"
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.splitlines()[-60:])
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()

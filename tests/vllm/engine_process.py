@@ -1,0 +1,303 @@
+"""A vLLM engine as a process of its own, which does what it is told line by line.
+
+Run as a program, by `engine.Engine`: `engine_process.py FD OPTIONS`. FD is a socket; each line on it is a JSON document.
+The process says {"answer": "up"} when the engine is up, then answers each {"do": NAME, ...} with {"answer": ...} or
+{"error": TRACEBACK}. Between a command and its answer it may say {"stopped": PLACE}, if it was told to stop there; it then
+takes commands in the middle of the engine's step, until one of them is "go".
+
+Owns: the engine, what is counted in it, and the places where it can be stopped. Those are in the scheduler's and the
+worker's code, so an engine that is to be stopped runs in this one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+PROMPT: Final = "USER: {pictures}{text} ASSISTANT:"
+
+
+class CountingWorker:
+    """What is added to vLLM's worker: it counts what the encoder is given, in whatever process the worker is."""
+
+    model_runner: Any
+    _encoded: int
+    _before_encoding: Callable[[], object]
+
+    def watch_encoder(self) -> None:
+        """Counts from now on: what the engine encodes to measure itself at its start is not counted."""
+        model = self.model_runner.model
+        embed = model.embed_multimodal
+        self._encoded = 0
+        self._before_encoding = lambda: None
+
+        def counted(**arguments: Any) -> Any:
+            self._before_encoding()
+            outputs = embed(**arguments)
+            self._encoded += len(outputs)
+            return outputs
+
+        model.embed_multimodal = counted
+
+    def encoded(self) -> int:
+        """How many pictures went through the encoder in this worker."""
+        return self._encoded
+
+
+class Talk:
+    """The socket, line by line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._lines = socket.socket(fileno=descriptor).makefile("rwb")
+
+    def say(self, **document: Any) -> None:
+        self._lines.write(json.dumps(document).encode() + b"\n")
+        self._lines.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """The next command. Ends the process when nobody is there to give one."""
+        line = self._lines.readline()
+        if not line:
+            os._exit(0)
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+
+class EngineProcess:
+    """The engine and the commands: each method that begins with `do_` is one.
+
+    Args:
+        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "engine" (keyword arguments for
+            vLLM's LLM that are added to those here).
+    """
+
+    def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self._talk = talk
+        self._separate: bool = options["separate"]
+        executor = {} if self._separate else {"distributed_executor_backend": "uni"}
+        self._llm: Any = LLM(
+            **{
+                "model": options["model"],
+                "dtype": "float32",
+                "seed": 0,
+                "enforce_eager": True,
+                "enable_prefix_caching": False,
+                "max_model_len": 256,
+                "max_num_seqs": 4,
+                "max_num_batched_tokens": 256,
+                "limit_mm_per_prompt": {"image": 2},
+                "kv_cache_memory_bytes": 64 << 20,
+                "disable_log_stats": False,
+                "worker_extension_cls": "engine_process.CountingWorker",
+                **executor,
+                **options["engine"],
+            }
+        )
+        self._llm.collective_rpc("watch_encoder")
+        self._requests = 0
+        self._stops: set[str] = set()
+        self._passed: dict[str, int] = defaultdict(int)
+        self._spent_s: dict[str, list[float]] = {}
+        if not self._separate:
+            self._make_places()
+
+    # ---- commands
+
+    def do_generate(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int) -> dict[str, Any]:
+        """One request from its beginning to its end."""
+        name = self.do_add(pictures, uuids, text, tokens)
+        started = time.perf_counter()
+        while name not in (found := self.do_step()):
+            pass
+        return {**found[name], "took_s": time.perf_counter() - started}
+
+    def do_add(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int) -> str:
+        """Queues a request, whose name it gives. It goes on with each step."""
+        from vllm import SamplingParams
+
+        prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures="<image> " * len(pictures), text=text)}
+        if pictures:
+            prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
+        if uuids:
+            prompt["multi_modal_uuids"] = {"image": uuids}
+        self._requests += 1
+        name = f"request-{self._requests}"
+        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
+        self._llm.llm_engine.add_request(name, prompt, asked)
+        return name
+
+    def do_step(self) -> dict[str, dict[str, Any]]:
+        """One step of the engine. Gives the requests that it ended."""
+        return {output.request_id: answer(output) for output in self._llm.llm_engine.step() if output.finished}
+
+    def do_abort(self, name: str) -> None:
+        self._llm.llm_engine.abort_request([name])
+
+    def do_encoded(self) -> int:
+        """How many pictures were encoded since the engine is up, by the first of its workers."""
+        counted: int = self._llm.collective_rpc("encoded")[0]
+        return counted
+
+    def do_reset_encoder_cache(self) -> None:
+        self._llm.llm_engine.reset_encoder_cache()
+
+    def do_scheduler(self) -> dict[str, str]:
+        """The classes that the scheduler took."""
+        scheduler = self._scheduler
+        parts = {"manager": scheduler.encoder_cache_manager, "connector": scheduler.ec_connector}
+        return {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in parts.items()}
+
+    def do_metrics(self) -> dict[str, float]:
+        """vLLM's own metrics: counters and gauges by name, summed over their labels."""
+        found: dict[str, float] = defaultdict(float)
+        for metric in self._llm.get_metrics():
+            if hasattr(metric, "value"):
+                found[metric.name] += metric.value
+        return found
+
+    def do_stop_at(self, place: str) -> None:
+        """Stops at the place when it is next passed, once."""
+        if place not in self._passed:
+            raise ValueError(f"no place is called {place!r}; there are {sorted(self._passed)}")
+        self._stops.add(place)
+
+    def do_passed(self) -> dict[str, int]:
+        """How often each place was passed."""
+        return self._passed
+
+    def do_spent(self) -> dict[str, list[float]]:
+        """How long each call of each of the scheduler's connector's methods took, in seconds, since this was last asked.
+        The first question begins it."""
+        spent, self._spent_s = self._spent_s, {}
+        connector = self._scheduler.ec_connector
+        for name in ("ensure_cache_available", "has_cache_item", "build_connector_meta", "update_connector_output"):
+            self._spent_s[name] = []
+            if not spent:
+                self._time(connector, name)
+        return spent
+
+    # ---- places
+
+    def _make_places(self) -> None:
+        connector = self._scheduler.ec_connector
+        worker = self._llm.llm_engine.model_executor.driver_worker.worker
+        self._passed["encode"] = 0
+        worker._before_encoding = lambda: self._pass("encode")
+        if connector is None:
+            return
+        hits = 0
+
+        def found(hit: bool) -> None:
+            nonlocal hits
+            if hit:
+                hits += 1
+                self._pass("hit")
+
+        def scheduled(_: object) -> None:
+            nonlocal hits
+            if hits:
+                hits = 0
+                self._pass("scheduled")
+
+        def available(ready: bool) -> None:
+            if not ready:
+                self._pass("deferred")
+
+        for place in ("hit", "scheduled", "deferred"):
+            self._passed[place] = 0
+        self._after(connector, "has_cache_item", found)
+        self._after(connector, "build_connector_meta", scheduled)
+        self._after(connector, "ensure_cache_available", available)
+
+    @staticmethod
+    def _after(owner: Any, name: str, then: Callable[[Any], None]) -> None:
+        method = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            result = method(*arguments, **named)
+            then(result)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    def _time(self, owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            result = method(*arguments, **named)
+            self._spent_s[name].append(time.perf_counter() - started)
+            return result
+
+        setattr(owner, name, timed)
+
+    def _pass(self, place: str) -> None:
+        self._passed[place] += 1
+        if place in self._stops:
+            self._stops.remove(place)
+            self._talk.say(stopped=place)
+            self.obey(until="go")
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core.scheduler
+
+    # ---- life
+
+    def obey(self, until: str) -> None:
+        """Does what it is told, until it is told `until`, which has no answer."""
+        while True:
+            command = self._talk.hear()
+            name = command.pop("do")
+            if name == until:
+                return
+            try:
+                done = getattr(self, f"do_{name}")(**command)
+            except Exception:
+                self._talk.say(error=traceback.format_exc())
+            else:
+                self._talk.say(answer=done)
+
+    def close(self) -> None:
+        """Ends the engine in good order."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def picture(number: int) -> Any:
+    """A picture that nobody else's number gives: 100 x 80 pixels of noise."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(number).integers(0, 256, (80, 100, 3), dtype=np.uint8))
+
+
+def answer(output: Any) -> dict[str, Any]:
+    """What an engine says to a request: the tokens, and for each the likeliest ones with their logarithms."""
+    said = output.outputs[0]
+    likely = [{str(token): chance.logprob for token, chance in step.items()} for step in said.logprobs]
+    return {"tokens": list(said.token_ids), "logprobs": likely}
+
+
+def main() -> None:
+    talk = Talk(int(sys.argv[1]))
+    try:
+        engine = EngineProcess(talk, json.loads(sys.argv[2]))
+    except Exception:
+        talk.say(error=traceback.format_exc())
+        return
+    talk.say(answer="up")
+    engine.obey(until="end")
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
