@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import TimedOut
 from ..ipc.steps import AgentStepGraph
 from .cache import TIMEOUT_S, Client, Keys
+from .claim import Claim
 from .device.reservation import DeviceReservation
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
 from .lease import Batch, Lease
@@ -28,6 +29,7 @@ from .namespace import Namespace
 from .once import Answer, Compute, Store, Tally
 from .puts import Put
 from .reservation import Reservation
+from .ring import Ring
 from .view import Entry
 from .workflow import Workflow
 
@@ -146,6 +148,9 @@ class AsyncClient:
     async def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
         return self._client.get(key, verify=verify)
 
+    async def hold(self, key: bytes) -> Lease | None:
+        return self._client.hold(key)
+
     async def get_many(self, keys: Keys) -> Batch:
         return self._client.get_many(keys)
 
@@ -157,6 +162,9 @@ class AsyncClient:
 
     async def peek(self, key: bytes) -> Entry | None:
         return self._client.peek(key)
+
+    async def ring(self) -> Ring | None:
+        return self._client.ring()
 
     async def put(
         self,
@@ -209,6 +217,9 @@ class AsyncClient:
                         )
             except BaseException as raised:
                 error = raised
+
+    async def claim(self, key: bytes) -> Claim:
+        return await asyncio.to_thread(self._client.claim, key)
 
     async def touch(self, *keys: bytes) -> int:
         return await asyncio.to_thread(self._client.touch, *keys)

@@ -27,6 +27,7 @@ from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
+from .claim import Claim
 from .device import reservation
 from .fields import check_key
 from .governor import Governor, ModeChange, Subscription, TierState
@@ -37,6 +38,7 @@ from .namespace import Namespace
 from .once import Answer, Compute, Steps, Store, Tally, compute_once
 from .puts import Put
 from .reservation import Reservation
+from .ring import Ring
 from .view import Entry, View
 from .workflow import Workflow
 
@@ -104,6 +106,17 @@ class Client:
             return None
         return view.verified(key) if verify else view.get(key)
 
+    def hold(self, key: bytes) -> Lease | None:
+        """A lease as `get` gives it, without being counted: neither as a use, which would keep the entry from being
+        evicted for longer, nor as a hit or a miss.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        check_key(key)
+        view = self._link.view or self._attach()
+        return view.hold(key) if view is not None else None
+
     def get_many(self, keys: Keys) -> Batch:
         """Leases on many entries, pinned together; each view is made when it is asked for.
 
@@ -144,6 +157,11 @@ class Client:
         check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
+
+    def ring(self) -> Ring | None:
+        """The ring that is attached now, to read by `Ring.borrow` what another process pins; None if there is none."""
+        view = self._link.view or self._attach()
+        return view.ring if view is not None else None
 
     # ---- puts
 
@@ -256,6 +274,19 @@ class Client:
                         outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim)
             except BaseException as raised:
                 error = raised
+
+    def claim(self, key: bytes) -> Claim:
+        """Asks for the right to compute `key`, without waiting for the answer: `Claim.state` tells.
+
+        For those who compute where they cannot wait, or store by another client. Where the daemon is stopped and its
+        socket full, asking itself may take the client's `timeout_s`.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        check_key(key)
+        self._attach()
+        return Claim(self._link, key, self._timeout_s)
 
     def steps(self, key: bytes) -> Steps:
         """The steps of `get_or_compute`, for whoever drives them."""

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import BadTree
 from ..shm.recipe import Recipe
 from ..shm.tensors import tensor_copy, tensor_over
+from .ringmap import RingMap, mapping_under
 
 if TYPE_CHECKING:
     from .view import View
@@ -66,6 +67,24 @@ class Lease:
         """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
         return self._recipe.value(self._root)
 
+    def handle(self) -> bytes | None:
+        """Names the pinned bytes to another process of this host, which reads them by `Ring.borrow`.
+
+        It is good for as long as this lease, or any view of it, lives: whatever becomes of the entry, the client or the
+        daemon meanwhile. The handle of a lease that is itself borrowed is good for as long as the first lender's.
+
+        Returns:
+            72 bytes, of which the first 16 are `Ring.identity`; None where the lease is a copy.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        return self._handle(self._root, 0)
+
+    def _handle(self, array: Array, offset: int) -> bytes | None:
+        mapping = mapping_under(array)
+        return mapping.handle(array, offset, self.image_bytes) if mapping is not None else None
+
     def release(self) -> None:
         """Drops this hold on the entry; views already taken keep theirs."""
         with suppress(AttributeError):
@@ -104,9 +123,22 @@ class ArrayLease(Lease):
     def value(self) -> Any:
         return self.torch() if self._recipe.single_is_tensor else self.tree
 
+    def handle(self) -> bytes | None:
+        single = self._recipe.single
+        assert single is not None
+        return self._handle(self.tree, single[2])
+
     def release(self) -> None:
         with suppress(AttributeError):
             del self.tree
+
+
+def lease_over(memory: Array | RingMap, start: int, image_bytes: int, known: Recipe) -> Lease:
+    """A lease on the image that begins at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
+    if known.single is None:
+        return Lease(np.ndarray((image_bytes,), np.uint8, memory, start), known, image_bytes)
+    shape, dtype, offset = known.single
+    return ArrayLease(np.ndarray(shape, dtype, memory, start + offset), known, image_bytes)
 
 
 class Batch:

@@ -60,6 +60,12 @@ class Listener(Protocol):
         """In the child of a fork: whatever was told to the daemon is the parent's, locks and threads are gone."""
 
 
+class Asked(Future[Any]):
+    """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come."""
+
+    waits = False
+
+
 class Link:
     """One connection to the daemon at `path`, kept up for as long as the client lives.
 
@@ -85,7 +91,7 @@ class Link:
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lock = threading.Lock()
-        self._answers: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Asked] = {}
         self._claims: dict[int, float] = {}
         self._renew_at = 0.0
         self._thread: threading.Thread | None = None
@@ -185,14 +191,14 @@ class Link:
         *,
         connected: Connected | None = None,
         then: Callable[[Future[Any]], None] | None = None,
-    ) -> Future[Any]:
+    ) -> Asked:
         """Sends the request that `make` makes for an id, and gives the future of its answer.
 
         The future fails with the error the daemon answers, or DaemonUnavailable. `then` is called with it when it is
         settled, by the link's thread in the order of the answers; where it was not sent, at once.
         """
         number = self.next_id()
-        answer: Future[Any] = Future()
+        answer = Asked()
         if then is not None:
             answer.add_done_callback(then)
         self._answers[number] = answer
@@ -223,9 +229,13 @@ class Link:
         self._renew_at = min(self._renew_at, renew_at) if self._claims else renew_at
         self._claims[token] = lasts_s
 
-    def drop_claim(self, token: int) -> None:
-        """The claim was committed or abandoned."""
-        self._claims.pop(token, None)
+    def drop_claim(self, token: int) -> bool:
+        """The claim was committed or abandoned; False if it was not held (any more)."""
+        return self._claims.pop(token, None) is not None
+
+    def holds_claim(self, token: int) -> bool:
+        """Whether the claim is renewed: from its grant until `drop_claim`, or until the daemon went away."""
+        return token in self._claims
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon."""
@@ -373,7 +383,9 @@ class Link:
             case messages.PartCopied() | messages.Committed():
                 self.puts.acknowledged(message)
             case messages.Claimed(answer="wait"):
-                pass
+                waiting = self._answers.get(message.id)
+                if waiting is not None:
+                    waiting.waits = True
             case messages.Error(id=int(number)):
                 answer = self._answers.pop(number, None)
                 if answer is not None:

@@ -33,37 +33,13 @@ from ..shm.layout import (
     SpanHeader,
     Superblock,
 )
-from ..shm.recipe import Recipe, recipe
-from .lease import ArrayLease, Batch, Lease
+from ..shm.recipe import Recipe
+from .lease import ArrayLease, Batch, Lease, lease_over
+from .ring import Ring, learned
+from .ringmap import RingMap
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS: Final = 4
-_RECIPES_MAX: Final = 4096
-
-
-class RingMap(mmap):
-    """A read-only mapping of the ring. It holds the lane under which its bytes are pinned, so that every array over
-    it keeps that lane, and the kernel lock on it, alive.
-
-    What is not pinned is read through `fd`: its pages may have been given back to the system, and touching one in the
-    mapping would make it anew, or be a SIGBUS where there is no memory for it.
-    """
-
-    lane: Lane
-    fd = -1
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-
-    def copied(self, start: int, size_bytes: int) -> Array:
-        """Bytes that nobody pins, (size_bytes,) uint8; zeros where their pages, or the ring, are gone."""
-        copied = bytearray(size_bytes)
-        into, at = memoryview(copied), 0
-        # One call reads 2 GiB at most.
-        while at < size_bytes and (got := os.preadv(self.fd, [into[at:]], start + at)):
-            at += got
-        return np.frombuffer(copied, uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +58,7 @@ class Entry:
 class View:
     """One attachment: the ring and the index, read-only, and a lane of our own."""
 
-    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring_bytes")
+    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes")
 
     def __init__(self, ring: RingMap, index: IndexReader, superblock: Superblock, identity: tuple[int, int]) -> None:
         self._ring = ring
@@ -90,6 +66,7 @@ class View:
         self._identity = identity
         self._recipes: dict[bytes, Recipe] = {}
         self.lane = ring.lane
+        self.ring = Ring(ring, self._recipes)
         self.ring_bytes = superblock.ring_bytes
 
     @classmethod
@@ -109,8 +86,7 @@ class View:
                 f"an index of {index_bytes} bytes, by its superblock {superblock.geometry.index_bytes}"
             )
         ring = RingMap(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
-        ring.lane = lane
-        ring.fd = os.dup(ring_fd)
+        ring.begin(lane, ring_fd, superblock.instance_id)
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 
     def is_over(self, index_fd: int) -> bool:
@@ -196,6 +172,17 @@ class View:
         lane.unpin(word)
         return self._get_slowly(key)
 
+    def hold(self, key: bytes) -> Lease | None:
+        """`get` that is counted neither as a use nor as a hit or a miss.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        try:
+            return self._pinned(key, check=False, counted=False)
+        except Corrupt:
+            return None
+
     def get_many(self, keys: Array) -> Batch:
         """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
         found, at, seq, spans, places, lengths = self._index.find_many(keys)
@@ -233,11 +220,9 @@ class View:
                 return None
             at, seq, _, place, _ = hit
             offset = place & PLACE_OFFSET_MASK
-            packed = self._ring.copied(offset, SPAN_HEADER_BYTES).tobytes()
+            h = self._ring.span(offset)
             if self._index.words[at] == seq:
-                try:
-                    h = SpanHeader.unpack(packed)
-                except Corrupt:
+                if h is None:
                     return None
                 return Entry(
                     h.key, h.image_bytes, h.tokens, h.created_unix_s, h.expires_unix_s, h.owner_uid, h.checksum
@@ -248,7 +233,7 @@ class View:
         """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         header = self._ring[start : start + (place >> 48)]
-        return _lease(root, start, image_bytes, self._recipes.get(header) or self._learned(header))
+        return lease_over(root, start, image_bytes, self._recipes.get(header) or self._learned(header))
 
     def verified(self, key: bytes) -> Lease | None:
         """`get`, with the payload checked against its checksum first.
@@ -266,7 +251,7 @@ class View:
             self.lane.log_miss()
             return None
 
-    def _pinned(self, key: bytes, *, check: bool) -> Lease | None:
+    def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
         lane = self.lane
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
@@ -276,7 +261,7 @@ class View:
             try:
                 word = lane.pin(span_id)
             except IndexError:
-                return self._copied_out(key)
+                return self._copied_out(key, counted=counted)
             offset = place & PLACE_OFFSET_MASK
             try:
                 unchanged = self._index.words[at] == seq
@@ -285,19 +270,22 @@ class View:
                     if check or place & PLACE_UNVERIFIED:
                         _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
                     header = image[: place >> 48].tobytes()
-                    lease = _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+                    lease = lease_over(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
             except BaseException:
                 lane.unpin(word)
                 raise
             if not unchanged:
                 lane.unpin(word)
                 continue
-            lane.serve(word, span_id, image)
+            lane.tie(word, image)
+            if counted:
+                lane.log(span_id)
             return lease
-        lane.log_miss()
+        if counted:
+            lane.log_miss()
         return None
 
-    def _copied_out(self, key: bytes) -> Lease | None:
+    def _copied_out(self, key: bytes, *, counted: bool = True) -> Lease | None:
         """`verified` without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
@@ -313,10 +301,12 @@ class View:
                 image = span[SPAN_HEADER_BYTES:]
                 _check(span[:SPAN_HEADER_BYTES].tobytes(), image)
                 image.flags.writeable = False
-                self.lane.log(span_id)
+                if counted:
+                    self.lane.log(span_id)
                 header = image[: place >> 48].tobytes()
-                return _lease(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
-        self.lane.log_miss()
+                return lease_over(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+        if counted:
+            self.lane.log_miss()
         return None
 
     def _is_sound(self, place: int, image_bytes: int) -> bool:
@@ -329,23 +319,12 @@ class View:
         return True
 
     def _learned(self, header: bytes) -> Recipe:
-        if len(self._recipes) >= _RECIPES_MAX:
-            self._recipes.clear()
-        known = self._recipes[header] = recipe(header)
-        return known
+        return learned(self._recipes, header)
 
 
 def _identity(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-def _lease(memory: Array, start: int, image_bytes: int, known: Recipe) -> Lease:
-    """A lease on the image that begins at `start` of `memory`, (n,) uint8, which every view keeps alive."""
-    if known.single is None:
-        return Lease(ndarray((image_bytes,), uint8, memory, start), known, image_bytes)
-    shape, dtype, offset = known.single
-    return ArrayLease(ndarray(shape, dtype, memory, start + offset), known, image_bytes)
 
 
 def _check(span_header: bytes, image: Array) -> None:

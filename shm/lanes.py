@@ -101,16 +101,9 @@ class Lane:
         self.words[word] = 0
         self.free.append(word)
 
-    def serve(self, word: int, span_id: int, root: Array) -> None:
-        """Ties the word's pin to `root`, to be released when the last view of it is collected, and logs the hit.
-
-        The oldest record of the log is overwritten.
-        """
+    def tie(self, word: int, root: Array) -> None:
+        """Ties the word's pin to `root`, to be released when the last view of it is collected."""
         self.refs[word] = ref(root, self.releases[word])
-        head = next(self.heads)
-        words = self.words
-        words[LOG_AT + (head & LOG_MASK)] = span_id
-        words[HEAD_AT] = head + 1
 
     def tie_many(self, words: list[int], root: Array) -> Array:
         """`tie` for a batch: all of `words` are released with `root`.
@@ -139,7 +132,7 @@ class Lane:
         return words
 
     def log(self, span_id: int) -> None:
-        """Records a hit that holds no word, for the daemon's recency and frequency."""
+        """Records a hit, for the daemon's recency and frequency. The oldest record of the log is overwritten."""
         head = next(self.heads)
         self.words[LOG_AT + (head & LOG_MASK)] = span_id
         self.words[HEAD_AT] = head + 1

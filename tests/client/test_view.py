@@ -90,6 +90,26 @@ def test_hits_and_misses_are_logged_once_each(bench: MemoryBench, way: str) -> N
     assert drained.misses == 1
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench, full: bool) -> None:
+    slot = bench.put(key(1), payload(1))
+    bench.put(key(3), payload(3), unverified=True, corrupt=True)
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS) if full else []
+    lease = view.hold(key(1))
+    assert lease is not None
+    assert np.array_equal(lease.tree, payload(1))
+    assert view.hold(key(2)) is None
+    assert view.hold(key(3)) is None
+    assert bench.readers[0].drain() is None
+    assert bench.pins() == (set() if full else {slot.span_id})
+    del lease
+    assert not bench.pins()
+    assert view.lane.in_use == len(words)
+    with pytest.raises(BadKey):
+        view.hold(b"short")
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_no_key_is_refused(bench: MemoryBench, way: str) -> None:
     view = bench.view()

@@ -77,7 +77,8 @@ class LaneAgainstSets(RuleBasedStateMachine):
     def serve(self, data: st.DataObject) -> None:
         word = data.draw(st.sampled_from(sorted(self.loose())))
         root = np.zeros(3, np.uint8)
-        self.lane.serve(word, self.pinned[word], root)
+        self.lane.tie(word, root)
+        self.lane.log(self.pinned[word])
         self.roots[word] = root
         self.logged.append(self.pinned[word])
 
@@ -269,7 +270,8 @@ def test_threads_that_pin_and_release_at_once_share_no_word() -> None:
             span = number << 32 | turn + 1
             word = lane.pin(span)
             root = np.zeros(1, np.uint8)
-            lane.serve(word, span, root)
+            lane.tie(word, root)
+            lane.log(span)
             if lane.words[word] != span:
                 errors.append(f"word {word} was given to two")
             del root
