@@ -108,8 +108,12 @@ class Recipe:
 
         return _made(self._node, made)
 
-    def value(self, root: Array) -> Any:
-        """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors, copied.
+    def value(self, root: Array, copy: bool = True) -> Any:
+        """The tree as it was put: numpy leaves as views of `root`, torch leaves as tensors.
+
+        Args:
+            root: as for `view`.
+            copy: of the tensors. False gives tensors over the image itself, as for `torch`.
 
         Raises: as `torch`.
         """
@@ -121,7 +125,7 @@ class Recipe:
                 return viewed
             import torch
 
-            return tensor_copy(torch, viewed)
+            return (tensor_copy if copy else tensor_over)(torch, viewed)
 
         return _made(self._node, made)
 

@@ -1,0 +1,192 @@
+"""Leases that are kept for others: what this process has named, and another one is going to read.
+
+Owns: how many leases, of how many bytes, are kept, and for how long. Does not own where they come from.
+
+A lease is *promised* to the thread that asked for the entry, until that thread has done with it, and *lent* to whoever
+was told of it. Where room is wanted, the oldest that are only lent go: as a rule they were read long ago, and who comes
+later finds out. What is promised never goes for that; the newcomer is refused instead.
+
+Invariants: never more than `entries_max` leases, nor more than `bytes_max` bytes of payloads. None is kept for longer
+than `seconds` after it was last promised or lent, even if nobody calls any more: a timer sees to it. They stand in
+the order in which they end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ..errors import UsageError
+from .lease import Lease
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    ends_at: float = 0.0
+    lent: bool = False
+    promised_to: set[int] = field(default_factory=set)
+
+
+class Holds:
+    """See the module. Safe to use from several threads; the child of a fork holds nothing.
+
+    Args:
+        entries_max: leases.
+        bytes_max: bytes of their payloads, tree headers and padding included.
+        seconds: for how long.
+
+    Raises:
+        UsageError: a limit that is not over 0.
+    """
+
+    def __init__(self, entries_max: int, bytes_max: int, seconds: float) -> None:
+        for name, limit in (("entries_max", entries_max), ("bytes_max", bytes_max), ("seconds", seconds)):
+            if not limit > 0:
+                raise UsageError(f"{name} of held leases is {limit!r}; give a number over 0")
+        self.entries_max = entries_max
+        self.bytes_max = bytes_max
+        self.seconds = seconds
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._bytes = 0
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        _everywhere.add(self)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the payloads of all leases."""
+        return self._bytes
+
+    def get(self, key: bytes) -> Lease | None:
+        """The lease kept under `key`."""
+        held = self._held.get(key)
+        return held.lease if held is not None else None
+
+    def promise(self, key: bytes, lease: Lease) -> bool:
+        """Keeps `lease` for the calling thread. Where there is one of that key already, that one is kept on.
+
+        Returns:
+            False where it is not kept: the rest is promised and leaves no room, or the lease is a copy of its own,
+            which keeps no entry from being evicted.
+        """
+        with self._lock:
+            held = self._held.get(key)
+            if held is None:
+                if lease.handle() is None or not self._make_room(lease.image_bytes):
+                    return False
+                held = self._held[key] = _Held(lease)
+                self._bytes += lease.image_bytes
+            held.promised_to.add(threading.get_ident())
+            self._renew(key, held)
+            return True
+
+    def lend(self, key: bytes) -> None:
+        """What the calling thread was promised under `key` is kept for others from now on."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                held.lent = True
+                held.promised_to.discard(threading.get_ident())
+                self._renew(key, held)
+
+    def release(self) -> None:
+        """The calling thread has done with all that it was promised. What is lent stays for its time."""
+        ident = threading.get_ident()
+        with self._lock:
+            for key in [key for key, held in self._held.items() if ident in held.promised_to]:
+                held = self._held[key]
+                held.promised_to.discard(ident)
+                if not held.promised_to and not held.lent:
+                    self._drop(key)
+
+    def drop(self, key: bytes) -> None:
+        """Keeps nothing under `key`, whoever it was promised or lent to."""
+        with self._lock:
+            if key in self._held:
+                self._drop(key)
+
+    def clear(self) -> None:
+        """Keeps nothing."""
+        with self._lock:
+            self._held.clear()
+            self._bytes = 0
+            self._stop_timer()
+
+    def after_fork_in_child(self) -> None:
+        """What is held is the parent's to hold; its lock may be taken by a thread that is not here."""
+        self._lock = threading.Lock()
+        self._timer = None
+        self._held = OrderedDict()
+        self._bytes = 0
+
+    # ---- inside
+
+    def _make_room(self, image_bytes: int) -> bool:
+        if self._has_room(image_bytes):
+            return True
+        promised = [held.lease.image_bytes for held in self._held.values() if held.promised_to]
+        if len(promised) >= self.entries_max or sum(promised) + image_bytes > self.bytes_max:
+            return False
+        for key in [key for key, held in self._held.items() if not held.promised_to]:
+            self._drop(key)
+            if self._has_room(image_bytes):
+                break
+        return True
+
+    def _has_room(self, image_bytes: int) -> bool:
+        return len(self._held) < self.entries_max and self._bytes + image_bytes <= self.bytes_max
+
+    def _drop(self, key: bytes) -> None:
+        self._bytes -= self._held.pop(key).lease.image_bytes
+
+    def _renew(self, key: bytes, held: _Held) -> None:
+        held.ends_at = time.monotonic() + self.seconds
+        self._held.move_to_end(key)
+        if self._timer is None:
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        first = next(iter(self._held.values()))
+        # The timer's thread must not keep alive what nobody else uses any more.
+        self._timer = threading.Timer(max(0.0, first.ends_at - time.monotonic()), _expire, [weakref.ref(self)])
+        self._timer.name, self._timer.daemon = "tensord-holds", True
+        self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_what_is_over(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._timer = None
+            while self._held and next(iter(self._held.values())).ends_at <= now:
+                self._drop(next(iter(self._held)))
+            if self._held:
+                self._start_timer()
+
+
+_everywhere: weakref.WeakSet[Holds] = weakref.WeakSet()
+
+
+def _expire(of: weakref.ref[Holds]) -> None:
+    holds = of()
+    if holds is not None:
+        holds._end_what_is_over()
+
+
+def _in_child() -> None:
+    for holds in list(_everywhere):
+        holds.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

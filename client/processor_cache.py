@@ -1,0 +1,454 @@
+"""What processors made of pictures, sound and video, for all frontends and engines of a host: by hash, as nested trees.
+
+A frontend is the sender: it asks which items are there, processes the others, and sends References instead of trees.
+An engine is the receiver: it turns References into trees, which are views of shared memory. There may be any number of
+both.
+
+    sender     there = cache.is_cached(hashes)                       # what it answers True for is held
+               trees = [None if known else process(item) for item, known in zip(items, there)]
+               sent = cache.get_and_update(trees, hashes)            # a Reference, or the tree itself
+    receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
+
+Owns: what becomes of each item, and its count. Does not own what is stored (the daemon's), nor how long a sender keeps
+what it named (holds.py).
+
+Neither side mirrors what the other has. A sender names only what it holds pinned, and holds it long enough for the
+receiver to read it; a receiver that does not find it says so once for the whole request, by `ReferenceLost`, upon which
+the sender calls `invalidate` and sends trees.
+
+That a put is visible is known by the daemon's answer, so a sender waits for it: for milliseconds, since the tree that
+it would send instead would have to be copied, too. Where the answer is late, the tree is sent and the put goes on;
+until it is answered nothing else is put, so that a daemon which does not answer costs one such wait, and not one each.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from ..errors import (
+    BelowFloor,
+    LimitReached,
+    ObjectTooLarge,
+    StoreFull,
+    TensordError,
+    TimedOut,
+    Unavailable,
+    UnderPressure,
+    UnsupportedLeaf,
+    UsageError,
+)
+from .cache import Client
+from .holds import Holds
+from .lease import ArrayLease, Lease
+from .measures import item_bytes, leaf_count
+from .namespace import Namespace
+from .private import private_view
+from .puts import Put
+
+__all__ = ["Feature", "ProcessorCache", "Reference", "ReferenceLost", "Stats", "item_bytes", "leaf_count"]
+
+Hash = str | bytes
+Copy = bool | Literal["on_write"]
+
+# What is stored: the tree, and the hash that it is the tree of, since a reference comes from another process.
+_HASH: Final = "hash"
+_TREE: Final = "tree"
+_KIND: Final = "processor"
+# What a daemon copies in a second on a loaded machine, at least: by so much its answer comes later for a large tree.
+_SLOW_BYTES_PER_S: Final = 1 << 30
+_HELD_SHARE: Final = 4
+_KEYS_KEPT: Final = 4096
+# So many items that a receiver did not find, all at once: it does not see what this sender sees, and gets trees.
+_DISTRUSTED_ALL: Final = 64
+_REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
+    (ObjectTooLarge, "too_large"),
+    (UnderPressure, "pressure"),
+    (StoreFull, "full"),
+    (BelowFloor, "full"),
+    (LimitReached, "full"),
+    (UnsupportedLeaf, "unsupported"),
+    (TimedOut, "late"),
+    (Unavailable, "no_daemon"),
+)
+
+
+class Reference(NamedTuple):
+    """What a sender sends instead of a tree. As msgpack, `msgpack.packb(reference)`, then `Reference(*unpacked)`."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One item of a request, as the receiver gets and returns it.
+
+    `data` is a Reference or a tree, or None for "what is stored under this hash"; returned, always the tree.
+    """
+
+    hash: Hash
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What was looked up. `passed_through`: how many items went as their trees, by why:
+
+    - "too_large": over object_bytes_max, or than the ring is; "unsupported": what no tree can hold
+    - "full": no room that is not pinned; "pressure": the host is in emergency; "refused": the daemon said no otherwise
+    - "no_daemon"; "late": it did not answer in time, or still owes the answer to a former put
+    - "held": no room among what this sender holds; "invalidated": a receiver had not found it, recently
+    - "gone": it was held, and cleared meanwhile
+    """
+
+    hits: int = 0
+    total: int = 0
+    passed_through: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits of all; 0 where nothing was looked up."""
+        return self.hits / self.total if self.total else 0.0
+
+    def since(self, before: Stats) -> Stats:
+        """What was counted after `before`."""
+        passed = {reason: count - before.passed_through.get(reason, 0) for reason, count in self.passed_through.items()}
+        return Stats(
+            self.hits - before.hits,
+            self.total - before.total,
+            {reason: count for reason, count in passed.items() if count},
+        )
+
+
+class ReferenceLost(TensordError):
+    """Items that are not there any more, all of one call. `hashes` names them: send their trees."""
+
+    def __init__(self, message: str, hashes: Sequence[Hash] = ()) -> None:
+        super().__init__(message)
+        self.hashes = list(hashes)
+
+
+class ProcessorCache:
+    """The processor outputs of one namespace; see the module. Safe to use from several threads.
+
+    Args:
+        cache: stays the caller's.
+        namespace: `clear` drops all that is stored under it: best one that has nothing else.
+        entries_max, bytes_max, seconds: what a sender holds for receivers, and for how long; without `bytes_max` a
+            quarter of the ring.
+        put_wait_s: for how long a sender waits until what it put is visible; one more second for each GiB.
+        copy: how a receiver's leaves come. False: views of shared memory, numpy's read-only. Torch has no read-only
+            tensors: an in-place operation on one of those ends the process with SIGSEGV. "on_write": views of pages
+            that become this process's own where it writes on them. True: memory of this process's own.
+
+    Raises:
+        UsageError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        cache: Client,
+        namespace: Namespace,
+        *,
+        entries_max: int = 1024,
+        bytes_max: int | None = None,
+        seconds: float = 30.0,
+        put_wait_s: float = 0.02,
+        copy: Copy = False,
+    ) -> None:
+        if not put_wait_s >= 0:
+            raise UsageError(f"put_wait_s is {put_wait_s!r}; give seconds from 0 up")
+        if copy not in (False, True, "on_write"):
+            raise UsageError(f'copy is {copy!r}; give False, True or "on_write"')
+        self.namespace = namespace
+        self._client = cache
+        self._put_wait_s = put_wait_s
+        self._copy = copy
+        self._bytes_max = bytes_max
+        self._holds = Holds(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._lock = threading.Lock()
+        self._late: list[Put] = []
+        self._distrusted: dict[bytes, float] = {}
+        self._hits = self._total = 0
+        self._passed: Counter[str] = Counter()
+        self._told = Stats()
+        self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(_key_of, namespace))
+
+    # ---- the sender
+
+    def is_cached(self, hashes: Iterable[Hash]) -> list[bool]:
+        """Which items are there. Not counted as a use of them.
+
+        What it answers True for is held until this thread has called `get_and_update` with it, or `release`, or for
+        `seconds`: it cannot go while the other items are processed. Where it can not be held, the answer is False.
+        """
+        return [self._is_held(self.key(hash)) for hash in hashes]
+
+    def touch(self, hashes: Iterable[Hash]) -> int:
+        """Counts as a use of each item that is there, and holds it as `is_cached` does. Returns how many are there."""
+        return sum(self._use(self.key(hash)) for hash in hashes)
+
+    def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
+        """What to send for each item: a Reference where it is stored, or its tree, passed through.
+
+        All that are there are held before anything is put, so that storing one item evicts none of the others.
+
+        Args:
+            items: trees (see `Client.put`), or None for what `is_cached` said is there.
+            hashes: one for each.
+
+        Raises:
+            ReferenceLost: None was given for what is neither stored nor held; `hashes` of it names all of those.
+            UsageError: not as many hashes as items.
+        """
+        if len(items) != len(hashes):
+            raise UsageError(f"{len(items)} items with {len(hashes)} hashes; give one for each")
+        keys = [self.key(hash) for hash in hashes]
+        there = {key: self._use(key) for key in dict.fromkeys(keys)}
+        trees = {
+            key: (hash, item)
+            for hash, key, item in zip(hashes, keys, items, strict=True)
+            if item is not None and not there[key]
+        }
+        lost = [
+            hash
+            for hash, key in zip(hashes, keys, strict=True)
+            if not there[key] and key not in trees and self._holds.get(key) is None
+        ]
+        if lost:
+            raise ReferenceLost(
+                f"no tree was given for {lost}, which are neither stored nor held: ask is_cached, and process what it "
+                "says False of",
+                lost,
+            )
+        reasons = self._store(trees)
+        return [
+            self._sent(key, trees[key][1] if key in trees else item, there[key], reasons.get(key))
+            for key, item in zip(keys, items, strict=True)
+        ]
+
+    def held(self, hash: Hash) -> Any:
+        """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is."""
+        lease = self._holds.get(self.key(hash))
+        return lease.tree[_TREE] if lease is not None else None
+
+    def release(self) -> None:
+        """Holds no more what `is_cached` and `touch` held for this thread. What was referred to stays for its time."""
+        self._holds.release()
+
+    def invalidate(self, hashes: Iterable[Hash]) -> None:
+        """A receiver did not find these: they are no longer held, and for `seconds` they are not there for this sender,
+        which sends their trees. With as many as a receiver that sees another ring would lose, all are.
+        """
+        until = time.monotonic() + self._holds.seconds
+        for hash in hashes:
+            key = self.key(hash)
+            self._holds.drop(key)
+            with self._lock:
+                self._distrusted.pop(key, None)
+                self._distrusted[key] = until
+
+    # ---- the receiver
+
+    def get_and_update_features(self, features: Iterable[Feature]) -> list[Feature]:
+        """The features with trees for data. A tree that was passed through stays as it is.
+
+        All that are referred to are pinned before any tree is made. Each tree pins its entry for as long as any leaf of
+        it lives, unless leaves are copies.
+
+        Raises:
+            ReferenceLost: some are not there; `hashes` of it names all of those.
+            UsageError: a reference to what was not stored under its hash.
+        """
+        asked = list(features)
+        leases = [self._lease_of(feature) for feature in asked]
+        lost = [
+            feature.hash
+            for feature, lease in zip(asked, leases, strict=True)
+            if lease is None and (feature.data is None or isinstance(feature.data, Reference))
+        ]
+        with self._lock:
+            self._total += len(asked)
+            self._hits += sum(lease is not None for lease in leases)
+        if lost:
+            raise ReferenceLost(f"{lost} are not stored any more; have their trees sent", lost)
+        return [
+            feature if lease is None else replace(feature, data=self._tree(feature.hash, lease))
+            for feature, lease in zip(asked, leases, strict=True)
+        ]
+
+    # ---- both
+
+    def make_stats(self, delta: bool = False) -> Stats:
+        """What was looked up by `get_and_update` and `get_and_update_features` since the beginning, or `clear`; with
+        `delta` since the last call with it.
+        """
+        with self._lock:
+            stats = Stats(self._hits, self._total, dict(self._passed))
+            if not delta:
+                return stats
+            told, self._told = self._told, stats
+            return stats.since(told)
+
+    def forget(self) -> None:
+        """Holds nothing, and counts from 0. What is stored stays, for all who know its hash."""
+        self._holds.clear()
+        with self._lock:
+            self._distrusted.clear()
+            self._hits = self._total = 0
+            self._passed.clear()
+            self._told = Stats()
+
+    def clear(self) -> int:
+        """`forget`, and removes all entries of the namespace, whoever stored them. Returns how many there were.
+
+        Raises:
+            DaemonUnavailable, TimedOut: why they were not removed.
+        """
+        self.forget()
+        return self._client.clear(self.namespace)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what this sender holds now."""
+        return self._holds.held_bytes
+
+    # ---- inside
+
+    def _is_held(self, key: bytes) -> bool:
+        if self._is_distrusted(key):
+            return False
+        lease = self._client.hold(key)
+        return lease is not None and self._promise(key, lease)
+
+    def _use(self, key: bytes) -> bool:
+        if self._is_distrusted(key):
+            return False
+        lease = self._client.get(key)
+        return lease is not None and self._promise(key, lease)
+
+    def _promise(self, key: bytes, lease: Lease) -> bool:
+        view = self._client.link.view
+        if self._bytes_max is None and view is not None:
+            self._holds.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
+        return self._holds.promise(key, lease)
+
+    def _is_distrusted(self, key: bytes) -> bool:
+        distrusted = self._distrusted
+        if not distrusted:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            while distrusted and next(iter(distrusted.values())) <= now:
+                del distrusted[next(iter(distrusted))]
+            return key in distrusted or len(distrusted) >= _DISTRUSTED_ALL
+
+    def _store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
+        """Puts these, and waits until they are visible. Returns why it came to nothing, by key."""
+        reasons: dict[bytes, str] = {}
+        puts: list[Put] = []
+        self._late = [put for put in self._late if put.state == "sent"]
+        owing = bool(self._late)
+        deadline = time.monotonic() + self._put_wait_s
+        for key, (hash, tree) in trees.items():
+            if self._is_distrusted(key) and self._client.contains(key):
+                reasons[key] = "invalidated"
+                continue
+            if owing:
+                reasons[key] = "late"
+                continue
+            deadline += item_bytes(tree) / _SLOW_BYTES_PER_S
+            try:
+                stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
+                puts.append(self._client.put(key, stored, timeout_s=max(0.0, deadline - time.monotonic())))
+            except (TensordError, RuntimeError, TypeError, ValueError) as error:
+                # What a leaf's own library raises (a tensor without memory, a lost device) is no error of the request.
+                reasons[key] = _reason(error)
+        for put in puts:
+            try:
+                put.wait(max(0.0, deadline - time.monotonic()))
+            except TimedOut:
+                self._late.append(put)
+            if put.state in ("stored", "existed"):
+                if not self._is_held(put.key):
+                    reasons[put.key] = "invalidated" if self._is_distrusted(put.key) else "held"
+            else:
+                reasons[put.key] = _reason(put.error)
+        return reasons
+
+    def _sent(self, key: bytes, item: Any, was_there: bool, reason: str | None) -> Any:
+        """The outcome for one item, and its count."""
+        lease = self._holds.get(key)
+        if not was_there and item is None:
+            # Evicted by order, or cleared, after is_cached: what is held is all that is left of it.
+            reason = "gone"
+            item = _payload(lease, copy=True)[_TREE] if lease is not None else None
+        if reason is None and lease is None:
+            reason = "held"
+        with self._lock:
+            self._total += 1
+            self._hits += was_there
+            if reason is not None:
+                self._passed[reason] += 1
+        if reason is not None:
+            return item
+        self._holds.lend(key)
+        return Reference(key)
+
+    def _lease_of(self, feature: Feature) -> Lease | None:
+        """The lease of what a feature refers to; None if it is gone, or nothing is referred to."""
+        if feature.data is None:
+            return self._client.get(self.key(feature.hash))
+        return self._client.get(feature.data.key) if isinstance(feature.data, Reference) else None
+
+    def _tree(self, hash: Hash, lease: Lease) -> Any:
+        payload = _payload(lease, copy=self._copy)
+        if payload.keys() != {_HASH, _TREE} or bytes(payload[_HASH]) != _hash_bytes(hash):
+            raise UsageError(f"what is referred to as {hash!r} was not stored under that hash; send its own reference")
+        return payload[_TREE]
+
+
+def _key_of(namespace: Namespace, hash: Hash) -> bytes:
+    return namespace.key(_KIND, "", _hash_bytes(hash))
+
+
+def _hash_bytes(hash: Hash) -> bytes:
+    return hash.encode("utf-8", "surrogatepass") if isinstance(hash, str) else hash
+
+
+def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
+    """What a lease's entry has, its leaves as they were put; nothing where it is not of this module's making."""
+    if isinstance(lease, ArrayLease):
+        return {}
+    root = private_view(lease._root) if copy == "on_write" else lease._root
+    payload = lease._recipe.value(root, copy=copy is True)
+    if not isinstance(payload, dict):
+        return {}
+    return _owned(payload) if copy is True else payload
+
+
+def _owned(node: Any) -> Any:
+    """The same tree with arrays that own their memory."""
+    if isinstance(node, dict):
+        return {key: _owned(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(map(_owned, node))
+    return node.copy() if isinstance(node, np.ndarray) else node
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why an item was passed through, of what its put ended in."""
+    if error is None:
+        return "late"
+    for kind, reason in _REFUSALS:
+        if isinstance(error, kind):
+            return reason
+    return "refused" if isinstance(error, TensordError) else "unsupported"
