@@ -2,13 +2,13 @@
 
 Owns: which requests need which outputs, in which order those that nobody needs go, and this engine's pins of those that
 somebody needs. Does not own the outputs: the engine keeps them in its own memory, or reads them in the ring, and drops
-what `get_freed_ids` names. An output is known by its key, so that inputs of one request, requests, and by way of the ring
-processes share it.
+what `get_freed_ids` names. An output is known by its key, so that inputs of one request, requests, and by way of the
+ring processes share it.
 
-Invariants: the tokens that requests need, the tokens that can be freed and the free tokens add up to the cache's size. An
-output that a request needs is never evicted here; where it stands in the ring it is pinned, by a lease, from `allocate`
-(or from the first call after it was stored) until no request needs it, so that no other engine's puts evict it there.
-Only `allocate` evicts. Queries change nothing. Nothing here sends a message but `store`, and nothing waits for an answer.
+Invariants: tokens that requests need, tokens that can be freed and free tokens add up to the cache's size. An output
+that a request needs is never evicted here; where it stands in the ring it is pinned, by a lease, from `allocate` (or from
+the first call after it was stored) until no request needs it, so that no other engine's puts evict it there. Only
+`allocate` evicts. Queries change nothing. Nothing here sends a message but `store`, and nothing waits for an answer.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class EncoderCacheManager:
     """An engine's budget of encoder outputs. For one thread, the scheduler's.
 
     A step goes `has_cache`, `can_allocate`, `allocate` for each input that it is going to need, then `lease`, or the
-    encoder and `store`; `free_encoder_input` once an input was consumed, `free` when a request ends, `get_freed_ids` once
-    a step.
+    encoder and `store`; `free_encoder_input` once an input was consumed, `free` when a request ends, and once a step
+    `get_freed_ids`.
 
     Args:
         cache_size: encoder tokens that the engine has memory for, as `compute_encoder_budget` gives them.
@@ -369,9 +369,8 @@ def compute_encoder_budget(
     batch_tokens_max = check_count("batch_tokens_max", batch_tokens_max, NUMBER_MAX)
     if not tokens_max_by_modality:
         return 0, 0
-    modality, most = max(
-        ((name, check_count(f"tokens of {name}", tokens, NUMBER_MAX)) for name, tokens in tokens_max_by_modality.items()),
-        key=lambda item: item[1],
+    most, modality = max(
+        (check_count(f"tokens of {name}", tokens, NUMBER_MAX), name) for name, tokens in tokens_max_by_modality.items()
     )
     if not chunked_input and most > batch_tokens_max:
         raise BadConfiguration(
