@@ -6,8 +6,8 @@ what `get_freed_ids` names. An output is known by its key, so that inputs of one
 ring processes share it.
 
 Invariants: tokens that requests need, tokens that can be freed and free tokens add up to the cache's size. An output
-that a request needs is never evicted here; where it stands in the ring it is pinned, by a lease, from `allocate` (or from
-the first call after it was stored) until no request needs it, so that no other engine's puts evict it there. Only
+that a request needs is never evicted here; where it stands in the ring it is pinned, by a lease, from `allocate` (or
+from the first call after it was stored) until no request needs it, so that no other engine's puts evict it there. Only
 `allocate` evicts. Queries change nothing. Nothing here sends a message but `store`, and nothing waits for an answer.
 """
 

@@ -27,8 +27,8 @@ def listen_for_resets(callback: Listener) -> None:
     """Calls `callback` whenever the weights of an engine in this process have changed, or may have.
 
     That is when its manager is reset (sleep, a pause that clears caches, reset_encoder_cache), and whenever `weights`
-    hears of a change. It is called in the scheduler's thread, between two steps, often several times for one change, and
-    must not wait. What it raises is logged. It is held weakly: keep what it belongs to, and give no lambda.
+    hears of a change. It is called in the scheduler's thread, between two steps, often several times for one change,
+    and must not wait. What it raises is logged. It is held weakly: keep what it belongs to, and give no lambda.
     """
     from . import weights
 

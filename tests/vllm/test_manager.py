@@ -1,0 +1,329 @@
+"""The encoder cache manager in vLLM: vLLM's own behaviour with its own requests, and who hears that weights changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config.ec_manager_config import EncoderCacheManagerConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core import encoder_cache_manager as theirs
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
+
+from tensord.client.vllm import EncoderCacheManager, manager, weights
+from tensord.errors import BadConfiguration
+
+PLENTY = 1 << 30
+NAME = "tensord.client.vllm.EncoderCacheManager"
+
+
+def request(name: str, *items: tuple[str, int | torch.Tensor]) -> Request:
+    """A request with an item of each (identifier, embeddings or the mask that says where they are)."""
+    features, offset = [], 0
+    for identifier, embeds in items:
+        mask = embeds if isinstance(embeds, torch.Tensor) else None
+        length = len(embeds) if isinstance(embeds, torch.Tensor) else embeds
+        place = PlaceholderRange(offset=offset, length=length, is_embed=mask)
+        features.append(MultiModalFeatureSpec(None, "image", identifier, place))
+        offset += length
+    return Request(name, [0] * (offset + 1), SamplingParams(max_tokens=1), None, mm_features=features)
+
+
+def config(*, is_encoder_decoder: bool = False, **settings: Any) -> Any:
+    """What the scheduler hands over, as far as it is looked at."""
+    return SimpleNamespace(
+        ec_manager_config=EncoderCacheManagerConfig(encoder_cache_manager_cls=NAME, manager_config=settings),
+        model_config=SimpleNamespace(is_encoder_decoder=is_encoder_decoder),
+    )
+
+
+def made(cache_size: int, **options: Any) -> Any:
+    """The manager as the scheduler makes it, from its name in the configuration."""
+    given = config(**options)
+    return given.ec_manager_config.get_encoder_cache_manager_obj().create_manager(
+        cache_size=cache_size, vllm_config=given
+    )
+
+
+def schedule(cache: Any, one: Request, at: int = 0) -> None:
+    """As the scheduler does it for an item that it has not cached."""
+    assert not cache.check_and_update_cache(one, at)
+    assert cache.can_allocate(one, at, PLENTY, 0)
+    cache.allocate(one, at)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard = 0
+        manager.listen_for_resets(self.changed)
+
+    def changed(self) -> None:
+        self.heard += 1
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+# ---- what vLLM's scheduler relies on
+
+
+def test_the_name_in_the_configuration_gives_the_manager() -> None:
+    cache = made(10)
+    assert type(cache) is EncoderCacheManager
+    assert isinstance(cache, theirs.EncoderCacheManager)
+    assert (cache.cache_size, cache.num_free_slots, cache.num_freeable_slots) == (10, 10, 10)
+    assert cache.get_manager_metadata() is None
+
+
+def test_an_item_is_computed_once_and_found_again_after_it_was_freed() -> None:
+    cache = made(10)
+    one, two = request("1", ("A", 4)), request("2", ("A", 4))
+    schedule(cache, one)
+    assert cache.check_and_update_cache(one, 0)
+    assert cache.cached == {"A": {"1"}}
+    assert cache.get_cached_num_encoder_embeds(two, 0) == 4
+    for _ in range(2):
+        cache.free_encoder_input(one, 0)
+        assert cache.cached == {"A": set()}
+        assert dict(cache.freeable) == {"A": 4}
+        assert (cache.num_free_slots, cache.num_freeable_slots) == (6, 10)
+    assert cache.check_and_update_cache(two, 0)
+    assert cache.cached == {"A": {"2"}}
+    assert not cache.freeable
+    assert cache.num_freeable_slots == 6
+
+
+def test_a_request_that_ends_frees_all_its_items() -> None:
+    cache = made(10)
+    one = request("1", ("A", 2), ("B", 3), ("C", 4))
+    schedule(cache, one, 0)
+    schedule(cache, one, 2)
+    assert cache.get_cached_input_ids(one) == {0, 2}
+    cache.free(one)
+    assert cache.get_cached_input_ids(one) == set()
+    assert not cache.request_cached_ids
+    assert cache.cached == {"A": set(), "C": set()}
+    assert (cache.num_free_slots, cache.num_freeable_slots) == (4, 10)
+
+
+def test_the_item_freed_first_makes_room_and_workers_are_told_once() -> None:
+    cache = made(10)
+    one, two = request("1", ("A", 4), ("B", 4)), request("2", ("C", 5))
+    schedule(cache, one, 0)
+    schedule(cache, one, 1)
+    cache.free_encoder_input(one, 1)
+    cache.free_encoder_input(one, 0)
+    schedule(cache, two)
+    assert "B" not in cache.cached
+    assert "A" in cache.cached
+    assert cache.num_embeds_by_hash == {"A": 4, "C": 5}
+    assert cache.get_freed_mm_hashes() == ["B"]
+    assert cache.get_freed_mm_hashes() == []
+
+
+def test_an_item_evicted_and_computed_again_is_not_dropped_by_workers() -> None:
+    cache = made(4)
+    one, two = request("1", ("A", 4)), request("2", ("B", 4))
+    schedule(cache, one)
+    cache.free(one)
+    schedule(cache, two)
+    cache.free(two)
+    schedule(cache, one)
+    assert cache.get_freed_mm_hashes() == ["B"]
+
+
+def test_an_item_that_a_request_repeats_is_held_until_its_last_occurrence() -> None:
+    cache = made(10)
+    one = request("1", ("A", 4), ("A", 4))
+    schedule(cache, one, 0)
+    assert cache.check_and_update_cache(one, 1)
+    assert cache.num_free_slots == 6
+    cache.free_encoder_input(one, 0)
+    assert cache.cached == {"A": {"1"}}
+    assert not cache.freeable
+    cache.free_encoder_input(one, 1)
+    assert dict(cache.freeable) == {"A": 4}
+
+
+def test_a_step_keeps_to_the_room_and_to_the_compute_budget() -> None:
+    one = request("1", ("A", 5), ("B", 6))
+    small, large = made(10), made(100)
+    assert small.can_allocate(one, 0, 100, 0)
+    assert not small.can_allocate(one, 1, 100, 5)
+    assert large.can_allocate(one, 1, 100, 5)
+    assert not large.can_allocate(one, 1, 5, 5)
+
+
+def test_what_running_requests_need_is_never_evicted() -> None:
+    cache = made(10)
+    schedule(cache, request("1", ("A", 6)))
+    assert not cache.can_allocate(request("2", ("B", 5)), 0, PLENTY, 0)
+    assert cache.get_freed_mm_hashes() == []
+
+
+def test_room_is_counted_in_embeddings_and_not_in_placeholders() -> None:
+    cache = made(100)
+    mask = torch.zeros(100, dtype=torch.bool)
+    mask[5:80:10] = True
+    schedule(cache, request("1", ("A", mask)))
+    assert cache.num_free_slots == 92
+    assert cache.num_embeds_by_hash == {"A": 8}
+
+
+def test_after_a_reset_all_room_is_free_and_nothing_is_remembered() -> None:
+    cache = made(10)
+    one, two = request("1", ("A", 4), ("B", 3)), request("2", ("C", 10))
+    schedule(cache, one, 0)
+    schedule(cache, one, 1)
+    cache.free(one)
+    schedule(cache, request("3", ("D", 5)))
+    cache.reset()
+    assert (cache.num_free_slots, cache.num_freeable_slots) == (10, 10)
+    assert not any((cache.cached, cache.freeable, cache.freed, cache.num_embeds_by_hash, cache.request_cached_ids))
+    schedule(cache, two)
+    assert cache.num_free_slots == 0
+
+
+def test_models_with_an_encoder_and_a_decoder_get_the_manager_that_they_need(listener: Listener) -> None:
+    cache = made(10, is_encoder_decoder=True)
+    assert isinstance(cache, theirs.EncoderDecoderCacheManager)
+    one = request("1", ("A", 4))
+    schedule(cache, one)
+    assert not cache.check_and_update_cache(one, 0)
+    assert (cache.allocated, cache.num_free_slots) == (["A"], 6)
+    cache.free(one)
+    assert (cache.get_freed_mm_hashes(), cache.get_freed_mm_hashes()) == ([], ["A"])
+    schedule(cache, one)
+    cache.reset()
+    assert (cache.allocated, cache.to_free, cache.num_free_slots) == ([], [], 10)
+    assert listener.heard == 1
+
+
+def test_a_setting_is_refused_since_there_are_none() -> None:
+    with pytest.raises(BadConfiguration, match=r"\{'size': 3\}.* has no settings.*ec_connector_extra_config"):
+        made(10, size=3)
+
+
+# ---- who hears that weights changed
+
+
+def test_a_reset_by_the_scheduler_is_heard(listener: Listener) -> None:
+    scheduler = SimpleNamespace(encoder_cache_manager=made(10))
+    Scheduler.reset_encoder_cache(scheduler)
+    assert listener.heard == 1
+
+
+def test_a_listener_that_is_gone_is_not_called_and_one_that_listens_twice_hears_once(listener: Listener) -> None:
+    heard: list[str] = []
+
+    class Passing(Listener):
+        def changed(self) -> None:
+            heard.append("a ghost")
+
+    passing = Passing()
+    del passing
+    manager.listen_for_resets(listener.changed)
+    made(10).reset()
+    assert listener.heard == 1
+    assert not heard
+
+
+def test_what_one_listener_raises_is_logged_and_the_next_one_hears(
+    listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Listener):
+        def changed(self) -> None:
+            raise RuntimeError("not today")
+
+    failing, last = Failing(), Listener()
+    with caplog.at_level(logging.ERROR, "tensord"):
+        made(10).reset()
+    assert (listener.heard, last.heard) == (1, 1)
+    assert "not today" in caplog.text
+    del failing
+
+
+class Executor:
+    """Says what reached the workers, and what a listener had heard by then."""
+
+    def __init__(self, heard: Callable[[], int]) -> None:
+        self.calls: list[tuple[Any, int]] = []
+        self.heard = heard
+        self.error: Exception | None = None
+
+    def collective_rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
+        self.calls.append((method, self.heard()))
+        if self.error is not None:
+            raise self.error
+        return [method]
+
+
+@pytest.fixture
+def core(listener: Listener) -> EngineCore:
+    """The engine core's own methods, without the engine that it would start."""
+    engine = EngineCore.__new__(EngineCore)
+    engine.model_executor = Executor(lambda: listener.heard)
+    engine._weight_version = "default"
+    return engine
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "start_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "reload_weights",
+        "reset_weights",
+        "load_model",
+        "an_extensions_own_way",
+    ],
+)
+def test_an_update_of_weights_is_heard_after_the_workers_have_it(
+    core: EngineCore, listener: Listener, method: str
+) -> None:
+    assert core.collective_rpc(method, None, (), {"weights": 1}) == [method]
+    assert core.model_executor.calls == [(method, 0)]
+    assert listener.heard == 1
+
+
+def test_what_runs_a_function_in_the_workers_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
+    core.collective_rpc(method=lambda worker: None)
+    assert listener.heard == 1
+
+
+def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
+    core.model_executor.error = RuntimeError("half way")
+    with pytest.raises(RuntimeError, match="half way"):
+        core.collective_rpc("update_weights")
+    assert listener.heard == 1
+
+
+def test_looking_at_workers_is_no_change(core: EngineCore, listener: Listener) -> None:
+    for method in ("compute_weight_checksums", "get_encoder_timing_stats", "profile", "init_weight_transfer_engine"):
+        core.collective_rpc(method)
+    core.compute_weight_checksums()
+    assert listener.heard == 0
+
+
+def test_another_version_of_the_weights_is_heard_and_the_same_one_is_not(core: EngineCore, listener: Listener) -> None:
+    core.set_weight_version("default")
+    assert listener.heard == 0
+    core.set_weight_version("step-7")
+    assert (core.get_weight_version(), listener.heard) == ("step-7", 1)
+
+
+def test_hooks_stand_once_however_often_they_are_asked_for(core: EngineCore, listener: Listener) -> None:
+    for _ in range(3):
+        weights.install()
+    core.collective_rpc("update_weights")
+    assert listener.heard == 1
