@@ -1,7 +1,158 @@
-"""These tests need vLLM: `make test-vllm` installs it and runs them."""
+"""These tests need vLLM: `make test-vllm` installs it and runs them.
+
+One daemon and three engines of one tiny model serve all tests with engines, since an engine takes ten seconds to start.
+A test takes pictures that nobody asked for before, and may do to the daemon what it likes: the next one finds it
+running, with all engines attached.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import tensord
+from tensord.ipc import messages
+from tensord.ipc.words import ENTRIES_MAX
+
+from ..daemon_process import Daemon, until
+from .engine import Answer, Engine
+from .tiny_llava import write_tiny_llava
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+
+MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.EncoderCacheManager", "manager_config": {}}
+StartEngine = Callable[..., Engine]
+
+_pictures = count(1)
+
+
+def fresh() -> int:
+    """A picture that no engine has seen."""
+    return next(_pictures)
+
+
+class Stand:
+    """A daemon, two engines of one model that use it, and one of the same model that does not.
+
+    Attributes:
+        first, second: they have the connector, and tensord's encoder cache manager.
+        plain: has neither; its answers are what the others' have to be.
+        before: what `first` said to the picture `before_picture` when there was no daemon yet.
+    """
+
+    def __init__(self, daemon: Daemon, first: Engine, second: Engine, plain: Engine) -> None:
+        self.daemon = daemon
+        self.first = first
+        self.second = second
+        self.plain = plain
+        self.before_picture = fresh()
+        self.before: Answer = first.generate(self.before_picture)
+
+    def keys(self) -> set[bytes]:
+        """The keys of all entries."""
+        rows = self.daemon.ask(partial(messages.EntriesQuery, count=ENTRIES_MAX))["entries"]
+        assert len(rows) < ENTRIES_MAX, "more entries than one page has"
+        return {bytes.fromhex(row["key"]) for row in rows}
+
+    def encode(self, engine: Engine, picture: int, uuids: list[str] | None = None) -> tuple[Answer, bytes]:
+        """Has the engine encode a fresh picture, and returns when all can have it: its answer and the entry's key."""
+        there = self.keys()
+        answer = engine.generate(picture, uuids=uuids)
+        new = until(lambda: self.keys() - there, f"an entry for picture {picture}")
+        assert len(new) == 1
+        return answer, new.pop()
+
+    def attached(self, *engines: Engine, clients: int = 1) -> None:
+        """Returns when each of the engines is the daemon's client, in so many places."""
+
+        def there() -> bool:
+            rows = [row for row in self.daemon.client_rows() if not row["orphaned"]]
+            sessions = Counter(_session(row["pid"]) for row in rows)
+            return all(sessions[engine.pid] >= clients for engine in engines)
+
+        until(there, f"{clients} clients in each of {len(engines)} engines")
+
+    def unpinned(self) -> None:
+        """Returns when no engine holds anything."""
+        self.daemon.until(lambda status: status["pins"] == 0, "engines give back what they held")
+
+    def mended(self) -> None:
+        """The daemon runs, and the engines know it."""
+        if self.daemon.running:
+            self.daemon.resume()
+        else:
+            self.daemon.start()
+        self.attached(self.first, self.second)
+
+
+@contextlib.contextmanager
+def encoding(engine: Engine) -> Iterator[Callable[[], int]]:
+    """Counts what the engine encodes within, and after, the `with`."""
+    before = engine.encoded()
+    yield lambda: engine.encoded() - before
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's folder."""
+    return write_tiny_llava(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with other weights, and the same in everything else."""
+    return write_tiny_llava(tmp_path_factory.mktemp("other-model"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
+    """Starts engines, `Engine` without its `log`, and ends them at the end."""
+    folder = tmp_path_factory.mktemp("engines")
+    numbers = count(1)
+    with contextlib.ExitStack() as started:
+
+        def start(model: Path, **options: Any) -> Engine:
+            return started.enter_context(Engine(model, folder / f"{next(numbers)}.log", **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def session_stand(model: Path, start_engine: StartEngine) -> Iterator[Stand]:
+    with Daemon() as daemon:
+        first, second = (start_engine(model, socket=daemon.socket, ec_manager_config=MANAGER) for _ in range(2))
+        stand = Stand(daemon, first, second, start_engine(model))
+        daemon.start()
+        yield stand
+
+
+@pytest.fixture
+def stand(session_stand: Stand) -> Stand:
+    """The engines and their daemon, ready. The engines were started before it."""
+    session_stand.mended()
+    return session_stand
+
+
+@pytest.fixture
+def client(stand: Stand) -> Iterator[tensord.Client]:
+    """A client of the engines' daemon."""
+    with tensord.Client(stand.daemon.socket) as attached:
+        assert attached.wait_connected(30)
+        yield attached
+
+
+def _session(pid: int) -> int | None:
+    """The session of a process: all of an engine's processes have one in common."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

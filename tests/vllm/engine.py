@@ -1,7 +1,7 @@
 """A vLLM engine in a process of its own, and what a test tells it.
 
 Owns: the process, its log, and what was said to it and not answered yet. One engine serves many tests, since its start
-takes a quarter of a minute. It runs in one process, in which a test can stop it in the middle of a step; or, `separate`, in the
+takes ten seconds. It runs in one process, in which a test can stop it in the middle of a step; or, `separate`, in the
 processes that vLLM makes by default.
 """
 
@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .engine_worker import COUNTS, read_count
+
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
-# How long anything may take before a test gives up on it. No measurement: several engines may start on two cores at once.
+# How long anything may take before a test gives up on it. No measurement: several engines may start at once.
 PATIENCE_S: Final = 240.0
 
 
@@ -54,8 +56,8 @@ class Engine:
         self,
         model: Path,
         log: Path,
-        socket: Path | None = None,
         *,
+        socket: Path | None = None,
         separate: bool = False,
         connector: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
@@ -69,6 +71,9 @@ class Engine:
                 **(connector or {}),
             }
         self._log = log
+        self._counts = log.with_suffix(".counts")
+        self._counts.touch()
+        self._counted = 0
         ours, theirs = _pair()
         told = {"model": str(model), "separate": separate, "engine": options}
         environ = {
@@ -76,8 +81,9 @@ class Engine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
-            # Workers find the program's worker class by its name; the folder of the tests does not hold any other name.
+            # Where vLLM's workers find engine_worker.
             "PYTHONPATH": str(PROGRAM.parent),
+            COUNTS: str(self._counts),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the main threads of all engines are on one core
             "OMP_NUM_THREADS": "1",
             "TORCH_COMPILE_DISABLE": "1",  # eager anyway, but for logarithms of chances, which take 19 s to compile
@@ -99,14 +105,18 @@ class Engine:
 
     # ---- requests
 
-    def generate(self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8) -> Answer:
+    def generate(
+        self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8
+    ) -> Answer:
         """The answer to a request with these pictures, each named by a number."""
         self.begin(*pictures, uuids=uuids, text=text, tokens=tokens)
         return self.result()
 
-    def begin(self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8) -> None:
+    def begin(
+        self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8
+    ) -> None:
         """Tells it to generate, and does not wait: `result` or `stopped` follows."""
-        self._wait_up()
+        self.wait_up()
         self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens)
 
     def result(self) -> Answer:
@@ -124,10 +134,17 @@ class Engine:
 
     # ---- what is seen of it
 
+    def wait_up(self) -> None:
+        """Returns when the engine answers."""
+        if not self._up:
+            self._answer()
+            self._counted = read_count(self._counts)
+            self._up = True
+
     def encoded(self) -> int:
-        """How many pictures it encoded since it is up."""
-        count: int = self.ask("encoded")
-        return count
+        """How many pictures it encoded since it is up: what it encodes before, to measure itself, does not count."""
+        self.wait_up()
+        return read_count(self._counts) - self._counted
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """The answer to any of the program's commands.
@@ -135,7 +152,7 @@ class Engine:
         Raises:
             EngineError: the command raised.
         """
-        self._wait_up()
+        self.wait_up()
         self._say(command, **arguments)
         return self._answer()
 
@@ -155,8 +172,8 @@ class Engine:
     # ---- stops
 
     def stop_at(self, place: str) -> None:
-        """It stops the next time it comes to the place: "encode" (before it), "hit" (the connector has promised one), "scheduled"
-        (with a hit promised, before the worker knows), "deferred" (another engine is waited for)."""
+        """It stops the next time it comes to the place: "encode" (before it encodes), "hit" (the connector has promised
+        one), "scheduled" (one was promised, and the worker does not know yet), "deferred" (another engine encodes)."""
         self.ask("stop_at", place=place)
 
     def stopped(self) -> str:
@@ -180,13 +197,17 @@ class Engine:
                 self._process.wait(30)
             except (OSError, subprocess.TimeoutExpired):
                 pass
-        # vLLM's own processes have the session in common with it.
+        self.kill()
+        self._socket.close()
+
+    def kill(self) -> None:
+        """SIGKILL to it and all of its processes, and waits for its end."""
+        # They have its session in common with it.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._process.wait()
-        self._socket.close()
 
     def __enter__(self) -> Self:
         return self
@@ -195,11 +216,6 @@ class Engine:
         self.close()
 
     # ---- inside
-
-    def _wait_up(self) -> None:
-        if not self._up:
-            self._answer()
-            self._up = True
 
     def _say(self, command: str, **arguments: Any) -> None:
         self._socket.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")

@@ -1,9 +1,9 @@
 """A vLLM engine as a process of its own, which does what it is told line by line.
 
-Run as a program, by `engine.Engine`: `engine_process.py FD OPTIONS`. FD is a socket; each line on it is a JSON document.
-The process says {"answer": "up"} when the engine is up, then answers each {"do": NAME, ...} with {"answer": ...} or
-{"error": TRACEBACK}. Between a command and its answer it may say {"stopped": PLACE}, if it was told to stop there; it then
-takes commands in the middle of the engine's step, until one of them is "go".
+Run as a program, by `engine.Engine`: `engine_process.py FD OPTIONS`. FD is a socket; each line on it is a JSON
+document. The process says {"answer": "up"} when the engine is up, then answers each {"do": NAME, ...} with
+{"answer": ...} or {"error": TRACEBACK}. Between a command and its answer it may say {"stopped": PLACE}, if it was told
+to stop there; it then takes commands in the middle of the engine's step, until one of them is "go".
 
 Owns: the engine, what is counted in it, and the places where it can be stopped. Those are in the scheduler's and the
 worker's code, so an engine that is to be stopped runs in this one process.
@@ -22,33 +22,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 PROMPT: Final = "USER: {pictures}{text} ASSISTANT:"
-
-
-class CountingWorker:
-    """What is added to vLLM's worker: it counts what the encoder is given, in whatever process the worker is."""
-
-    model_runner: Any
-    _encoded: int
-    _before_encoding: Callable[[], object]
-
-    def watch_encoder(self) -> None:
-        """Counts from now on: what the engine encodes to measure itself at its start is not counted."""
-        model = self.model_runner.model
-        embed = model.embed_multimodal
-        self._encoded = 0
-        self._before_encoding = lambda: None
-
-        def counted(**arguments: Any) -> Any:
-            self._before_encoding()
-            outputs = embed(**arguments)
-            self._encoded += len(outputs)
-            return outputs
-
-        model.embed_multimodal = counted
-
-    def encoded(self) -> int:
-        """How many pictures went through the encoder in this worker."""
-        return self._encoded
 
 
 class Talk:
@@ -74,8 +47,8 @@ class EngineProcess:
     """The engine and the commands: each method that begins with `do_` is one.
 
     Args:
-        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "engine" (keyword arguments for
-            vLLM's LLM that are added to those here).
+        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "engine" (keyword arguments
+            for vLLM's LLM that are added to those here).
     """
 
     def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
@@ -97,12 +70,11 @@ class EngineProcess:
                 "limit_mm_per_prompt": {"image": 2},
                 "kv_cache_memory_bytes": 64 << 20,
                 "disable_log_stats": False,
-                "worker_extension_cls": "engine_process.CountingWorker",
+                "worker_extension_cls": "engine_worker.Worker",
                 **executor,
                 **options["engine"],
             }
         )
-        self._llm.collective_rpc("watch_encoder")
         self._requests = 0
         self._stops: set[str] = set()
         self._passed: dict[str, int] = defaultdict(int)
@@ -142,10 +114,9 @@ class EngineProcess:
     def do_abort(self, name: str) -> None:
         self._llm.llm_engine.abort_request([name])
 
-    def do_encoded(self) -> int:
-        """How many pictures were encoded since the engine is up, by the first of its workers."""
-        counted: int = self._llm.collective_rpc("encoded")[0]
-        return counted
+    def do_slow_encoder(self, seconds: float) -> None:
+        """From now on each run of the encoder takes so much longer."""
+        self._worker_module.encode_s = seconds
 
     def do_reset_encoder_cache(self) -> None:
         self._llm.llm_engine.reset_encoder_cache()
@@ -175,8 +146,8 @@ class EngineProcess:
         return self._passed
 
     def do_spent(self) -> dict[str, list[float]]:
-        """How long each call of each of the scheduler's connector's methods took, in seconds, since this was last asked.
-        The first question begins it."""
+        """How long each call of the scheduler's connector's methods took, in seconds, by method, since this was last
+        asked. The first question begins it."""
         spent, self._spent_s = self._spent_s, {}
         connector = self._scheduler.ec_connector
         for name in ("ensure_cache_available", "has_cache_item", "build_connector_meta", "update_connector_output"):
@@ -189,9 +160,8 @@ class EngineProcess:
 
     def _make_places(self) -> None:
         connector = self._scheduler.ec_connector
-        worker = self._llm.llm_engine.model_executor.driver_worker.worker
         self._passed["encode"] = 0
-        worker._before_encoding = lambda: self._pass("encode")
+        self._worker_module.before_encoding.append(lambda: self._pass("encode"))
         if connector is None:
             return
         hits = 0
@@ -246,6 +216,11 @@ class EngineProcess:
             self._stops.remove(place)
             self._talk.say(stopped=place)
             self.obey(until="go")
+
+    @property
+    def _worker_module(self) -> Any:
+        """What vLLM's worker in this process imported."""
+        return sys.modules["engine_worker"]
 
     @property
     def _scheduler(self) -> Any:

@@ -1,8 +1,8 @@
-"""A LLaVA small enough for two cores: 130 thousand random weights that make the answer depend on the picture.
+"""A LLaVA small enough for two cores: 238 thousand random weights that make the answer depend on the picture.
 
-Owns: a folder with a configuration, a tokenizer, a processor and weights, as vLLM and transformers read them. Nothing is
-downloaded, and neither of them is needed to write it. The same seed gives the same bytes, so engines started on two such
-folders are engines of one model; another seed is another model of the same shape.
+Owns: a folder with a configuration, a tokenizer, a processor and weights, as vLLM and transformers read them. Nothing
+is downloaded, and neither of them is needed to write it. The same seed gives the same bytes, so engines started on two
+such folders are engines of one model; another seed is another model of the same shape.
 
 One picture is PICTURE_TOKENS tokens of WIDTH float32 numbers.
 """

@@ -1,0 +1,55 @@
+"""What vLLM imports in each of its workers' processes, as the module of their `worker_extension_cls`.
+
+Owns: the count of what the encoder is given, in a file that any process may read, and what happens before each run of
+the encoder. It has nothing that is called by vLLM's `collective_rpc`, since that may have changed the weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+COUNTS: Final = "ENGINE_COUNTS"
+"""The environment's name for the file."""
+
+before_encoding: list[Callable[[], object]] = []
+encode_s = 0.0
+"""Each run takes so much longer: a real encoder is slower than this model's."""
+
+
+class Worker:
+    """Adds nothing to vLLM's worker."""
+
+
+def read_count(path: Path) -> int:
+    """How many pictures one worker encoded: of several ranks, which encode the same, the busiest."""
+    counts: Counter[str] = Counter()
+    for line in path.read_text().splitlines():
+        process, pictures = line.split()
+        counts[process] += int(pictures)
+    return max(counts.values(), default=0)
+
+
+def _watch() -> None:
+    from vllm.model_executor.models.llava import LlavaForConditionalGeneration as Llava
+
+    embed = Llava.embed_multimodal
+    file = os.open(os.environ[COUNTS], os.O_WRONLY | os.O_APPEND)
+
+    def counted(self: Any, **arguments: Any) -> Any:
+        for act in before_encoding:
+            act()
+        time.sleep(encode_s)
+        outputs = embed(self, **arguments)
+        os.write(file, f"{os.getpid()} {len(outputs)}\n".encode())
+        return outputs
+
+    Llava.embed_multimodal = counted
+
+
+if COUNTS in os.environ:
+    _watch()

@@ -1,0 +1,233 @@
+"""What engines that share a daemon promise: the answers of an engine without one, and no picture encoded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+
+from .conftest import MANAGER, Stand, encoding, fresh
+from .engine import Engine
+
+StartEngine = Callable[..., Engine]
+
+
+def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> None:
+    picture = fresh()
+    right = stand.plain.generate(picture)
+    encoded, _ = stand.encode(stand.first, picture)
+    assert encoded == right
+    assert stand.second.generate(picture) == right
+    assert stand.first.generate() == stand.plain.generate()
+
+
+def test_what_one_engine_encoded_another_that_lives_beside_it_does_not(stand: Stand) -> None:
+    picture = fresh()
+    with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
+        stand.encode(stand.first, picture)
+        stand.second.generate(picture)
+        assert (by_first(), by_second()) == (1, 0)
+    stand.unpinned()
+
+
+def test_an_engine_asked_for_a_picture_that_another_encodes_waits_for_it(stand: Stand) -> None:
+    picture = fresh()
+    right = stand.plain.generate(picture)
+    with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
+        stand.first.stop_at("encode")
+        stand.first.begin(picture)
+        assert stand.first.stopped() == "encode"
+        stand.second.stop_at("deferred")
+        stand.second.begin(picture)
+        assert stand.second.stopped() == "deferred"
+        stand.daemon.until(lambda status: status["store"]["claims_waiting"], "the second engine waits for the first")
+        stand.first.go()
+        stand.second.go()
+        assert stand.first.result() == stand.second.result() == right
+        assert (by_first(), by_second()) == (1, 0)
+
+
+def test_two_engines_asked_at_once_for_a_new_picture_encode_it_once(stand: Stand) -> None:
+    picture = fresh()
+    for engine in (stand.first, stand.second):
+        engine.ask("slow_encoder", seconds=0.2)
+    try:
+        with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
+            stand.first.begin(picture)
+            stand.second.begin(picture)
+            assert stand.first.result() == stand.second.result()
+            assert by_first() + by_second() == 1
+    finally:
+        for engine in (stand.first, stand.second):
+            engine.ask("slow_encoder", seconds=0)
+
+
+def test_of_two_pictures_in_a_request_only_the_one_that_nobody_has_is_encoded(stand: Stand) -> None:
+    there, new = fresh(), fresh()
+    right = stand.plain.generate(there, new)
+    stand.encode(stand.first, there)
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(there, new) == right
+        assert by_second() == 1
+
+
+def test_a_clients_name_for_one_picture_in_an_engine_and_another_in_the_next_gives_right_answers(stand: Stand) -> None:
+    one, another = fresh(), fresh()
+    name = [f"clients-{one}"]
+    answered, _ = stand.encode(stand.first, one, uuids=name)
+    assert answered == stand.plain.generate(one)
+    assert stand.second.generate(another, uuids=name) == stand.plain.generate(another)
+
+
+def test_a_picture_is_shared_whatever_clients_call_it(stand: Stand) -> None:
+    picture = fresh()
+    stand.encode(stand.first, picture, uuids=[f"one-{picture}"])
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(picture, uuids=[f"another-{picture}"]) == stand.plain.generate(picture)
+        assert by_second() == 0
+
+
+def test_engines_with_other_weights_share_nothing_even_under_a_clients_name(
+    stand: Stand, other_model: Path, start_engine: StartEngine
+) -> None:
+    picture = fresh()
+    name = [f"clients-{picture}"]
+    _, key = stand.encode(stand.first, picture, uuids=name)
+    with start_engine(other_model, socket=stand.daemon.socket) as other:
+        other.wait_up()
+        stand.attached(other)
+        _, other_key = stand.encode(other, picture, uuids=name)
+        assert other.encoded() == 1
+        assert other_key != key
+        assert other_key[:8] != key[:8], "one namespace for two models"
+
+
+def test_an_answer_is_made_of_what_is_stored(stand: Stand, client: tensord.Client) -> None:
+    picture = fresh()
+    right, key = stand.encode(stand.first, picture)
+    lease = client.get(key)
+    assert lease is not None
+    tree = lease.tree
+    tokens = 0 if (entry := client.peek(key)) is None else entry.tokens
+    del lease
+    client.evict(key)
+    client.put(key, _reversed(tree), tokens=tokens, wait=True)
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(picture) != right
+        assert by_second() == 0
+
+
+def test_an_entry_of_another_shape_is_a_miss(stand: Stand, client: tensord.Client) -> None:
+    picture = fresh()
+    right, key = stand.encode(stand.first, picture)
+    lease = client.get(key)
+    assert lease is not None
+    tree = lease.tree
+    client.evict(key)
+    client.put(key, _halved(tree), tokens=8, wait=True)
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(picture) == right
+        assert by_second() == 1
+
+
+def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand) -> None:
+    picture = fresh()
+    right, _ = stand.encode(stand.first, picture)
+    stand.second.ask("reset_encoder_cache")
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(picture) == right
+        assert by_second() == 1
+
+
+def test_engines_that_all_have_new_weights_share_again(stand: Stand) -> None:
+    stand.first.ask("reset_encoder_cache")
+    stand.second.ask("reset_encoder_cache")
+    picture = fresh()
+    stand.encode(stand.first, picture)
+    with encoding(stand.second) as by_second:
+        stand.second.generate(picture)
+        assert by_second() == 0
+
+
+def test_a_request_aborted_with_a_hit_promised_leaves_nothing_held(stand: Stand) -> None:
+    picture = fresh()
+    stand.encode(stand.first, picture)
+    name = stand.second.add(picture, tokens=64)
+    stand.second.step()
+    stand.second.ask("abort", name=name)
+    stand.second.generate()
+    stand.unpinned()
+    assert stand.second.generate(picture) == stand.plain.generate(picture)
+
+
+def test_engines_take_the_cache_manager_that_they_are_told_to(stand: Stand) -> None:
+    parts = stand.first.ask("scheduler")
+    assert parts["manager"] == "tensord.client.vllm.manager.EncoderCacheManager"
+    assert parts["connector"] == "tensord.client.vllm.connector.TensordECConnector"
+
+
+@pytest.mark.parametrize("manager", ["tensord's", "vLLM's"])
+def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(
+    stand: Stand, model: Path, start_engine: StartEngine, manager: str
+) -> None:
+    mine, theirs = fresh(), fresh()
+    options = {"ec_manager_config": MANAGER} if manager == "tensord's" else {}
+    with start_engine(model, socket=stand.daemon.socket, separate=True, **options) as apart:
+        apart.wait_up()
+        stand.encode(stand.first, mine)
+        assert apart.generate(mine) == stand.plain.generate(mine)
+        assert apart.encoded() == 0
+        answered, _ = stand.encode(apart, theirs)
+        assert answered == stand.plain.generate(theirs)
+        with encoding(stand.second) as by_second:
+            assert stand.second.generate(theirs) == answered
+            assert by_second() == 0
+        stand.daemon.kill()
+        unseen = fresh()
+        assert apart.generate(unseen) == stand.plain.generate(unseen)
+
+
+def test_each_of_an_engines_ranks_has_what_another_engine_encoded(
+    stand: Stand, model: Path, start_engine: StartEngine
+) -> None:
+    pictures = [fresh() for _ in range(3)]
+    with start_engine(model, socket=stand.daemon.socket, separate=True, tensor_parallel_size=2) as wide:
+        wide.wait_up()
+        for picture in pictures:
+            right, _ = stand.encode(stand.first, picture)
+            answered = wide.generate(picture)
+            assert answered.tokens == right.tokens
+            # Half of each sum is made on each rank: the last bits differ.
+            for ours, theirs in zip(answered.logprobs, right.logprobs, strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-3)
+        assert wide.encoded() == 0
+        stand.encode(wide, fresh())
+        stand.unpinned()
+
+
+def _reversed(tree: object) -> object:
+    """The tree with its arrays' numbers in reverse order."""
+    match tree:
+        case np.ndarray():
+            return np.ascontiguousarray(tree[::-1])
+        case dict():
+            return {name: _reversed(part) for name, part in tree.items()}
+        case list() | tuple():
+            return type(tree)(_reversed(part) for part in tree)
+    return tree
+
+
+def _halved(tree: object) -> object:
+    """The tree with half of its arrays' rows."""
+    match tree:
+        case np.ndarray():
+            return np.ascontiguousarray(tree[: len(tree) // 2])
+        case dict():
+            return {name: _halved(part) for name, part in tree.items()}
+        case list() | tuple():
+            return type(tree)(_halved(part) for part in tree)
+    return tree
