@@ -107,11 +107,14 @@ class Holds:
                 if not held.promised_to and not held.lent:
                     self._drop(key)
 
-    def drop(self, key: bytes) -> None:
-        """Keeps nothing under `key`, whoever it was promised or lent to."""
+    def recall(self, key: bytes) -> None:
+        """What was lent under `key` is not: only what it was promised to keeps it."""
         with self._lock:
-            if key in self._held:
-                self._drop(key)
+            held = self._held.get(key)
+            if held is not None:
+                held.lent = False
+                if not held.promised_to:
+                    self._drop(key)
 
     def clear(self) -> None:
         """Keeps nothing."""

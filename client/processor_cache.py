@@ -245,16 +245,22 @@ class ProcessorCache:
         self._holds.release()
 
     def invalidate(self, hashes: Iterable[Hash]) -> None:
-        """A receiver did not find these: they are no longer held, and for `seconds` they are not there for this sender,
-        which sends their trees. With as many as a receiver that sees another ring would lose, all are.
+        """A receiver did not find these: for `seconds` they are not there for this sender, which sends their trees.
+        Where so many are not found that the receiver must be looking at another ring, nothing is there.
         """
         until = time.monotonic() + self._holds.seconds
         for hash in hashes:
             key = self.key(hash)
-            self._holds.drop(key)
+            self._holds.recall(key)
             with self._lock:
                 self._distrusted.pop(key, None)
                 self._distrusted[key] = until
+
+    def pass_through(self, reason: str) -> None:
+        """Counts an item that the caller sends as it is, without having asked."""
+        with self._lock:
+            self._total += 1
+            self._passed[reason] += 1
 
     # ---- the receiver
 
@@ -357,7 +363,7 @@ class ProcessorCache:
         puts: list[Put] = []
         self._late = [put for put in self._late if put.state == "sent"]
         owing = bool(self._late)
-        deadline = time.monotonic() + self._put_wait_s
+        wait_s = self._put_wait_s
         for key, (hash, tree) in trees.items():
             if self._is_distrusted(key) and self._client.contains(key):
                 reasons[key] = "invalidated"
@@ -365,23 +371,24 @@ class ProcessorCache:
             if owing:
                 reasons[key] = "late"
                 continue
-            deadline += item_bytes(tree) / _SLOW_BYTES_PER_S
+            wait_s += item_bytes(tree) / _SLOW_BYTES_PER_S
+            stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
             try:
-                stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
-                puts.append(self._client.put(key, stored, timeout_s=max(0.0, deadline - time.monotonic())))
+                puts.append(self._client.put(key, stored, timeout_s=wait_s))
             except (TensordError, RuntimeError, TypeError, ValueError) as error:
                 # What a leaf's own library raises (a tensor without memory, a lost device) is no error of the request.
                 reasons[key] = _reason(error)
+        # From here on it is waiting; until here it was copying, which the tree's own way would have cost as well.
+        deadline = time.monotonic() + wait_s
         for put in puts:
             try:
                 put.wait(max(0.0, deadline - time.monotonic()))
             except TimedOut:
                 self._late.append(put)
-            if put.state in ("stored", "existed"):
-                if not self._is_held(put.key):
-                    reasons[put.key] = "invalidated" if self._is_distrusted(put.key) else "held"
-            else:
+            if put.state not in ("stored", "existed"):
                 reasons[put.key] = _reason(put.error)
+            elif not self._is_held(put.key):
+                reasons[put.key] = "invalidated" if self._is_distrusted(put.key) else "held"
         return reasons
 
     def _sent(self, key: bytes, item: Any, was_there: bool, reason: str | None) -> Any:

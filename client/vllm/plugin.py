@@ -1,15 +1,42 @@
-"""What vLLM calls in each of its processes, when tensord is installed beside it."""
+"""What vLLM calls in each of its processes, when tensord is installed beside it.
+
+Owns: what is put in the place of vLLM's own, and upon which setting.
+
+    TENSORD_VLLM_PROCESSOR_CACHE=1    processor outputs are shared by all frontends and engines of the host
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
+from ...errors import BadConfiguration
+
+PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
 _CONNECTOR: Final = "TensordECConnector"
+_SWITCHES: Final = {"": False, "0": False, "1": True}
 
 
 def register() -> None:
-    """Makes the EC connector known by its name alone. Called several times in a process, it does so once."""
+    """Makes the EC connector known by its name alone, and the processor cache vLLM's where it is switched on.
+
+    Called several times in a process, it does so once.
+
+    Raises:
+        BadConfiguration: a switch that is neither 0 nor 1.
+    """
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
+    if _is_on(PROCESSOR_CACHE):
+        from . import processor
+
+        processor.install()
+
+
+def _is_on(name: str) -> bool:
+    value = os.environ.get(name, "")
+    if value not in _SWITCHES:
+        raise BadConfiguration(f"{name}={value!r} must be 0 or 1")
+    return _SWITCHES[value]

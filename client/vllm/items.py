@@ -1,0 +1,281 @@
+"""vLLM's processed items as plain trees, and back: what a tree of tensord can hold, and no pickle.
+
+    {"fields": {name: [data, field]}, "updates": [update, …]}
+
+    field    ["batched", keep_on_cpu] | ["flat", keep_on_cpu, slices, dim] | ["shared", keep_on_cpu, batch_size]
+    slices   [start, stop, step], or a list of slices
+    update   {"where": [modality, item index, mode], "target": target, "full": tokens, "embeds": embeds}
+    target   tokens | ["start"] | ["end"] | ["prefix", tokens]
+    embeds   None | ["is", tokens] | ["mask", (len(full),) bool]
+    tokens   (n,) int64
+
+Owns: which kinds of field, target and mask are known. All sets are closed: what is not in them, or would come back as
+something else (a subclass, a tensor on a device), is refused, so that the item goes the way it goes without a cache.
+
+Prompt updates hold functions. A function of vLLM's own making is told by its code, and stored as what it was made from;
+of any other mask only what it yields for the update's own tokens is stored, and asked for other tokens it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from types import CodeType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+from vllm.multimodal.processing.processor import (
+    PromptIndex,
+    PromptIndexTargets,
+    PromptUpdateDetails,
+    ResolvedPromptUpdate,
+    UpdateMode,
+)
+
+from ...errors import UnsupportedLeaf, UsageError
+
+Tree = dict[str, Any]
+
+# What is encoded below. A version of vLLM whose classes have another field is one that this module does not know.
+_KNOWN: Final[Mapping[type, frozenset[str]]] = {
+    MultiModalFieldElem: frozenset({"data", "field"}),
+    MultiModalBatchedField: frozenset({"keep_on_cpu"}),
+    MultiModalFlatField: frozenset({"keep_on_cpu", "slices", "dim"}),
+    MultiModalSharedField: frozenset({"keep_on_cpu", "batch_size"}),
+    PromptIndex: frozenset({"get_match_index", "get_text_match_index"}),
+    PromptUpdateDetails: frozenset({"full", "is_embed"}),
+    ResolvedPromptUpdate: frozenset({"modality", "item_idx", "mode", "target", "content"}),
+}
+_CHANGED: Final = frozenset(kind for kind, known in _KNOWN.items() if {field.name for field in fields(kind)} != known)
+
+
+def item_tree(item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate]) -> Tree:
+    """An item and its prompt updates as a tree, over the item's own tensors.
+
+    Raises:
+        UnsupportedLeaf: something that is not in the module's sets; the message names it.
+    """
+    _check_kind(item, MultiModalKwargsItem)
+    return {
+        "fields": {name: _elem_tree(name, elem) for name, elem in item.items()},
+        "updates": [_update_tree(update) for update in updates],
+    }
+
+
+def tree_item(tree: Tree) -> MultiModalKwargsItem:
+    """The item of a tree, over the tree's own tensors."""
+    return MultiModalKwargsItem(
+        {
+            name: MultiModalFieldElem(data=data, field=_FIELDS[field[0]](field))
+            for name, (data, field) in tree["fields"].items()
+        }
+    )
+
+
+def tree_updates(tree: Tree) -> list[ResolvedPromptUpdate]:
+    """The prompt updates of a tree, all of their memory their own."""
+    return [_tree_update(update) for update in tree["updates"]]
+
+
+class StoredMask:
+    """What a function `is_embed` yielded for `full`, in its place."""
+
+    __slots__ = ("_full", "_mask")
+
+    def __init__(self, full: list[int], mask: torch.Tensor) -> None:
+        """`mask` is (len(full),) bool."""
+        self._full = full
+        self._mask = mask
+
+    def __call__(self, full: list[int]) -> torch.Tensor:
+        """The mask, as a tensor of its own.
+
+        Raises:
+            UsageError: it is asked for other tokens than those that it was stored for.
+        """
+        if full is not self._full and list(full) != self._full:
+            raise UsageError(
+                f"the stored mask of {len(self._full)} placeholder tokens was asked for {len(full)} others; "
+                "turn the processor cache off for this model, and report it"
+            )
+        return self._mask.clone()
+
+
+# ---- data and fields
+
+
+def _elem_tree(name: str, elem: MultiModalFieldElem) -> list[Any]:
+    _check_kind(elem, MultiModalFieldElem)
+    return [_data(name, elem.data), _field(name, elem.field)]
+
+
+def _data(name: str, data: Any) -> Any:
+    """Tensors on the CPU and plain numbers, in lists and tuples, as they are."""
+    kind = type(data)
+    if kind is torch.Tensor:
+        if data.device.type != "cpu" or data.requires_grad:
+            raise UnsupportedLeaf(f"{name} is a tensor on {data.device}, with gradients or on a device")
+        return data
+    if kind in (list, tuple):
+        return kind(_data(name, part) for part in data)
+    if kind in (int, float, bool, type(None)):
+        return data
+    raise UnsupportedLeaf(f"{name} has a {kind.__module__}.{kind.__qualname__}, which is neither tensor nor number")
+
+
+def _field(name: str, field: Any) -> list[Any]:
+    kind = type(field)
+    if kind is MultiModalBatchedField:
+        described = ["batched", field.keep_on_cpu]
+    elif kind is MultiModalFlatField:
+        described = ["flat", field.keep_on_cpu, [_slices(part) for part in field.slices], field.dim]
+    elif kind is MultiModalSharedField:
+        described = ["shared", field.keep_on_cpu, field.batch_size]
+    else:
+        raise UnsupportedLeaf(f"{name} is of the field class {kind.__module__}.{kind.__qualname__}, which is not known")
+    _check_kind(field, kind)
+    return described
+
+
+def _slices(part: Any) -> list[Any]:
+    if isinstance(part, slice):
+        ends = (part.start, part.stop, part.step)
+        return [None if end is None else int(end) for end in ends]
+    return [_slices(inner) for inner in part]
+
+
+def _tree_slices(part: list[Any]) -> Any:
+    return [_tree_slices(inner) for inner in part] if part and isinstance(part[0], list) else slice(*part)
+
+
+_FIELDS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
+    "batched": lambda field: MultiModalBatchedField(keep_on_cpu=field[1]),
+    "flat": lambda field: MultiModalFlatField(
+        keep_on_cpu=field[1], slices=[_tree_slices(part) for part in field[2]], dim=field[3]
+    ),
+    "shared": lambda field: MultiModalSharedField(keep_on_cpu=field[1], batch_size=field[2]),
+}
+
+
+# ---- prompt updates
+
+
+def _update_tree(update: ResolvedPromptUpdate) -> Tree:
+    _check_kind(update, ResolvedPromptUpdate)
+    _check_kind(update.content, PromptUpdateDetails)
+    return {
+        "where": [update.modality, update.item_idx, UpdateMode(update.mode).value],
+        "target": _target(update.target),
+        "full": _tokens(update.content.full),
+        "embeds": _embeds(update.content.full, update.content.is_embed),
+    }
+
+
+def _tree_update(tree: Tree) -> ResolvedPromptUpdate:
+    modality, item_idx, mode = tree["where"]
+    full = tree["full"].tolist()
+    return ResolvedPromptUpdate(
+        modality=modality,
+        item_idx=item_idx,
+        mode=UpdateMode(mode),
+        target=_tree_target(tree["target"]),
+        content=_tree_content(full, tree["embeds"]),
+    )
+
+
+def _target(target: Any) -> Any:
+    if not isinstance(target, PromptIndex):
+        return _tokens(target)
+    _check_kind(target, PromptIndex)
+    codes = _codes(target)
+    if codes == _codes(PromptIndexTargets.start()):
+        return ["start"]
+    if codes == _codes(PromptIndexTargets.end()):
+        return ["end"]
+    if codes == _codes(PromptIndexTargets.prefix([])):
+        return ["prefix", _tokens(_made_from(target.get_match_index, "seq"))]
+    raise UnsupportedLeaf("a prompt update's target is an index that is neither start, end nor prefix")
+
+
+def _tree_target(target: Any) -> Any:
+    if isinstance(target, np.ndarray):
+        return target.tolist()
+    if target[0] == "prefix":
+        return PromptIndexTargets.prefix(target[1].tolist())
+    return PromptIndexTargets.start() if target[0] == "start" else PromptIndexTargets.end()
+
+
+def _embeds(full: list[int], is_embed: Any) -> Any:
+    if is_embed is None:
+        return None
+    code = getattr(is_embed, "__code__", None)
+    if code is _SELECTS_ID:
+        return ["is", _tokens([_made_from(is_embed, "embed_token_id")])]
+    if code is _SELECTS_IDS:
+        return ["is", _tokens(_made_from(is_embed, "embed_token_ids"))]
+    mask = is_embed(full)
+    if type(mask) is not torch.Tensor or mask.dtype is not torch.bool or tuple(mask.shape) != (len(full),):
+        raise UnsupportedLeaf(f"a prompt update's is_embed yields no mask of {len(full)} bools for its own tokens")
+    return ["mask", mask.cpu().numpy()]
+
+
+def _tree_content(full: list[int], embeds: Any) -> PromptUpdateDetails:
+    if embeds is None:
+        return PromptUpdateDetails(full=full)
+    kind, values = embeds
+    if kind == "is":
+        return PromptUpdateDetails.select_token_ids(full, values.tolist())
+    return PromptUpdateDetails(full=full, is_embed=StoredMask(full, torch.from_numpy(values.copy())))
+
+
+def _codes(index: PromptIndex) -> tuple[CodeType | None, ...]:
+    return tuple(getattr(match, "__code__", None) for match in (index.get_match_index, index.get_text_match_index))
+
+
+def _code(function: Any) -> CodeType:
+    code: CodeType = function.__code__
+    return code
+
+
+_SELECTS_ID: Final = _code(PromptUpdateDetails.select_token_id([], 0).is_embed)
+_SELECTS_IDS: Final = _code(PromptUpdateDetails.select_token_ids([], []).is_embed)
+
+
+def _made_from(function: Any, name: str) -> Any:
+    """What a function of vLLM's found under `name` where it was made.
+
+    Raises:
+        UnsupportedLeaf: nothing.
+    """
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if name not in cells:
+        raise UnsupportedLeaf(f"a prompt update's function of vLLM's own has no {name!r} that it was made from")
+    return cells[name].cell_contents
+
+
+def _tokens(tokens: Any) -> np.ndarray[Any, Any]:
+    if type(tokens) is not list or not all(type(token) is int for token in tokens):
+        raise UnsupportedLeaf(f"a prompt update has tokens of type {type(tokens).__qualname__}; a list of int is known")
+    return np.array(tokens, np.int64)
+
+
+def _check_kind(found: Any, kind: type) -> None:
+    """Whether it would come back as what it is.
+
+    Raises:
+        UnsupportedLeaf: it is of a class of its own, or of a newer version's.
+    """
+    if type(found) is not kind:
+        raise UnsupportedLeaf(
+            f"a {type(found).__module__}.{type(found).__qualname__} would come back as {kind.__name__}"
+        )
+    if kind in _CHANGED:
+        raise UnsupportedLeaf(f"this vLLM's {kind.__name__} has other fields than {sorted(_KNOWN[kind])}")

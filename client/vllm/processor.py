@@ -1,0 +1,355 @@
+"""vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
+
+vLLM's own works with exactly one frontend, which its engine's cache mirrors; with several API processes or data
+parallel engines it turns into a cache of each frontend's own. Here any number of both share what is stored, by content.
+
+Owns: what vLLM calls, and under which hash an item is stored. Does not own the form of items (items.py), nor what
+becomes of them (processor_cache.py). Nothing raises because the daemon is away, or the ring is full.
+
+A hash that vLLM made from the content is everybody's. A name that a client gave (its UUID) says nothing of the content,
+and what it names outlives the engine that believed it: it is this frontend's alone, for as long as that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final
+
+import torch
+from vllm.config import VllmConfig
+from vllm.multimodal.cache import (
+    BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    MultiModalCacheMissError,
+    factories,
+)
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
+from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+from vllm.utils.cache import CacheInfo
+
+from ...errors import BadConfiguration, TensordError, UsageError
+from ...shm.layout import KEY_BYTES
+from ..cache import Client
+from ..processor_cache import Copy, Feature, ProcessorCache, Reference, ReferenceLost
+from .items import item_tree, tree_item, tree_updates
+from .processor_identity import processor_namespace
+
+COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
+_COPIES: Final[dict[str, Copy]] = {"never": False, "on_write": "on_write", "always": True}
+
+_REFERENCE: Final = "tensord_reference"
+_SCOPE_BYTES: Final = 16
+_NAMES_MAX: Final = 65_536
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
+_EVERYBODYS: Final = b""
+_OURS: Final = "_tensord"
+_log = logging.getLogger("tensord")
+
+Updates = Sequence[ResolvedPromptUpdate]
+InItem = tuple[MultiModalKwargsItem, Updates] | None
+OutItem = tuple[MultiModalKwargsItem | None, Updates]
+
+
+class TensordSenderCache(BaseMultiModalProcessorCache):
+    """The frontend's side. An item that is stored goes to the engine as a reference of a few bytes.
+
+    Args:
+        vllm_config: names the model and its processor.
+        socket: the daemon's; without it $TENSORD_SOCKET, the user's own, or the system's.
+        limits: `entries_max`, `bytes_max`, `seconds` and `put_wait_s` of ProcessorCache.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
+        super().__init__()
+        self._client = Client(socket, name="vllm-frontend")
+        self.cache = ProcessorCache(self._client, processor_namespace(vllm_config.model_config), **limits)
+        self._named: OrderedDict[str, None] = OrderedDict()
+        self._told: set[str] = set()
+        self._take_scopes()
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return self._found(mm_hash) is not None
+
+    def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
+        """What goes to the engine, and the item's prompt updates.
+
+        Raises:
+            MultiModalCacheMissError: `mm_item` is None, and the item neither stored nor held.
+        """
+        found = self._found(mm_hash)
+        if mm_item is not None:
+            return self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
+        for scope in self._scopes(mm_hash) if found is None else [found]:
+            tree = self.cache.held(_hash(scope, mm_hash))
+            if tree is not None:
+                return self._send((None, tree_updates(tree)), mm_hash, scope)
+        raise MultiModalCacheMissError([mm_hash])
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        # Held until it is looked up, which follows, and is what counts as its use.
+        self._found(mm_hash)
+
+    def release_sender_touches(self) -> None:
+        self.cache.release()
+
+    def invalidate(self, mm_hash: str) -> None:
+        self.cache.invalidate([_hash(scope, mm_hash) for scope in (_EVERYBODYS, self._named_scope, self._bare_scope)])
+
+    def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
+        """Whether an item that a client sent is, if it is a reference, the one of `mm_hash`.
+
+        Raises:
+            UsageError: it is another's, or no whole one.
+        """
+        found = _reference(mm_item, mm_hash)
+        if found is None:
+            return
+        scope, feature = found
+        known = (_EVERYBODYS, self._named_scope, self._bare_scope)
+        if scope not in known or feature.data.key != self.cache.key(feature.hash):
+            raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
+
+    def clear_cache(self) -> None:
+        """Forgets what this frontend holds and has counted, and what clients' names stood for. What is stored by its
+        content stays: it is as right as before, and other engines use it.
+        """
+        self.cache.forget()
+        self._take_scopes()
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        stats = self.cache.make_stats(delta)
+        return CacheInfo(hits=stats.hits, total=stats.total)
+
+    def close(self) -> None:
+        self.cache.forget()
+        self._client.close()
+
+    def note_name(self, mm_hash: str, named: bool) -> None:
+        """Whether the hash that is going to be asked for next was made from a name that a client gave."""
+        self._named.pop(mm_hash, None)
+        if named:
+            self._named[mm_hash] = None
+            if len(self._named) > _NAMES_MAX:
+                self._named.popitem(last=False)
+
+    # ---- inside
+
+    def _take_scopes(self) -> None:
+        self._named_scope = os.urandom(_SCOPE_BYTES)
+        self._bare_scope = os.urandom(_SCOPE_BYTES)
+
+    def _scopes(self, mm_hash: str) -> list[bytes]:
+        """Where an item may be stored: first where it is stored if it has prompt updates, last if it has none."""
+        if mm_hash in self._named or not _DIGEST.fullmatch(mm_hash):
+            return [self._named_scope]
+        # Without updates it may come from a program that expanded the prompt by itself: nobody else could place it.
+        return [_EVERYBODYS, self._bare_scope]
+
+    def _found(self, mm_hash: str) -> bytes | None:
+        """In which scope it is there; held from now on."""
+        return next(
+            (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([_hash(scope, mm_hash)])[0]), None
+        )
+
+    def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
+        """A reference to what was found, or what is left of it where it is stored no more."""
+        item, updates = mm_item
+        hash = _hash(scope, mm_hash)
+        (sent,) = self.cache.get_and_update([None], [hash])
+        if isinstance(sent, Reference):
+            return _handle(sent, scope), updates
+        return item if item is not None else tree_item(sent), updates
+
+    def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
+        item, updates = mm_item
+        scope = self._scopes(mm_hash)[0 if updates else -1]
+        try:
+            tree = item_tree(item, updates)
+        except TensordError as error:
+            self.cache.pass_through("unsupported")
+            self._tell("unsupported", str(error))
+            return mm_item
+        (sent,) = self.cache.get_and_update([tree], [_hash(scope, mm_hash)])
+        return (_handle(sent, scope), updates) if isinstance(sent, Reference) else mm_item
+
+    def _tell(self, reason: str, text: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("a processor output goes to the engine uncached, %s; said once: %s", reason, text)
+
+
+class TensordReceiverCache(BaseMultiModalReceiverCache):
+    """The engine core's side. It stores nothing: references become items over shared memory, items stay what they are.
+
+    Args:
+        vllm_config: as for the sender.
+        socket: as for the sender.
+        copy: as ProcessorCache's. By default an in-place operation of a model writes on pages of its own.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        copy: Copy = "on_write",
+    ) -> None:
+        super().__init__()
+        self._client = Client(socket, name="vllm-engine")
+        self.cache = ProcessorCache(self._client, processor_namespace(vllm_config.model_config), copy=copy)
+
+    def get_and_update_features(self, mm_features: list[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
+        """Fills in the data of all features; pins all before the first.
+
+        Raises:
+            MultiModalCacheMissError: some are not there; it names all of those, and nothing was filled in.
+            UsageError: a reference to another item than the feature's.
+        """
+        hashes = [feature.mm_hash or feature.identifier for feature in mm_features]
+        asked = [_asked(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
+        try:
+            filled = self.cache.get_and_update_features(asked)
+        except ReferenceLost as lost:
+            gone = set(lost.hashes)
+            missing = [hash for feature, hash in zip(asked, hashes, strict=True) if feature.hash in gone]
+            raise MultiModalCacheMissError(list(dict.fromkeys(missing))) from None
+        for feature, given, found in zip(mm_features, asked, filled, strict=True):
+            if found is not given:
+                feature.data = tree_item(found.data)
+        return mm_features
+
+    def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
+        """The item itself, or the one that it refers to, or (None) the one stored under `mm_hash`.
+
+        Raises:
+            MultiModalCacheMissError, UsageError: as for features.
+        """
+        asked = _asked(mm_item, mm_hash)
+        try:
+            (found,) = self.cache.get_and_update_features([asked])
+        except ReferenceLost:
+            raise MultiModalCacheMissError([mm_hash]) from None
+        return asked.data if found is asked else tree_item(found.data)
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
+        """A reference is checked; the pins are taken when features are filled in, all before the first."""
+        if mm_item is not None:
+            _reference(mm_item, mm_hash)
+
+    def clear_cache(self) -> None:
+        self.cache.forget()
+
+
+def install() -> None:
+    """Has vLLM make these caches in this process, once; where engines run on other hosts, its own."""
+    for name, make in (
+        ("processor_cache_from_config", _sender),
+        ("engine_receiver_cache_from_config", _receiver),
+        ("worker_receiver_cache_from_config", _no_worker_receiver),
+    ):
+        _replace(name, make)
+    if not hasattr(ProcessorInputs.get_mm_hashes, _OURS):
+        ProcessorInputs.get_mm_hashes = _noting_names(ProcessorInputs.get_mm_hashes)
+
+
+def _replace(name: str, make: Callable[..., Any]) -> None:
+    """Puts `make(original, …)` in the place of a factory, in all modules that have its name already."""
+    original = getattr(factories, name)
+    if hasattr(original, _OURS):
+        return
+
+    @wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return make(original, *args, **kwargs)
+
+    setattr(replaced, _OURS, True)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("vllm.") and vars(module).get(name) is original:
+            setattr(module, name, replaced)
+
+
+def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
+    parallel = vllm_config.parallel_config
+    local = parallel.local_engines_only or parallel.data_parallel_size_local == parallel.data_parallel_size
+    return TensordSenderCache(vllm_config) if _wanted(vllm_config) and local else original(vllm_config)
+
+
+def _receiver(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
+    if not _wanted(vllm_config):
+        return original(vllm_config)
+    chosen = os.environ.get(COPY, "on_write")
+    if chosen not in _COPIES:
+        raise BadConfiguration(f"{COPY}={chosen!r} must be one of {', '.join(_COPIES)}")
+    return TensordReceiverCache(vllm_config, copy=_COPIES[chosen])
+
+
+def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *rest: Any, **named: Any) -> Any:
+    return None if _wanted(vllm_config) else original(vllm_config, *rest, **named)
+
+
+def _wanted(vllm_config: VllmConfig) -> bool:
+    model_config = vllm_config.model_config
+    if not model_config.supports_multimodal_inputs:
+        return False
+    return bool(model_config.get_multimodal_config().mm_processor_cache_gb > 0)
+
+
+def _noting_names(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def get_mm_hashes(self: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:
+        hashes = original(self, *args, **kwargs)
+        if isinstance(self.cache, TensordSenderCache):
+            names = self.mm_uuid_items or {}
+            for modality, of_items in hashes.items():
+                given = names.get(modality) or [None] * len(of_items)
+                for mm_hash, name in zip(of_items, given, strict=True):
+                    self.cache.note_name(mm_hash, name is not None)
+        return hashes
+
+    setattr(get_mm_hashes, _OURS, True)
+    return get_mm_hashes
+
+
+def _hash(scope: bytes, mm_hash: str) -> bytes:
+    return scope + mm_hash.encode("utf-8", "surrogatepass")
+
+
+def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
+    """The item that goes to the engine in an item's place."""
+    data = torch.frombuffer(bytearray(reference.key + scope), dtype=torch.uint8)
+    return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
+
+
+def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature] | None:
+    """The scope of what an item refers to, and what to ask for; None if it is an item itself.
+
+    Raises:
+        UsageError: a reference that is no whole one.
+    """
+    elem = item.get(_REFERENCE)
+    if elem is None:
+        return None
+    data = elem.data
+    whole = type(data) is torch.Tensor and data.dtype is torch.uint8 and len(item) == 1
+    if not whole or tuple(data.shape) not in ((KEY_BYTES,), (KEY_BYTES + _SCOPE_BYTES,)):
+        raise UsageError(f"what was sent with the hash {mm_hash!r} is no whole reference; send the item itself")
+    packed = bytes(data.tolist())
+    scope = packed[KEY_BYTES:]
+    return scope, Feature(_hash(scope, mm_hash), Reference(packed[:KEY_BYTES]))
+
+
+def _asked(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:
+    found = _reference(data, mm_hash) if data is not None else None
+    return found[1] if found is not None else Feature(_hash(_EVERYBODYS, mm_hash), data)
