@@ -105,19 +105,28 @@ class Engine:
 
     # ---- requests
 
-    def generate(
-        self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8
-    ) -> Answer:
-        """The answer to a request with these pictures, each named by a number."""
-        self.begin(*pictures, uuids=uuids, text=text, tokens=tokens)
+    def generate(self, *pictures: int, **about: Any) -> Answer:
+        """The answer to a request with these pictures, each named by a number; `about` is as for `begin`."""
+        self.begin(*pictures, **about)
         return self.result()
 
     def begin(
-        self, *pictures: int, uuids: list[str] | None = None, text: str = "what is this?", tokens: int = 8
+        self,
+        *pictures: int,
+        uuids: list[str] | None = None,
+        text: str = "what is this?",
+        tokens: int = 8,
+        likely: int = 5,
     ) -> None:
-        """Tells it to generate, and does not wait: `result` or `stopped` follows."""
+        """Tells it to generate, and does not wait: `result` or `stopped` follows.
+
+        Args:
+            uuids: a client's names for the pictures, which vLLM takes in place of their content's digest.
+            tokens: how many the answer has.
+            likely: of how many tokens, at each place of the answer, the logarithms of their chances are told.
+        """
         self.wait_up()
-        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens)
+        self._say("generate", pictures=pictures, uuids=uuids, text=text, tokens=tokens, likely=likely)
 
     def result(self) -> Answer:
         """What the request says that was begun."""
@@ -125,7 +134,7 @@ class Engine:
 
     def add(self, *pictures: int, text: str = "what is this?", tokens: int = 8) -> str:
         """Queues a request, which goes on with each `step`, and gives its name."""
-        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens)
+        name: str = self.ask("add", pictures=pictures, uuids=None, text=text, tokens=tokens, likely=5)
         return name
 
     def step(self) -> dict[str, Answer]:

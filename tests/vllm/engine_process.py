@@ -84,15 +84,15 @@ class EngineProcess:
 
     # ---- commands
 
-    def do_generate(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int) -> dict[str, Any]:
+    def do_generate(self, **about: Any) -> dict[str, Any]:
         """One request from its beginning to its end."""
-        name = self.do_add(pictures, uuids, text, tokens)
+        name = self.do_add(**about)
         started = time.perf_counter()
         while name not in (found := self.do_step()):
             pass
         return {**found[name], "took_s": time.perf_counter() - started}
 
-    def do_add(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int) -> str:
+    def do_add(self, pictures: list[int], uuids: list[str] | None, text: str, tokens: int, likely: int) -> str:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
 
@@ -103,7 +103,7 @@ class EngineProcess:
             prompt["multi_modal_uuids"] = {"image": uuids}
         self._requests += 1
         name = f"request-{self._requests}"
-        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
+        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=likely or None)
         self._llm.llm_engine.add_request(name, prompt, asked)
         return name
 
@@ -258,7 +258,7 @@ def picture(number: int) -> Any:
 def answer(output: Any) -> dict[str, Any]:
     """What an engine says to a request: the tokens, and for each the likeliest ones with their logarithms."""
     said = output.outputs[0]
-    likely = [{str(token): chance.logprob for token, chance in step.items()} for step in said.logprobs]
+    likely = [{str(token): chance.logprob for token, chance in step.items()} for step in said.logprobs or ()]
     return {"tokens": list(said.token_ids), "logprobs": likely}
 
 

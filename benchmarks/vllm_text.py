@@ -1,0 +1,159 @@
+"""What the connector costs a vLLM engine that is asked for text, and what it saves one that is asked for pictures.
+
+    python benchmarks/vllm_text.py [--json PATH] [--rounds N] [--tokens N] [--pictures N]
+
+Owns: these figures, of engines in processes of their own that take turns, so that what else the machine does meets all
+of them alike. Two engines without the connector stand beside each other, so that their ratio shows what is noise. The
+model is tiny: a step takes a few milliseconds at most, a fraction of a real one's, so a cost shows larger than it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Final
+
+from bars import Figure
+from peers.tensord_peer import WAIT_S, Daemon
+
+import tensord
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.vllm.engine import Engine
+from tests.vllm.tiny_llava import write_tiny_llava
+
+RING_BYTES: Final = 64 << 20
+WARM_ROUNDS: Final = 5
+ENCODE_S: Final = 0.05
+"""A vision tower of a few hundred million weights takes about so long on a GPU; it is slept, not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Medians over rounds, and the quartiles of the rounds' ratios."""
+
+    name: str
+    value: float
+    lower: float
+    upper: float
+    rounds: int
+
+
+def text_spreads(plain: Engine, control: Engine, connected: Engine, rounds: int, tokens: int) -> list[Spread]:
+    """How long text takes with the connector, and in a second engine without it, over one without it.
+
+    A round is six requests, in the order a b c c b a, so that a drift of the machine's speed falls out of its ratios.
+    """
+    engines = (plain, control, connected)
+    against_control, against_connected, steps_ms = [], [], []
+    for number in range(WARM_ROUNDS + rounds):
+        took_s = [0.0, 0.0, 0.0]
+        for turn in (0, 1, 2, 2, 1, 0):
+            took_s[turn] += engines[turn].generate(text=f"tell me of {number}", tokens=tokens, likely=0).took_s
+        if number >= WARM_ROUNDS:
+            against_control.append(took_s[1] / took_s[0])
+            against_connected.append(took_s[2] / took_s[0])
+            steps_ms.append(took_s[0] / 2 / tokens * 1e3)
+    return [
+        _spread("text: with the connector, against without", against_connected),
+        _spread("text: a second engine without, against the first", against_control),
+        _spread("text: a step without, ms", steps_ms),
+    ]
+
+
+def picture_spreads(
+    plain: Engine, first: Engine, second: Engine, socket: Path, pictures: int
+) -> tuple[list[Spread], Figure]:
+    """How long a new picture takes without the connector, in the first engine with it, and in the second."""
+    took_ms: list[list[float]] = [[], [], []]
+    for engine in (plain, first, second):
+        engine.ask("slow_encoder", seconds=ENCODE_S)
+    before = second.encoded()
+    with tensord.Client(socket) as client:
+        there = client.status()["store"]["entries"]
+        for number in range(1, pictures + 1):
+            took_ms[0].append(plain.generate(number, likely=0).took_s * 1e3)
+            took_ms[1].append(first.generate(number, likely=0).took_s * 1e3)
+            _wait_for_entries(client, there + number)
+            took_ms[2].append(second.generate(number, likely=0).took_s * 1e3)
+    spreads = [
+        _spread("picture: without the connector, ms", took_ms[0]),
+        _spread("picture: the first engine with it, ms", took_ms[1]),
+        _spread("picture: the second engine, ms", took_ms[2]),
+    ]
+    runs = second.encoded() - before
+    return spreads, Figure(f"encoder runs in the second engine, of {pictures} pictures", runs, 0, "")
+
+
+def call_spreads(connected: Engine, picture: int, tokens: int) -> list[Spread]:
+    """How long the scheduler's calls into the connector take while a request with a picture is decoded, in µs."""
+    connected.ask("spent")
+    connected.generate(picture, tokens=tokens, likely=0)
+    spent: dict[str, list[float]] = connected.ask("spent")
+    # The first steps are those that look the picture up.
+    return [
+        _spread(f"decoding: {name}, µs", [took_s * 1e6 for took_s in calls[4:]])
+        for name, calls in spent.items()
+        if len(calls) > 8
+    ]
+
+
+def _wait_for_entries(client: tensord.Client, count: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while client.status()["store"]["entries"] < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"what the first engine encoded was not stored in {WAIT_S} s")
+        time.sleep(0.002)
+
+
+def _spread(name: str, values: Sequence[float]) -> Spread:
+    lower, _, upper = quantiles(values, n=4)
+    return Spread(name, median(values), lower, upper, len(values))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What the connector costs and saves a vLLM engine.")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
+    parser.add_argument("--rounds", type=int, default=150, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=64, help="of a text's answer; default: %(default)s")
+    parser.add_argument("--pictures", type=int, default=30, help="default: %(default)s")
+    given = parser.parse_args(argv)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensord-")))
+        model = write_tiny_llava(folder / "model")
+        daemon = Daemon(folder, RING_BYTES)
+        stack.callback(daemon.stop)
+        daemon.wait_serving(RING_BYTES)
+        engines = [stack.enter_context(Engine(model, folder / f"plain{number}.log")) for number in range(2)]
+        engines += [
+            stack.enter_context(Engine(model, folder / f"connected{number}.log", socket=daemon.socket))
+            for number in range(2)
+        ]
+        for engine in engines:
+            engine.wait_up()
+        plain, control, connected, second = engines
+        spreads = text_spreads(plain, control, connected, given.rounds, given.tokens)
+        more, runs = picture_spreads(plain, connected, second, daemon.socket, given.pictures)
+        spreads += more
+        spreads += call_spreads(second, given.pictures, given.tokens)
+    figures = [Figure("text with the connector, against without", spreads[0].value, 1.01, "×"), runs]
+    for spread in spreads:
+        print(f"{spread.name:<55} {spread.value:9.4f}  quartiles {spread.lower:.4f} to {spread.upper:.4f}")
+    for figure in figures:
+        print(f"{figure.name:<55} {figure.value:9.4f}  at most {figure.limit}")
+    if given.json:
+        told = {"figures": [asdict(one) for one in figures], "spreads": [asdict(one) for one in spreads]}
+        given.json.write_text(json.dumps(told, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
