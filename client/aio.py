@@ -30,7 +30,7 @@ from .once import Answer, Compute, Store, Tally
 from .puts import Put
 from .reservation import Reservation
 from .ring import Ring
-from .view import Entry
+from .view import Entry, Reuse
 from .workflow import Workflow
 
 Value = TypeVar("Value")
@@ -162,6 +162,9 @@ class AsyncClient:
 
     async def peek(self, key: bytes) -> Entry | None:
         return self._client.peek(key)
+
+    async def reuse(self, key: bytes) -> Reuse | None:
+        return self._client.reuse(key)
 
     async def ring(self) -> Ring | None:
         return self._client.ring()

@@ -39,7 +39,7 @@ from .once import Answer, Compute, Steps, Store, Tally, compute_once
 from .puts import Put
 from .reservation import Reservation
 from .ring import Ring
-from .view import Entry, View
+from .view import Entry, Reuse, View
 from .workflow import Workflow
 
 if TYPE_CHECKING:
@@ -157,6 +157,14 @@ class Client:
         check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
+
+    def reuse(self, key: bytes) -> Reuse | None:
+        """How many clients hold the entry now, and how often it was used in all, to about a second; None if it is not
+        there. Sends no message, and is not counted as a use.
+        """
+        check_key(key)
+        view = self._link.view or self._attach()
+        return view.reuse(key) if view is not None else None
 
     def ring(self) -> Ring | None:
         """The ring that is attached now, to read by `Ring.borrow` what another process pins; None if there is none."""

@@ -40,6 +40,7 @@ from ..shm.layout import (
 )
 from .core.recovery import Recovered
 
+Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 EPOCH_MAX: Final = (1 << 16) - 1
 _LANE_COUNTER_BITS: Final = 32
@@ -268,6 +269,10 @@ class Memory:
         for lane in self._lanes.values():
             lane.reader.pins(self._scratch)
         return self.lanes
+
+    def pins_by_lane(self) -> list[Array]:
+        """The span ids that each lane pins, (n,) uint64 with repetitions: to look at, not to reclaim by."""
+        return [lane.reader.pins(self._scratch) for lane in self._lanes.values()]
 
     @property
     def lanes(self) -> list[HeldLane]:

@@ -30,10 +30,13 @@ from .layout import (
     KEY_BYTES,
     PLACE_OFFSET_MASK,
     PLACE_UNVERIFIED,
+    REUSE_USES_MAX,
     SLOT_BYTES,
     SLOT_WORDS,
     IndexGeometry,
     pack_place,
+    pack_reuse,
+    unpack_reuse,
 )
 
 # A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
@@ -72,13 +75,14 @@ class IndexReader:
     """Lookups over a (read-only) mapping of the index segment. Its parts are open to the one function that every hit
     runs through, which repeats the common case of `find` without the call."""
 
-    __slots__ = ("_cells", "buckets_at", "mask", "memory", "words")
+    __slots__ = ("_cells", "_reuse_at", "buckets_at", "mask", "memory", "words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
         self.memory = memory
         self.mask = geometry.bucket_count - 1
         self.buckets_at = geometry.buckets_at
         self.words = memoryview(memory).cast("Q")
+        self._reuse_at = geometry.uses_at >> 3
         self._cells = _cells(memory, geometry)
 
     def find(self, key: bytes) -> Hit | None:
@@ -105,6 +109,11 @@ class IndexReader:
                         return slot_at >> 3, seq, span_id, place, image_bytes
                 at = memory.find(fingerprint, at + 1, line + SLOT_BYTES)
         return None
+
+    def reuse(self, at: int) -> tuple[int, int]:
+        """(uses, holders) of the slot whose seq word is at `at`, as `find` gives it; believed if seq still stands."""
+        bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, _BUCKET_CELLS)
+        return unpack_reuse(self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1])
 
     def find_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
         """`find` for (n, 32) uint8 keys at once.
@@ -147,6 +156,7 @@ class IndexWriter:
         self._words = self._memory.cast("Q")
         self._mask = geometry.bucket_count - 1
         self._buckets_at = geometry.buckets_at >> 3
+        self._reuse = np.frombuffer(self._memory, "u8", geometry.slot_count, geometry.uses_at)
         self._mend_lines()
         self._filled = self._count_filled()
 
@@ -206,14 +216,36 @@ class IndexWriter:
         """Frees a slot whose span nobody can reach any more."""
         at = self._slot_at(slot)
         assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
+        # Before the span: a slot that is found free has nothing of another's.
+        self._reuse[slot] = 0
         self._words[at + _SPAN] = 0
-        self._words[(self.geometry.uses_at >> 3) + slot] = 0
         self._filled[slot // BUCKET_SLOTS] -= 1
 
     def mark(self, slot: int, *, unverified: bool) -> None:
         """Sets or clears the flag that makes readers check the span's checksum first. One word, so seq may stay."""
         at = self._slot_at(slot) + _PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
+
+    def show_uses(self, uses: dict[int, int]) -> None:
+        """Tells readers how often the entries of slots were used in all; `uses` by slot."""
+        slots = np.fromiter(uses.keys(), np.intp, len(uses))
+        counts = np.minimum(np.fromiter(uses.values(), np.uint64, len(uses)), np.uint64(REUSE_USES_MAX))
+        self._reuse[slots] = self._reuse[slots] & ~np.uint64(REUSE_USES_MAX) | counts
+
+    def show_holders(self, slot: int, holders: int) -> None:
+        """Tells readers how many clients hold the slot's entry now."""
+        self._reuse[slot] = pack_reuse(self.uses(slot), holders)
+
+    def uses(self, slot: int) -> int:
+        """What `show_uses` told last, be it a former daemon's."""
+        return unpack_reuse(int(self._reuse[slot]))[0]
+
+    def held(self) -> tuple[Array, Array]:
+        """(span ids, holders) of all slots for which `show_holders` told more than none last, (n,) uint64 each."""
+        holders = self._reuse >> np.uint64(48)
+        slots = np.flatnonzero(holders)
+        spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
+        return spans[slots], holders[slots]
 
     def candidates(self, key: bytes) -> list[int]:
         """The slots in which `key` may stand."""

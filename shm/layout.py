@@ -8,7 +8,7 @@
     │ (64 bytes), 8 slots of 64  │                    │ …                          │
     │ …                          │                    └────────────────────────────┘
     ├────────────────────────────┤ uses_at
-    │ u64 per slot: uses counted │                    lane segment
+    │ u64 per slot: its reuse    │                    lane segment
     └────────────────────────────┘                    ┌────────────────────────────┐ 0
                                                       │ header             1 page  │
                                                       │ pin words        4,096 × 8 │
@@ -67,6 +67,11 @@ _LANE_HEADER: Final = struct.Struct("@QQQ?")
 PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
 PLACE_UNVERIFIED: Final = 1
 
+# A slot's reuse word: its entry's uses in all (bits 0 to 47), and the lanes that pin it (bits 48 to 63). Both are hints
+# of the daemon's, and stay at what they are where they would not fit.
+REUSE_USES_MAX: Final = (1 << 48) - 1
+REUSE_HOLDERS_MAX: Final = (1 << 16) - 1
+
 
 def aligned(size_bytes: int) -> int:
     """`size_bytes` rounded up to the next multiple of 64."""
@@ -83,6 +88,16 @@ def pack_place(offset: int, tree_bytes: int) -> int:
     assert not offset & ~PLACE_OFFSET_MASK, offset
     assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
     return tree_bytes << 48 | offset
+
+
+def pack_reuse(uses: int, holders: int) -> int:
+    """A slot's reuse word."""
+    return min(holders, REUSE_HOLDERS_MAX) << 48 | min(uses, REUSE_USES_MAX)
+
+
+def unpack_reuse(word: int) -> tuple[int, int]:
+    """(uses, holders) of a reuse word."""
+    return word & REUSE_USES_MAX, word >> 48
 
 
 def span_id(epoch: int, counter: int) -> int:

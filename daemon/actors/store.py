@@ -7,6 +7,7 @@ what is stored, refused or evicted is the core's to say.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ..copier import Copier
 from ..core import effects, events
 from ..core.governor.events import HostHolds
 from ..core.store import Store
+from ..holders import Array, Holders
 from ..logs import logger
 from ..memory import Memory
 from .inbox import Inbox
@@ -28,6 +30,7 @@ from .words import (
     Deliver,
     Grown,
     Happened,
+    HoldersChanged,
     Joined,
     Left,
     Question,
@@ -44,6 +47,8 @@ _DRAIN_EVERY_S: Final = 0.1
 # read last: to know their every read better would cost everybody else their turn.
 _DRAIN_RECORDS: Final = 4096
 _DRAIN_RECORDS_MIN: Final = 64
+_HOLDERS_EVERY_S: Final = 1.0
+_HOLDERS_AT_ONCE: Final = 1024
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 _log = logger("store")
@@ -71,6 +76,8 @@ class StoreActor:
         self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
         self._drain_at = 0.0
+        self._holders = Holders(*memory.index.held())
+        self._holders_at = 0.0
         self._grown_bytes = 0
         self._grow_error = ""
         self._began = clock()
@@ -117,6 +124,8 @@ class StoreActor:
             await self._drain()
             self._memory.forget_abandoned()
             self._drain_at = self._clock() + _DRAIN_EVERY_S
+        if now >= self._holders_at:
+            self._count_holders()
 
     async def _receive(self, message: StoreMessage) -> None:
         match message:
@@ -138,6 +147,8 @@ class StoreActor:
                 await self._grow(message)
             case Scrubbed():
                 await self._scrubbed(message)
+            case HoldersChanged(holders):
+                await self._show_holders(holders)
             case Question():
                 self._answer(message)
             case Reconfigured(limits, config):
@@ -204,8 +215,30 @@ class StoreActor:
         for lane in lanes:
             drained = lane.reader.drain(most)
             if drained is not None:
-                await self._handle(events.Accessed(drained.span_ids.tolist(), drained.misses, drained.lost))
+                ids = drained.span_ids.tolist()
+                await self._handle(events.Accessed(ids, drained.misses, drained.lost, drained.again))
                 await asyncio.sleep(0)
+
+    def _count_holders(self) -> None:
+        """Has the pins of all lanes counted, in a thread: there may be 4,096 in each of them."""
+        pinned = self._memory.pins_by_lane()
+        if not pinned and not self._holders:
+            self._holders_at = self._clock() + _HOLDERS_EVERY_S
+            return
+        # Until they are counted, and shown.
+        self._holders_at = math.inf
+        self._loop.run_in_executor(None, self._counted, pinned)
+
+    def _counted(self, pinned: list[Array]) -> None:
+        """In a thread."""
+        changed = HoldersChanged(self._holders.changes(pinned))
+        self._loop.call_soon_threadsafe(self.inbox.tell_now, changed)
+
+    async def _show_holders(self, holders: list[tuple[int, int]]) -> None:
+        for start in range(0, len(holders), _HOLDERS_AT_ONCE):
+            await self._handle(events.HoldersCounted(holders[start : start + _HOLDERS_AT_ONCE]))
+            await asyncio.sleep(0)
+        self._holders_at = self._clock() + _HOLDERS_EVERY_S
 
     async def _grow(self, grown: Grown) -> None:
         ring_bytes = self._memory.superblock.ring_bytes

@@ -104,6 +104,13 @@ class Scrubbed:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldersChanged:
+    """To the store: how many lanes pin each of these spans now, where that has changed; `holders` of (id, lanes)."""
+
+    holders: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """To store or governor: something that a status socket's reader wants to know."""
 
@@ -125,6 +132,7 @@ StoreMessage = (
     | Requested
     | Left
     | Copied
+    | HoldersChanged
     | Grown
     | Scrubbed
     | Question

@@ -83,11 +83,23 @@ class Accessed:
 
     At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
     ignored. `misses` are lookups that found nothing, `lost` further hits, whose records were overwritten or left out.
+    The first `again` of the ids tell of recency alone: a former daemon has counted them.
     """
 
     span_ids: Sequence[int]
     misses: int = 0
     lost: int = 0
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldersCounted:
+    """How many clients hold each of these spans now, for spans where that has changed; of any number of them, though
+    one event should stay short. Ids that are no longer known are ignored.
+    """
+
+    holders: Sequence[tuple[int, int]]
+    """(span id, clients)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,7 @@ Event = (
     | Copied
     | Scanned
     | Accessed
+    | HoldersCounted
     | RingGrown
     | Pressed
     | Punched

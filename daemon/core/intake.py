@@ -90,7 +90,7 @@ class Intake:
             return
         stored = self._memory.entries.find(commit.key)
         if stored is not None:
-            self._tenure.used(stored, now)
+            self._tenure.used([stored], now)
             self._outbox.counters.puts["existed"] += 1
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
@@ -313,7 +313,7 @@ class Intake:
     def _existed(self, put: Put, now: float) -> None:
         stored = self._memory.entries.find(put.key)
         assert stored is not None
-        self._tenure.used(stored, now)
+        self._tenure.used([stored], now)
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(put.client, messages.Committed(put.commit.id, "existed"))
         self._end(put)

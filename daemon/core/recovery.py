@@ -53,6 +53,7 @@ def recover(
     for entry, header in sorted(adopted, key=lambda pair: pair[0].created_at):
         if memory.readopt(entry, now):
             counters.recovered += 1
+            entry.uses = memory.index.uses(entry.slot)
             ttl_s = header.expires_unix_s - header.created_unix_s if header.expires_unix_s else None
             tenure.begin(entry, ttl_s, entry.created_at)
 

@@ -40,6 +40,7 @@ from .events import (
     Copied,
     Event,
     FoundCorrupt,
+    HoldersCounted,
     LimitsChanged,
     Pressed,
     Punched,
@@ -117,6 +118,7 @@ class Store:
             Copied: self._copied,
             Scanned: self._scanned,
             Accessed: self._accessed,
+            HoldersCounted: self._holders_counted,
             RingGrown: self._ring_grown,
             Pressed: self._pressed,
             Punched: self._punched,
@@ -306,13 +308,19 @@ class Store:
         counters = self.counters
         counters.misses += event.misses
         counters.log_lost += event.lost
-        for span_id in event.span_ids:
-            entry = self.memory.entries.of_span(span_id)
-            if entry is None:
-                counters.hits_unknown += 1
-            else:
-                self._tenure.used(entry, now)
-        counters.hits += len(event.span_ids) + event.lost
+        known = list(map(self.memory.entries.of_span, event.span_ids))
+        fresh = known[event.again :]
+        used = [entry for entry in fresh if entry is not None]
+        self._tenure.seen([entry for entry in known[: event.again] if entry is not None], now)
+        self._tenure.used(used, now)
+        counters.hits += len(fresh) + event.lost
+        counters.hits_unknown += len(fresh) - len(used)
+
+    def _holders_counted(self, event: HoldersCounted, now: float) -> None:
+        for span_id, holders in event.holders:
+            entry = self.memory.span(span_id)
+            if entry is not None:
+                self.memory.index.show_holders(entry.slot, holders)
 
     def _ring_grown(self, event: RingGrown, now: float) -> None:
         self.memory.ring.grow(event.ring_bytes)
@@ -376,8 +384,7 @@ class Store:
     def _touch(self, client: int, request: messages.Touch, now: float) -> None:
         self._check_keys(request.keys)
         entries = self._stored(request.keys)
-        for entry in entries:
-            self._tenure.touch(entry, now)
+        self._tenure.touch(entries, now)
         self._outbox.send(client, messages.Counted(request.id, len(entries)))
 
     def _stored(self, keys: list[bytes]) -> list[Entry]:

@@ -6,6 +6,8 @@ reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from .deadlines import Deadlines
 from .entries import Entry
 from .memory import Memory
@@ -49,17 +51,26 @@ class Tenure:
         entry.expires_at = when
         self._expiry.set(entry.span_id, when)
 
-    def used(self, entry: Entry, now: float) -> None:
-        """A hit, or a put of what is there."""
-        entry.used_at = now
-        entry.uses += 1
-        self._memory.policy.accessed(entry.span_id, now)
+    def seen(self, entries: Iterable[Entry], now: float) -> None:
+        """Uses that were counted before, in their order: they renew recency alone."""
+        accessed = self._memory.policy.accessed
+        for entry in entries:
+            entry.used_at = now
+            accessed(entry.span_id, now)
 
-    def touch(self, entry: Entry, now: float) -> None:
+    def used(self, entries: Collection[Entry], now: float) -> None:
+        """Hits, or puts of what is there, in their order; an entry as often as it was used."""
+        self.seen(entries, now)
+        for entry in entries:
+            entry.uses += 1
+        self._memory.index.show_uses({entry.slot: entry.uses for entry in entries})
+
+    def touch(self, entries: Collection[Entry], now: float) -> None:
         """Renews recency and time to live."""
-        self.used(entry, now)
-        if entry.ttl_s is not None:
-            self.expires(entry, now + entry.ttl_s)
+        self.used(entries, now)
+        for entry in entries:
+            if entry.ttl_s is not None:
+                self.expires(entry, now + entry.ttl_s)
 
     def end(self, entry: Entry, reason: str, *, announce: bool = True) -> None:
         """The entry goes, whoever pins it; its span as soon as no reader does."""

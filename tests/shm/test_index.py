@@ -50,6 +50,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.published: dict[bytes, int] = {}
         self.seqs = [1] * self.writer.geometry.slot_count
         self.spans = 0
+        self.reuse: dict[int, tuple[int, int]] = {}
         self.asked: set[bytes] = set()
 
     def waiting(self) -> list[int]:
@@ -66,6 +67,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
             assert slot in places
             assert slot not in self.held
             self.held[slot] = (key, self.spans, cells * 64, tree_bytes, image_bytes)
+            self.reuse[slot] = (0, 0)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data())
@@ -104,6 +106,21 @@ class IndexAgainstDict(RuleBasedStateMachine):
         assert after.unverified == unverified
         assert (after.seq, after.offset, after.tree_bytes) == (before.seq, before.offset, before.tree_bytes)
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), number=st.integers(0, 1 << 60))
+    def show_uses(self, data: st.DataObject, number: int) -> None:
+        slots = data.draw(st.sets(st.sampled_from(sorted(self.held)), max_size=3))
+        self.writer.show_uses({slot: number + slot for slot in slots})
+        for slot in slots:
+            self.reuse[slot] = (min(number + slot, (1 << 48) - 1), self.reuse[slot][1])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), number=st.integers(0, 1 << 20))
+    def show_holders(self, data: st.DataObject, number: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.held)))
+        self.writer.show_holders(slot, number)
+        self.reuse[slot] = (self.reuse[slot][0], min(number, (1 << 16) - 1))
+
     @rule()
     def the_next_daemon_takes_over(self) -> None:
         self.writer = IndexWriter(self.reader.memory, self.writer.geometry)
@@ -120,6 +137,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
                 at, seq, span_id, place, image_bytes = hit
                 read = self.writer.read(slot)
                 assert self.reader.words[at] == seq == read.seq
+                assert self.reader.reuse(at) == self.reuse[slot]
                 assert self.held[slot] == (asked, span_id, read.offset, read.tree_bytes, image_bytes)
                 assert (place >> 48, place & ~63 & (1 << 48) - 1) == (read.tree_bytes, read.offset)
 
@@ -147,6 +165,15 @@ class IndexAgainstDict(RuleBasedStateMachine):
         assert {slot.number for slot in self.writer.slots()} == self.held.keys()
         assert {slot.number for slot in self.writer.slots() if slot.published} == set(self.published.values())
         self.writer.check_invariants()
+
+    @invariant()
+    def what_is_told_of_reuse_is_there_for_the_next_daemon(self) -> None:
+        if not hasattr(self, "writer"):
+            return
+        spans, holders = self.writer.held()
+        told = {self.held[slot][1]: self.reuse[slot][1] for slot in self.held if self.reuse[slot][1]}
+        assert dict(zip(spans.tolist(), holders.tolist(), strict=True)) == told
+        assert all(self.writer.uses(slot) == self.reuse[slot][0] for slot in self.held)
 
 
 TestIndexAgainstDict = IndexAgainstDict.TestCase
@@ -230,6 +257,8 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
     writer.unpublish(first)
     writer.republish(first)
     writer.unpublish(first)
+    writer.show_uses({first: 5})
+    writer.show_holders(first, 2)
     writer.release(first)
     again = writer.reserve(key(2), 12, 1280, 8, 200)
     assert again == first
@@ -240,6 +269,8 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
         memory[:] = moment
         successor = IndexWriter(memory, writer.geometry)
         successor.check_invariants()
+        held = {slot.number for slot in successor.slots()}
+        assert all(number in held or not successor.uses(number) for number in range(8)), "another's uses are left"
         for slot in successor.slots():
             assert (slot.key, slot.span_id, slot.offset, slot.tree_bytes, slot.image_bytes) in whole
             hit = IndexReader(memory, writer.geometry).find(slot.key)

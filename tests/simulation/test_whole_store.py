@@ -204,7 +204,7 @@ class Simulation:
         for lane in self.memory.lanes:
             drained = lane.reader.drain()
             if drained is not None:
-                self.do(Accessed(drained.span_ids.tolist(), drained.misses, drained.lost))
+                self.do(Accessed(drained.span_ids.tolist(), drained.misses, drained.lost, drained.again))
         self.memory.forget_abandoned()
 
     def kill_the_daemon(self) -> None:

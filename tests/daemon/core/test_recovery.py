@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensord.daemon.core.events import Tick
+from tensord.daemon.core.events import Accessed, Tick
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
 from tensord.shm.ring import Ring
@@ -61,6 +61,25 @@ def test_published_entries_are_there_again_with_all_that_is_known_of_them() -> N
     assert stand.stored() == {1, 2}
     stand.pass_time(0.2)
     assert stand.stored() == {1}
+    finish(stand)
+
+
+def test_uses_go_on_and_those_that_a_former_daemon_counted_are_not_counted_again() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    span_id = stand.pin(1).span_id
+    stand.views.clear()
+    stand.do(Accessed([span_id] * 3, misses=1))
+    restart(stand)
+    stand.do(Accessed([span_id] * 3, misses=1, again=2))
+    entry = stand.store.entry(key(1))
+    assert entry is not None and entry["uses"] == 4
+    status = stand.store.status()
+    assert (status["hits"], status["misses"]) == (1, 1)
+    stand.put(2)
+    stand.do(Accessed([span_id], again=1))
+    assert next(stand.store.memory.policy.coldest()) != span_id, "they tell of recency"
     finish(stand)
 
 

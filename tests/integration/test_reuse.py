@@ -1,0 +1,139 @@
+"""How much an entry is shared, as clients read it from the index: by a real daemon's count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.view import Reuse
+from tensord.errors import BadKey
+
+from ..daemon_process import Daemon, until
+from ..memory_bench import key
+from ..processes import Child, Stage
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+@pytest.fixture
+def stored(shared: Daemon) -> Iterator[tuple[tensord.Client, bytes]]:
+    """A client, and the key of an entry that nobody has used."""
+    with tensord.Client(shared.socket) as client:
+        wanted = key(next(_numbers))
+        assert client.put(wanted, {"x": np.arange(9)}, wait=True).state == "stored"
+        assert client.reuse(wanted) == Reuse(0, 0)
+        yield client, wanted
+
+
+def becomes(client: tensord.Client, wanted: bytes, holders: int, uses: int) -> None:
+    until(lambda: client.reuse(wanted) == Reuse(holders, uses), f"{uses} uses and {holders} holders to be told")
+
+
+def holds(stage: Stage, socket: Path, wanted: bytes) -> None:
+    """Holds the entry twice, until it is told otherwise."""
+    client = tensord.Client(socket)
+    held = [client.hold(wanted), client.hold(wanted)]
+    assert all(lease is not None for lease in held)
+    stage.tell("holding")
+    stage.hear()
+    held.clear()
+    stage.tell("released")
+    stage.hear()
+
+
+def test_every_get_is_counted_exactly_and_a_hold_is_none(stored: tuple[tensord.Client, bytes]) -> None:
+    client, wanted = stored
+    other = key(next(_numbers))
+    assert client.put(other, np.arange(5), wait=True).state == "stored"
+    for _ in range(23):
+        assert client.get(wanted) is not None
+    assert client.hold(wanted) is not None
+    assert client.contains(wanted)
+    assert client.get_many([wanted, other, wanted]).found.all()
+    # The last get shows that all before it were taken in.
+    becomes(client, other, 0, 1)
+    assert client.touch(wanted) == 1
+    becomes(client, wanted, 0, 26)
+
+
+def test_each_client_counts_once_and_only_while_it_holds(shared: Daemon, stored: tuple[tensord.Client, bytes]) -> None:
+    client, wanted = stored
+    with Child(holds, shared.socket, wanted) as first, Child(holds, shared.socket, wanted) as second:
+        assert first.hear() == second.hear() == "holding"
+        becomes(client, wanted, 2, 0)
+        mine = client.hold(wanted)
+        assert mine is not None
+        view = mine.tree["x"][3:]
+        becomes(client, wanted, 3, 0)
+        first.tell()
+        assert first.hear() == "released"
+        becomes(client, wanted, 2, 0)
+        second.kill()
+        becomes(client, wanted, 1, 0)
+        del mine
+        client.get_many([wanted]).release()
+        becomes(client, wanted, 1, 1)
+        assert view[0] == 3
+        del view
+        becomes(client, wanted, 0, 1)
+
+
+def test_a_client_that_was_closed_counts_while_its_views_live(
+    shared: Daemon, stored: tuple[tensord.Client, bytes]
+) -> None:
+    client, wanted = stored
+    with tensord.Client(shared.socket) as gone:
+        lease = gone.hold(wanted)
+        assert lease is not None
+    shared.until(lambda s: s["lanes_orphaned"] == 1, "its lane to have no client")
+    becomes(client, wanted, 1, 0)
+    lease.release()
+    becomes(client, wanted, 0, 0)
+
+
+def test_what_is_not_there_has_no_reuse(stored: tuple[tensord.Client, bytes], tmp_path: Path) -> None:
+    client, wanted = stored
+    assert client.reuse(key(next(_numbers))) is None
+    assert client.get(wanted) is not None
+    becomes(client, wanted, 0, 1)
+    assert client.evict(wanted) == 1
+    assert client.reuse(wanted) is None
+    assert client.put(wanted, np.arange(3), wait=True).state == "stored"
+    assert client.reuse(wanted) == Reuse(0, 0), "an entry begins anew"
+    with pytest.raises(BadKey):
+        client.reuse(b"short")
+    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.5) as alone:
+        assert alone.reuse(wanted) is None
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_restarted_daemon_goes_on_counting(end: str) -> None:
+    with Daemon() as daemon:
+        client = daemon.start().client()
+        for number in (1, 2):
+            assert client.put(key(number), np.arange(9), wait=True).state == "stored"
+        kept = client.get(key(1))
+        dropped = client.get(key(2))
+        assert kept is not None and dropped is not None
+        becomes(client, key(1), 1, 1)
+        becomes(client, key(2), 1, 1)
+        getattr(daemon, end)()
+        dropped.release()
+        daemon.start()
+        assert client.wait_connected(10.0)
+        assert client.get(key(2)) is not None
+        becomes(client, key(2), 0, 2)
+        assert client.reuse(key(1)) == Reuse(1, 1), "the log was counted twice"
+        kept.release()
+        becomes(client, key(1), 0, 1)
