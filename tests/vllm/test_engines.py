@@ -178,6 +178,7 @@ def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(
     options = {"ec_manager_config": MANAGER} if manager == "tensord's" else {}
     with start_engine(model, socket=stand.daemon.socket, separate=True, **options) as apart:
         apart.wait_up()
+        stand.attached(apart, clients=2)
         stand.encode(stand.first, mine)
         assert apart.generate(mine) == stand.plain.generate(mine)
         assert apart.encoded() == 0
@@ -197,6 +198,7 @@ def test_each_of_an_engines_ranks_has_what_another_engine_encoded(
     pictures = [fresh() for _ in range(3)]
     with start_engine(model, socket=stand.daemon.socket, separate=True, tensor_parallel_size=2) as wide:
         wide.wait_up()
+        stand.attached(wide, clients=3)
         for picture in pictures:
             right, _ = stand.encode(stand.first, picture)
             answered = wide.generate(picture)

@@ -1,0 +1,177 @@
+"""vLLM's own HTTP server with several API processes, as a program and as what a test says to it.
+
+Owns: the process, its port on the loopback, its log. Run as a program it is `vllm ARGUMENTS`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+if __name__ != "__main__" and __name__ != "__mp_main__":
+    from .engine import PATIENCE_S
+    from .engine_process import picture
+
+NAME: Final = "tiny"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server says to a request: the text, and the logarithms of its tokens' chances."""
+
+    text: str
+    logprobs: tuple[float, ...]
+
+
+class ApiServers:
+    """`vllm serve` with so many API processes in front of one engine.
+
+    Args:
+        model: the folder of `tiny_llava.write_tiny_llava`.
+        environ: more of its environment.
+    """
+
+    def __init__(self, model: Path, log: Path, count: int, environ: dict[str, str]) -> None:
+        self._log = log
+        self._port = _free_port()
+        settings = {
+            "served-model-name": NAME,
+            "host": "127.0.0.1",
+            "port": self._port,
+            "api-server-count": count,
+            "dtype": "float32",
+            "seed": 0,
+            "max-model-len": 256,
+            "max-num-seqs": 4,
+            "max-num-batched-tokens": 256,
+            "kv-cache-memory-bytes": 64 << 20,
+        }
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))}
+        ours = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    __file__,
+                    "serve",
+                    str(model),
+                    "--enforce-eager",
+                    "--no-enable-prefix-caching",
+                    *flags,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**inherited, **ours, **environ},
+                start_new_session=True,
+            )
+
+    def wait_up(self) -> Self:
+        """Returns when it answers."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._get("/health")
+                return self
+            except (urllib.error.URLError, ConnectionError):
+                assert self._process.poll() is None, f"the server ended:\n{self._tail()}"
+                assert time.monotonic() < deadline, f"the server did not answer in {PATIENCE_S} s:\n{self._tail()}"
+                time.sleep(0.1)
+
+    def ask(self, number: int) -> Reply:
+        """The answer to a request with the picture of this number, over a connection of its own."""
+        file = io.BytesIO()
+        picture(number).save(file, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        parts = [
+            {"type": "text", "text": "USER: "},
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": " what is this? ASSISTANT:"},
+        ]
+        said = {"model": NAME, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
+        said["messages"] = [{"role": "user", "content": parts}]
+        choice = json.loads(self._get("/v1/chat/completions", said))["choices"][0]
+        return Reply(choice["message"]["content"], tuple(token["logprob"] for token in choice["logprobs"]["content"]))
+
+    def metric(self, name: str) -> float:
+        """A counter of vLLM's own, of all API processes together."""
+        lines = self._get("/metrics").decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+    @property
+    def pid(self) -> int:
+        """Of the process that started the others, whose session is theirs."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _get(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}{path}", data, {"Content-Type": "application/json"}
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=60) as answer:
+            answered: bytes = answer.read()
+            return answered
+
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    """vLLM's command, which asks for its own version by a name that builds for other devices do not have."""
+    from importlib import metadata
+
+    version = metadata.version
+
+    def named(distribution_name: str) -> str:
+        return f"{version('vllm-cpu')}+cpu" if distribution_name == "vllm" else version(distribution_name)
+
+    metadata.version = named
+    from vllm.entrypoints.cli.main import main as vllm
+
+    sys.argv[0] = "vllm"
+    vllm()
+
+
+if __name__ == "__main__":
+    main()
