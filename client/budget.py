@@ -1,0 +1,148 @@
+"""A process's own view of what it stored: how much, and what goes for more. Budgets in entries and bytes.
+
+Owns: the account, and the order in which entries go. Does not own the entries: whether one is still there, and whether
+anybody holds it, is asked of whoever knows. Locks nothing.
+
+Invariants: the account is the sum of its entries, within the budgets. Making room looks at each entry twice at most.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import BelowFloor
+from .puts import Put
+
+__all__ = ["Budget", "Own"]
+
+
+@dataclass(slots=True)
+class Own:
+    """An entry that this process stored, or is storing."""
+
+    size_bytes: int
+    put: Put
+
+
+class Budget:
+    """What this process stored, least recently used first.
+
+    Args:
+        entries_max, bytes_max: the budgets.
+        is_there: whether what was stored under a key is still there.
+        is_held: whether anybody holds it.
+    """
+
+    def __init__(
+        self, entries_max: int, bytes_max: int, is_there: Callable[[bytes], bool], is_held: Callable[[bytes], bool]
+    ) -> None:
+        self.entries_max = entries_max
+        self.bytes_max = bytes_max
+        self.floor = 0
+        """Entries that are never taken away."""
+        self.bytes = 0
+        self._is_there = is_there
+        self._is_held = is_held
+        self._own: OrderedDict[bytes, Own] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def find(self, key: bytes) -> Own | None:
+        """The entry, as it was accounted for; it may be gone."""
+        return self._own.get(key)
+
+    def add(self, key: bytes, own: Own) -> None:
+        """Accounts for an entry, as the one used last. Make room for it first."""
+        self.forget(key)
+        self._own[key] = own
+        self.bytes += own.size_bytes
+
+    def touch(self, key: bytes) -> None:
+        """An entry was used, if it is one of ours."""
+        if key in self._own:
+            self._own.move_to_end(key)
+
+    def forget(self, key: bytes) -> None:
+        """Takes an entry out of the account, if it is in there."""
+        own = self._own.pop(key, None)
+        if own is not None:
+            self.bytes -= own.size_bytes
+
+    def forget_all(self) -> None:
+        """Takes all out of the account."""
+        self._own.clear()
+        self.bytes = 0
+
+    def forget_gone(self) -> None:
+        """Takes out of the account what is there no more. Looks at every entry."""
+        for key in [key for key, own in self._own.items() if self._is_gone(key, own)]:
+            self.forget(key)
+
+    def make_room(self, size_bytes: int) -> list[bytes]:
+        """Takes out of the account what has to go for an entry of `size_bytes`, which is within `bytes_max`, and gives
+        its keys: least recently used first, and what anybody holds last.
+
+        Raises:
+            BelowFloor: fewer entries than the floor would be left. Nothing has to go then.
+        """
+        victims = self._victims(size_bytes)
+        if victims and len(self._own) - len(victims) < self.floor:
+            # Some may be gone of themselves that were not looked at.
+            self.forget_gone()
+            victims = self._victims(size_bytes)
+        if victims and len(self._own) - len(victims) < self.floor:
+            raise BelowFloor(
+                f"{len(self._own)} entries of {self.bytes} bytes are stored, entries_max is {self.entries_max} and "
+                f"bytes_max {self.bytes_max}: for {size_bytes} bytes more {len(victims)} would have to go, and the "
+                f"queueing floor is {self.floor} entries; raise the budgets, or lower the floor"
+            )
+        for key in victims:
+            self.forget(key)
+        return victims
+
+    def check_invariants(self) -> None:
+        """Asserts that the account is the sum of its entries, and within the budgets."""
+        assert self.bytes == sum(own.size_bytes for own in self._own.values())
+        assert self.bytes <= self.bytes_max and len(self._own) <= self.entries_max
+
+    def _victims(self, size_bytes: int) -> list[bytes]:
+        """What has to go, in the order to go. Entries found to be gone already leave the account."""
+        over_entries = len(self._own) + 1 - self.entries_max
+        over_bytes = self.bytes + size_bytes - self.bytes_max
+        gone: list[bytes] = []
+        victims: list[bytes] = []
+        held: list[bytes] = []
+        for key, own in self._own.items():
+            if over_entries <= 0 and over_bytes <= 0:
+                break
+            if self._is_gone(key, own):
+                gone.append(key)
+            elif self._is_held(key):
+                held.append(key)
+                continue
+            else:
+                victims.append(key)
+            over_entries -= 1
+            over_bytes -= own.size_bytes
+        for key in held:
+            if over_entries <= 0 and over_bytes <= 0:
+                break
+            victims.append(key)
+            over_entries -= 1
+            over_bytes -= self._own[key].size_bytes
+        for key in gone:
+            self.forget(key)
+        return victims
+
+    def _is_gone(self, key: bytes, own: Own) -> bool:
+        """Whether it is not, or no longer, stored by us. One on its way counts as ours."""
+        match own.put.state:
+            case "sent":
+                return False
+            case "stored":
+                return not self._is_there(key)
+            case _:
+                return True

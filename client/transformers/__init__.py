@@ -1,0 +1,138 @@
+"""transformers' image and audio encoders, through the cache: one process on the host encodes, the others read.
+
+Owns: how a model is wrapped, and unwrapped. Does not own where families are cut open (seams), what becomes of a call
+(calls), how its output is taken apart (outputs), nor what names the weights (weights).
+
+Invariants: what is returned has the types of the unwrapped model's output, and memory of its own. Whatever fails in
+between, a missing daemon included, the model just computes. A model's state, copies and pickles know nothing of this.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Iterator
+from functools import cache as remembered
+from typing import Any, TypeVar
+
+import torch
+
+from ...errors import UsageError
+from ..cache import Client
+from ..namespace import Namespace
+from .calls import Encoder, Tally
+from .seams import SEAMS, Seam
+
+__all__ = ["Tally", "cached", "refresh", "tally", "uncached"]
+
+Model = TypeVar("Model")
+
+
+def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, exact: bool = False) -> Model:
+    """Has the model's image and audio encoders go through the cache. Changes the model, and returns it.
+
+    Keys are of the bytes that the encoder is given, item by item, of its configuration and weights, and of what else
+    changes bits on a machine: versions, device, threads, autocast. Calls go through untouched that need gradients, run
+    in training mode, are being compiled or traced, or have an argument that no key can hold; so do those whose output
+    cannot be taken apart. Wrapping a wrapped model gives it the new cache, namespace and `exact`.
+
+    Args:
+        model: a transformers model, or a part of one, of a family that `seams` has.
+        namespace: to keep tenants apart, or to `Client.invalidate`; the weights' fingerprint is part of each key
+            anyway. Without it: the encoder's class and fingerprint.
+        exact: look up and encode whole calls, not items. The bits of an item may depend on how many are encoded with
+            it; so outputs equal the unwrapped model's whatever the model, and one miss encodes the whole batch.
+
+    Raises:
+        UsageError: there is no such encoder in it, or one that another library has wrapped.
+    """
+    found = list(_modules_of(model))
+    if not found:
+        raise UsageError(f"{type(model).__name__} has no encoder that is known here: {', '.join(sorted(SEAMS))}")
+    for module, seam in found:
+        if seam.method in vars(module):
+            raise UsageError(
+                f"{type(module).__name__}.{seam.method} was replaced in this instance, as accelerate's hooks do it; "
+                "call cached() before that"
+            )
+    for module, seam in found:
+        plain = _plain_class(module)
+        module.__class__ = _wrapped_class(plain, seam)
+        module._tensord = Encoder(plain, seam, cache, namespace, exact=exact)
+    return model
+
+
+def uncached(model: Model) -> Model:
+    """Takes back what `cached` did. Changes the model, and returns it; one that is not wrapped stays as it is."""
+    for module in _wrapped_modules(model):
+        module.__class__ = _plain_class(module)
+        del module._tensord
+    return model
+
+
+def refresh(model: Model) -> Model:
+    """Has the weights' fingerprint taken anew at the next call. Needed only after writes that `weights` cannot see."""
+    for module in _wrapped_modules(model):
+        module._tensord.refresh()
+    return model
+
+
+def tally(model: Any) -> Tally:
+    """What the model's wrapped encoders did so far, in this process."""
+    total = Tally()
+    for module in _wrapped_modules(model):
+        total.add(module._tensord.tally)
+    return total
+
+
+def _modules_of(model: Any) -> Iterator[tuple[Any, Seam]]:
+    """The outermost modules with a seam: within one that is wrapped, nothing else needs to be."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is a {type(model).__name__}; give a transformers model, a torch.nn.Module")
+    seam = SEAMS.get(type(model).__name__)
+    if seam is not None:
+        yield model, seam
+        return
+    for child in model.children():
+        yield from _modules_of(child)
+
+
+def _wrapped_modules(model: Any) -> list[Any]:
+    return [module for module in model.modules() if "_tensord" in vars(module)]
+
+
+def _plain_class(module: Any) -> type:
+    kind = type(module)
+    plain: type = kind.__dict__.get("_tensord_plain", kind)
+    return plain
+
+
+@remembered
+def _wrapped_class(plain: type, seam: Seam) -> type:
+    """A class of the same name, by which transformers knows its classes too, that asks the cache first.
+
+    A class and no attribute of the instance: a copied attribute would go on calling the module it was made for.
+    """
+    original: Any = getattr(plain, seam.method)
+    jit: Any = torch.jit
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        encoder: Encoder | None = vars(self).get("_tensord")
+        if encoder is None or torch.compiler.is_compiling() or jit.is_tracing():
+            return original(self, *args, **kwargs)
+        return encoder(self, args, kwargs)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        # Copies and pickles are of the plain model: a client is no part of it, and this class cannot be imported.
+        state = {name: value for name, value in vars(self).items() if name != "_tensord"}
+        return copyreg.__newobj__, (plain,), state  # type: ignore[attr-defined]
+
+    method.__wrapped__ = original  # type: ignore[attr-defined]
+    body = {
+        seam.method: method,
+        "__reduce_ex__": reduced,
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "_tensord_plain": plain,
+    }
+    return type(plain.__name__, (plain,), body)

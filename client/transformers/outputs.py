@@ -1,0 +1,151 @@
+"""What a model's encoder returns, taken apart into what each item of a batch has in it, and put together again.
+
+Owns: the rule of which rows of a tensor are whose, and the plain tree under which one item's part is stored. Does not
+own any model: how many rows each item has is the caller's to say.
+
+An output is a tensor, a ModelOutput, list or tuple of outputs, None or a scalar. In every tensor the items stand one
+after the other along the first dimension: all rows of the batch or, where an encoder merges neighbouring rows, a
+fraction of them. A list that has one tensor for each item instead must be named.
+
+Invariant: joining the parts of a split gives the same types, and tensors that are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers.utils.generic import ModelOutput
+
+from ...errors import BadTree, UnsupportedLeaf
+
+__all__ = ["Batch", "NotSplittable"]
+
+_SCALARS: Final = (bool, int, float, str)
+
+
+class NotSplittable(UnsupportedLeaf):
+    """An output of which nobody can say which part belongs to which item."""
+
+
+class Batch:
+    """The items of one call: how many rows each has.
+
+    Args:
+        rows: for each item; None: all of the output is one item's, and may have any form.
+        listed: fields of the output that hold a list with a tensor for each item; "" is the output itself.
+        modules: names of the Python modules in which the output's classes may be found.
+    """
+
+    def __init__(self, rows: Sequence[int] | None, *, listed: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
+        self._count = 1 if rows is None else len(rows)
+        self._rows = rows
+        self._listed = frozenset(() if rows is None else listed)
+        self._modules = modules
+
+    def split(self, output: Any) -> list[Any]:
+        """One tree for each item, of what `Client.put` takes.
+
+        Raises:
+            NotSplittable: a tensor that has another number of rows, or something that is none of an output's types.
+        """
+        return self._split(output, "")
+
+    def join(self, parts: Sequence[Any], device: Any) -> Any:
+        """The output of which these are the items' parts, on a device, in memory of its own.
+
+        Raises:
+            BadTree: the parts are not of one output.
+        """
+        try:
+            return self._join(parts, device)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise BadTree(f"the parts are not those of one output: {error}") from None
+
+    def _split(self, node: Any, field: str) -> list[Any]:
+        count = self._count
+        if isinstance(node, torch.Tensor):
+            return [["rows", piece] for piece in self._pieces(node)]
+        if field in self._listed and isinstance(node, list | tuple):
+            if len(node) != count or not all(isinstance(item, torch.Tensor) for item in node):
+                raise NotSplittable(f"{field or 'the output'} has {len(node)} items, the batch {count}")
+            return [["item", type(node).__name__, item] for item in node]
+        if isinstance(node, ModelOutput):
+            name = type(node).__name__
+            if self._class(name) is not type(node):
+                raise NotSplittable(f"{name} is none of the model's own output classes")
+            fields = {field: self._split(child, field) for field, child in node.items()}
+            return [["output", name, {field: parts[at] for field, parts in fields.items()}] for at in range(count)]
+        if type(node) is list or type(node) is tuple:
+            children = [self._split(child, f"{field}[]") for child in node]
+            return [[type(node).__name__, [parts[at] for parts in children]] for at in range(count)]
+        if node is None or type(node) in _SCALARS:
+            return [["same", node]] * count
+        raise NotSplittable(f"{field or 'the output'} is a {type(node).__name__}")
+
+    def _pieces(self, tensor: Any) -> Sequence[Any]:
+        """The rows of each item, as views."""
+        if self._rows is None:
+            return [tensor]
+        found = tensor.shape[0] if tensor.ndim else 0
+        total = sum(self._rows)
+        merged = total // found if found else 0
+        if not merged or merged * found != total or any(rows % merged for rows in self._rows):
+            raise NotSplittable(f"a tensor {list(tensor.shape)} for items of {list(self._rows)} rows")
+        pieces: Sequence[Any] = tensor.split([rows // merged for rows in self._rows])
+        return pieces
+
+    def _join(self, parts: Sequence[Any], device: Any) -> Any:
+        kind = parts[0][0]
+        if any(part[0] != kind for part in parts):
+            raise BadTree("the parts have different types")
+        match kind:
+            case "rows":
+                pieces = [part[1] for part in parts]
+                whole = _gathered(pieces, device)
+                if [piece.shape for piece in self._pieces(whole)] != [piece.shape for piece in pieces]:
+                    raise BadTree("a part has another number of rows than its item")
+                return whole
+            case "item":
+                items = [_gathered([part[2]], device) for part in parts]
+                return tuple(items) if parts[0][1] == "tuple" else items
+            case "output":
+                fields = {name: self._join([part[2][name] for part in parts], device) for name in parts[0][2]}
+                made = self._class(parts[0][1])
+                if made is None:
+                    raise BadTree(f"no output class is called {parts[0][1]!r}")
+                return made(**fields)
+            case "list" | "tuple":
+                children = [self._join([part[1][at] for part in parts], device) for at in range(len(parts[0][1]))]
+                return tuple(children) if kind == "tuple" else children
+            case "same":
+                return parts[0][1]
+        raise BadTree(f"a part of the unknown type {kind!r}")
+
+    def _class(self, name: str) -> Any:
+        candidates = (getattr(sys.modules.get(module), name, None) for module in self._modules)
+        return next((found for found in candidates if isinstance(found, type) and issubclass(found, ModelOutput)), None)
+
+
+def _gathered(pieces: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The pieces, one after the other, in new memory on a device."""
+    first = pieces[0]
+    if any(piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:] for piece in pieces):
+        raise BadTree("the pieces have different dtypes or shapes")
+    if device.type != "cpu" or first.ndim == 0 or not all(p.is_contiguous() and p.device == device for p in pieces):
+        return torch.cat([piece.to(device) for piece in pieces]) if len(pieces) > 1 else first.to(device, copy=True)
+    whole = first.new_empty((sum(len(piece) for piece in pieces), *first.shape[1:]))
+    at = 0
+    for piece in pieces:
+        # Not by torch: its threads take many times as long to copy while the cores are busy.
+        np.copyto(_bytes_of(whole[at : at + len(piece)]), _bytes_of(piece))
+        at += len(piece)
+    return whole
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return array
