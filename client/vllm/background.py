@@ -1,0 +1,143 @@
+"""A thread for what must not be done in an engine's step: hashing, lookups, claims, puts.
+
+Owns: the thread, the jobs that wait for it, and the process's client, which all connectors of one daemon share. A job's
+error is counted, logged once of its kind, and ends nothing.
+
+Invariant: `post` and `late` never wait, whatever the thread is kept waiting by.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from ...errors import TensordError
+from ..cache import Client
+from .stats import Counts
+
+JOBS_MAX: Final = 1024
+LATE_S: Final = 0.1
+"""A job that takes longer keeps those behind it waiting for too long: whoever asks is told not to."""
+TIMEOUT_S: Final = 1.0
+SOON_S: Final = 0.001
+IDLE_S: Final = 0.5
+
+Job = Callable[[Client], None]
+_log = logging.getLogger("tensord")
+
+
+class SharedClients:
+    """A process's clients, by their daemon's socket: each is made for its first user and closed after its last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str | None, tuple[Client, int]] = {}
+
+    def take(self, socket: str | None) -> Client:
+        """May take a second where the daemon is there and does not answer."""
+        with self._lock:
+            client, users = self._clients.get(socket, (None, 0))
+            if client is None:
+                client = Client(socket, name="vllm", timeout_s=TIMEOUT_S)
+            self._clients[socket] = (client, users + 1)
+            return client
+
+    def give_back(self, socket: str | None) -> None:
+        with self._lock:
+            client, users = self._clients.pop(socket)
+            if users > 1:
+                self._clients[socket] = (client, users - 1)
+                return
+        client.close()
+
+
+CLIENTS: Final = SharedClients()
+
+
+class Background:
+    """The thread. It runs jobs in their order, and `tick` after each and in between.
+
+    Args:
+        tick: what is to be looked at again and again; gives the seconds after which it wants to be called again.
+    """
+
+    def __init__(self, socket: str | None, name: str, tick: Callable[[Client], float], counts: Counts) -> None:
+        self._socket = socket
+        self._tick = tick
+        self._counts = counts
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._busy_since = 0.0
+        self._errors: set[tuple[str, type]] = set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, job: Job) -> bool:
+        """Queues a job; False where too many wait already."""
+        if self._jobs.qsize() >= JOBS_MAX or self._closing:
+            return False
+        self._jobs.put(job)
+        return True
+
+    def post_end(self, job: Job) -> None:
+        """Queues what gives something back, however many wait: there is one for each that was queued by `post`."""
+        self._jobs.put(job)
+
+    @property
+    def late(self) -> bool:
+        """Whether it is being kept waiting."""
+        since = self._busy_since
+        return since != 0.0 and time.monotonic() - since > LATE_S
+
+    def close(self) -> None:
+        """Ends the thread when what was queued is done, at most some seconds from now. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(None)
+            self._thread.join(2 * TIMEOUT_S)
+
+    def _run(self) -> None:
+        self._busy_since = time.monotonic()
+        client = CLIENTS.take(self._socket)
+        try:
+            self._serve(client)
+        finally:
+            CLIENTS.give_back(self._socket)
+
+    def _serve(self, client: Client) -> None:
+        again_s = SOON_S
+        while True:
+            self._busy_since = 0.0
+            try:
+                job = self._jobs.get(timeout=again_s)
+            except Empty:
+                pass
+            else:
+                if job is None:
+                    return
+                self._busy_since = time.monotonic()
+                self._guarded(job, client)
+                # A job may hold what its queuer has let go by now.
+                del job
+            self._busy_since = time.monotonic()
+            again_s = self._guarded(self._tick, client) or IDLE_S
+
+    def _guarded(self, call: Callable[[Client], float | None], client: Client) -> float | None:
+        try:
+            return call(client)
+        except Exception as error:
+            self._counts.add("errors")
+            kind = (getattr(call, "__qualname__", "job"), type(error))
+            if kind not in self._errors:
+                self._errors.add(kind)
+                _log.warning("tensord: %s; what it was about is not shared", error, exc_info=_trace(error))
+            return None
+
+
+def _trace(error: Exception) -> Exception | None:
+    """Our own errors say all that there is to know."""
+    return None if isinstance(error, TensordError) else error

@@ -1,0 +1,192 @@
+"""The EC connector: what vLLM's scheduler and workers call. It delegates to the side it was made for.
+
+Owns: which side that is, and what of vLLM's configuration the sides need to know. Invariants: no method raises for what
+becomes of the daemon, and none waits for it. Hooks that a version of vLLM does not call are not needed, those that
+one does not have are not called; what this version calls and is not named here, vLLM's base class answers.
+
+    ec_transfer_config={"ec_connector": "TensordECConnector", "ec_role": "ec_both"}
+    # where plugins are off: "ec_connector_module_path": "tensord.client.vllm.connector"
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+
+from . import manager
+from .identity import dtype_name, namespace_of
+from .scheduler import SchedulerSide
+from .settings import Settings
+from .stats import TensordECStats, TensordPromMetrics
+from .step import NOTHING, Report, StepMetadata
+from .worker import WorkerSide
+
+_log = logging.getLogger("tensord")
+
+
+class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
+    """Encoder outputs shared by all engines of the host that have the same weights.
+
+    Settings stand in `ec_connector_extra_config`, see `Settings`.
+
+    Raises:
+        BadConfiguration: one of them is unknown, or has a value that it cannot have.
+    """
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config=vllm_config, role=role)
+        settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if vllm_config.model_config.is_encoder_decoder:
+            # vLLM keeps no encoder outputs for those, and would not load any.
+            _log.warning("tensord: models with an encoder and a decoder share no encoder outputs")
+        elif role == ECConnectorRole.SCHEDULER:
+            self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
+            manager.listen_for_resets(self._weights_changed)
+        else:
+            self._worker = _worker_side(vllm_config, settings, self.is_producer)
+
+    def shutdown(self) -> None:
+        """Ends the side's thread; the client goes with its last user. Idempotent."""
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    # ---- the scheduler's side
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        """False puts the request off: what it needs is being looked up, or encoded by another engine."""
+        return self._scheduler is None or self._scheduler.ensure(request, num_computed_tokens)
+
+    def has_cache_item(self, identifier: str) -> bool:
+        """Whether an input of the request that was ensured last is held in the ring, and fits."""
+        return self._scheduler is not None and self._scheduler.has(identifier)
+
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        """The input gets its place in the engine's encoder cache in the step that is being made."""
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, index)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        """What the workers load and store in this step."""
+        return NOTHING if self._scheduler is None else self._scheduler.metadata(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Takes in what the workers report."""
+        report = connector_output.ec_connector_worker_meta
+        if self._scheduler is not None and isinstance(report, Report):
+            self._scheduler.take_in(report)
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Lets go what the request held. Its blocks need not be kept."""
+        if self._scheduler is not None:
+            self._scheduler.finished(request.request_id)
+        return False, None
+
+    def take_unavailable_requests(self) -> set[str]:
+        """Requests with an input whose load failed."""
+        return self._scheduler.take_unavailable() if self._scheduler is not None else set()
+
+    def _weights_changed(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.weights_changed()
+
+    # ---- a worker's side
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.bound(connector_metadata)
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        """Copies what the step loads into the encoder cache."""
+        if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
+            self._worker.load(self._connector_metadata, encoder_cache)
+
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
+        """Begins to store an output, if the step says so. Called for consumers too."""
+        if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
+            self._worker.save(self._connector_metadata, encoder_cache, mm_hash)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, None
+
+    def build_connector_worker_meta(self) -> Report | None:
+        """What the scheduler's side is to know."""
+        return self._worker.report() if self._worker is not None else None
+
+    # ---- metrics
+
+    def get_ec_connector_stats(self) -> TensordECStats | None:
+        """The scheduler's, which has the workers' by their reports."""
+        return self._scheduler.stats() if self._scheduler is not None else None
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> TensordECStats:
+        return TensordECStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TensordPromMetrics:
+        return TensordPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _ranks(vllm_config: Any) -> int:
+    """How many workers run the encoder's stage of the pipeline, each of which has the outputs in its own cache."""
+    parallel = vllm_config.parallel_config
+    ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    return ranks
+
+
+def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> SchedulerSide:
+    model = vllm_config.model_config
+    namespace = None
+    try:
+        namespace = namespace_of(vllm_config, settings)
+    except OSError as error:
+        _log.warning("tensord: the weights of %s cannot be named: %s", model.model, error)
+    if namespace is None:
+        _log.warning(
+            "tensord: nothing is shared, for want of a name for the weights of %s: give tensord.revision", model.model
+        )
+    lora = getattr(vllm_config, "lora_config", None)
+    measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
+    hidden = model.get_inputs_embeds_size()
+
+    def width_fits(modality: str, width: int) -> bool:
+        # Encoders that hand over several layers at once have a multiple of the width.
+        return bool(width == measured[modality] if modality in measured else width and width % hidden == 0)
+
+    return SchedulerSide(
+        settings.socket,
+        namespace,
+        ranks=_ranks(vllm_config),
+        dtype=dtype_name(model.dtype),
+        width_fits=width_fits,
+        wait_s_max=settings.wait_s_max,
+        producer=producer,
+        consumer=consumer,
+        tower_lora=lora is not None and getattr(lora, "enable_tower_connector_lora", False),
+    )
+
+
+def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> WorkerSide:
+    rank = vllm_config.parallel_config.rank % _ranks(vllm_config)
+    kind = vllm_config.device_config.device_type
+    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return WorkerSide(
+        settings.socket,
+        rank=rank,
+        saves=producer and rank == 0,
+        dtype=vllm_config.model_config.dtype,
+        device=device,
+    )

@@ -1,0 +1,492 @@
+"""The scheduler's side of the connector: which encoder inputs need not be encoded, and who stores the others.
+
+Owns: what is known of each request's inputs, from the first time it may be scheduled to its end. All of it is the
+step's thread's, but for the answers that the background thread writes into an `_Input`.
+
+One input of a request, by what the scheduler asks:
+
+    ensure    asked ─┬→ unshared          no name, nothing to look up: encoded, not stored
+                     ├→ found ──────────┐ the lease is held from here on
+                     └→ missed          │
+                          │ claims, in the order of the request's keys
+                          ├→ found ─────┤ another engine has stored it meanwhile
+                          └→ compute,   │
+                             or alone   │
+    alloc                 │             └→ load: the lease goes with the step, until all ranks are done with it
+                          └→ save: the claim goes with the key, until it is stored
+    preempted, aborted, finished, no longer needed: lease and claim are let go, whatever the state
+
+Invariants
+- "hit" is said only with the lease held, and of an identifier only what holds for the request that was ensured last.
+- A request holds the claim of a key only once those of all its lesser keys are settled: engines that wait for each
+  other's never do so in a circle.
+- An input that the engine's own encoder cache has, as far as its own words tell, costs nothing.
+- The step's thread never waits, hashes, or speaks with the daemon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ...errors import UnsupportedLeaf
+from ..cache import Client
+from ..lease import Lease
+from ..namespace import Namespace
+from .background import Background
+from .claims import Claims, Wanted
+from .identity import Adapters, Digests, with_adapter
+from .stats import Counts, TensordECStats
+from .step import NOTHING, Load, Report, Save, StepMetadata
+
+WAIT_S_LEAST: Final = 0.02
+WAIT_FACTOR: Final = 3
+"""How many times as long as the encoder takes here another engine is given for it."""
+LAG_STEPS_MAX: Final = 256
+"""Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
+that it is done, and is."""
+PAUSE_S: Final = 0.0001
+RETRY_S: Final = 1.0
+_UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
+
+
+class _Input:
+    """An input of a request, or several that the scheduler takes for one: those with one identifier.
+
+    Written by the background thread: `key`, `lease`, and last `state`.
+    """
+
+    __slots__ = ("datas", "key", "lease", "modality", "rows", "state", "wanted")
+
+    def __init__(self, modality: str, rows: int, data: object) -> None:
+        self.modality = modality
+        self.rows = rows
+        self.datas = [data]
+        self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
+        self.key: bytes | None = None
+        self.lease: Lease | None = None
+        self.wanted: Wanted | None = None
+
+
+class _Asking:
+    """A request whose inputs are looked up. `inputs` are those that are neither behind it nor settled by allocation."""
+
+    __slots__ = ("count", "end", "inputs", "order", "reached", "settled", "since", "waits_since")
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, _Input] = {}
+        self.begin([])
+
+    def begin(self, features: Sequence[Any]) -> None:
+        """Its inputs are to be settled, from now on."""
+        self.count = len(features)
+        self.end = _end(features) if features else 0
+        self.order: list[_Input] | None = None
+        self.reached = 0
+        self.settled = False
+        self.since = time.monotonic()
+        self.waits_since = 0.0
+
+
+class SchedulerSide:
+    """Args:
+    namespace: of the engine's outputs; None shares nothing.
+    ranks: how many workers load each input.
+    width_fits: whether outputs of a modality may have so many columns.
+    dtype: the outputs' dtype, as torch names it.
+    """
+
+    def __init__(
+        self,
+        socket: str | None,
+        namespace: Namespace | None,
+        *,
+        ranks: int,
+        dtype: str,
+        width_fits: Callable[[str, int], bool],
+        wait_s_max: float,
+        producer: bool,
+        consumer: bool,
+        tower_lora: bool,
+    ) -> None:
+        self._namespace = namespace
+        self._ranks = ranks
+        self._dtype = dtype
+        self._width_fits = width_fits
+        self._wait_s_max = wait_s_max
+        self._producer = producer
+        self._consumer = consumer
+        self._tower_lora = tower_lora
+        self._counts = Counts()
+        # Requests, and what of their inputs is in the engine's own encoder cache.
+        self._asking: dict[str, _Asking] = {}
+        self._current: _Asking | None = None
+        self._local: set[str] = set()
+        self._damaged: set[str] = set()
+        self._unavailable: set[str] = set()
+        # The step that is being made, and those on their way.
+        self._step = 0
+        self._allocated: set[str] = set()
+        self._loads: dict[str, tuple[Lease, tuple[int, int]]] = {}
+        self._saves: dict[str, Save] = {}
+        self._in_flight: dict[int, tuple[list[Lease], set[int]]] = {}
+        self._rings: dict[int, set[bytes]] = {}
+        self._deferred = False
+        self._row_s: float | None = None
+        # The background thread's.
+        self._digests = Digests()
+        self._adapters = Adapters()
+        self._changes = self._changes_confirmed = 0
+        self._retry_at = 0.0
+        self._background = Background(socket, "tensord-vllm-scheduler", self._tick, self._counts)
+        self._claims = Claims(self._background, computes=producer)
+
+    # ---- is it there
+
+    def ensure(self, request: Any, computed: int) -> bool:
+        """Whether the request may be scheduled now; False puts it off to another step."""
+        features = request.mm_features
+        if self._damaged and any(feature.identifier in self._damaged for feature in features):
+            self._unavailable.add(request.request_id)
+            self._current = None
+            return False
+        asking = self._current = self._asking.get(request.request_id)
+        if asking is None:
+            if computed >= _end(features):
+                return True
+        elif computed >= asking.end and asking.count == len(features):
+            if asking.inputs:
+                self._release(asking)
+            return True
+        if asking is None or self._outdated(asking, features, computed):
+            asking = self._begin(request, computed)
+        if not asking.settled:
+            asking.settled = self._settled(asking)
+            self._deferred |= not asking.settled
+        return asking.settled
+
+    def has(self, identifier: str) -> bool:
+        """Whether an input of the request that was ensured last is held here."""
+        if self._current is None or not self._consumer:
+            return False
+        found = self._current.inputs.get(identifier)
+        return found is not None and found.lease is not None
+
+    def allocated(self, request: Any, index: int) -> None:
+        """The engine's encoder cache has room for it: it is loaded, or encoded, in the step that is being made."""
+        identifier = request.mm_features[index].identifier
+        self._allocated.add(identifier)
+        asking = self._asking.get(request.request_id)
+        wanted = asking.inputs.pop(identifier, None) if asking is not None else None
+        if wanted is not None and wanted.lease is not None and self._consumer:
+            self._counts.add("hits")
+            self._loads[identifier] = wanted.lease, wanted.lease.tree.shape
+        else:
+            self._counts.add("misses")
+            if wanted is not None and wanted.key is not None and self._stores(wanted):
+                self._saves[identifier] = Save(wanted.key, wanted.rows)
+                if wanted.wanted is not None:
+                    self._claims.save(wanted.wanted)
+        if wanted is not None:
+            self._let_go(wanted, asking)
+
+    def finished(self, request_id: str) -> None:
+        """The request ended, however."""
+        asking = self._asking.pop(request_id, None)
+        if asking is not None:
+            self._release(asking)
+            if self._current is asking:
+                self._current = None
+        self._unavailable.discard(request_id)
+
+    def weights_changed(self) -> None:
+        """What is stored was made by other weights: nothing is shared until the daemon has confirmed a new generation,
+        for which it is asked when next something is looked up, so that several calls for one change are one."""
+        self._changes += 1
+        for asking in self._asking.values():
+            self._release(asking)
+        self._local.clear()
+        self._damaged.clear()
+
+    # ---- what the step says
+
+    def metadata(self, scheduler_output: Any) -> StepMetadata:
+        """What the workers are to do in the step that was just made."""
+        if scheduler_output.free_encoder_mm_hashes:
+            self._local.difference_update(scheduler_output.free_encoder_mm_hashes)
+        if scheduler_output.total_num_scheduled_tokens:
+            self._step += 1
+        elif self._deferred:
+            # Nothing runs in this step: the thread that settles what is waited for gets the interpreter.
+            time.sleep(PAUSE_S)
+        self._deferred = False
+        if self._in_flight:
+            self._drop_lost()
+        if not self._allocated:
+            return NOTHING
+        self._local |= self._allocated
+        self._allocated = set()
+        if not self._loads and not self._saves:
+            return NOTHING
+        loads = {name: self._load(lease, shape) for name, (lease, shape) in self._loads.items()}
+        if loads:
+            leases = [lease for lease, _ in self._loads.values()]
+            self._in_flight[self._step] = leases, set(range(self._ranks))
+        made = StepMetadata(self._step, loads, self._saves)
+        self._loads, self._saves = {}, {}
+        return made
+
+    def take_in(self, report: Report) -> None:
+        """What workers say of the steps that they ran."""
+        for rank, known in report.rings.items():
+            self._rings.setdefault(rank, set()).update(known)
+        for rank, done in report.loaded.items():
+            for step in [step for step in self._in_flight if step <= done]:
+                missing = self._in_flight[step][1]
+                missing.discard(rank)
+                if not missing:
+                    del self._in_flight[step]
+        for key in report.refused:
+            self._claims.refused(key)
+        if report.encoded_rows:
+            row_s = report.encode_s / report.encoded_rows
+            self._row_s = row_s if self._row_s is None else 0.75 * self._row_s + 0.25 * row_s
+        if report.failed:
+            # Zeros were computed with. Whoever has that input is ended, and as long as results may be cached that were
+            # made of it, so is whoever asks for it again.
+            self._damaged |= report.failed
+        for name, amount in report.counts.items():
+            self._counts.add(name, amount)
+
+    def take_unavailable(self) -> set[str]:
+        """Requests to be ended with an error."""
+        taken, self._unavailable = self._unavailable, set()
+        return taken
+
+    def stats(self) -> TensordECStats | None:
+        """What was counted since it was last asked; None if nothing was."""
+        taken = self._counts.take()
+        return TensordECStats(dict(taken)) if taken is not None else None
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What is held now, by kind: requests, inputs, leases, claims, steps on their way. For looking on."""
+        inputs = [found for asking in self._asking.values() for found in asking.inputs.values()]
+        return {
+            "requests": len(self._asking),
+            "inputs": len(inputs),
+            "leases": sum(found.lease is not None for found in inputs),
+            "claims": self._claims.open,
+            "steps": len(self._in_flight),
+        }
+
+    def close(self) -> None:
+        """Lets everything go, and ends the thread. Idempotent."""
+        for request_id in list(self._asking):
+            self.finished(request_id)
+        self._in_flight.clear()
+        self._background.close()
+
+    # ---- a request's inputs
+
+    def _outdated(self, asking: _Asking, features: Sequence[Any], computed: int) -> bool:
+        """Whether an input is needed that nothing is known of: of a longer prompt, or gone from the engine's cache."""
+        return asking.count != len(features) or any(
+            name not in asking.inputs and name not in self._local and name not in self._allocated
+            for name in (feature.identifier for feature in _ahead(features, computed))
+        )
+
+    def _begin(self, request: Any, computed: int) -> _Asking:
+        asking = self._asking.get(request.request_id)
+        if asking is None:
+            asking = self._asking[request.request_id] = self._current = _Asking()
+        asking.begin(request.mm_features)
+        fresh: dict[str, _Input] = {}
+        for found in asking.inputs.values():
+            self._leave(found, asking)
+        for feature in _ahead(request.mm_features, computed):
+            name, rows = feature.identifier, feature.mm_position.get_num_embeds()
+            if name in asking.inputs or name in self._local:
+                continue
+            known = fresh.setdefault(name, _Input(feature.modality, rows, feature.data))
+            if known.datas[-1] is not feature.data or known.rows != rows:
+                # One name for several inputs. Should they not be one, none of them is shared.
+                known.datas.append(feature.data if known.rows == rows else None)
+        lora_request = request.lora_request if self._tower_lora else None
+        for found in fresh.values():
+            nameless = None in found.datas or found.modality in _UNSHARED_MODALITIES or self._namespace is None
+            if nameless:
+                self._counts.add("unshared")
+                found.state = "unshared"
+            elif self._background.late or not self._background.post(partial(self._look_up, found, lora_request)):
+                self._counts.add("late")
+                found.state = "unshared"
+        asking.inputs.update(fresh)
+        return asking
+
+    def _settled(self, asking: _Asking) -> bool:
+        """Whether there is nothing left that is worth waiting for."""
+        now = time.monotonic()
+        if asking.order is None:
+            for name, found in asking.inputs.items():
+                if found.state == "asked":
+                    if now - asking.since < self._wait_s_max and not self._background.late:
+                        return False
+                    # Another in its place: what the thread finds out about this one, nobody will hear of.
+                    self._counts.add("late")
+                    asking.inputs[name] = late = _Input(found.modality, found.rows, None)
+                    late.state = "unshared"
+            missed = [found for found in asking.inputs.values() if found.state == "missed"]
+            asking.order = sorted(missed, key=lambda found: found.key or b"")
+        while asking.reached < len(asking.order):
+            if self._waits(asking, asking.order[asking.reached], now):
+                return False
+            asking.reached += 1
+        return True
+
+    def _waits(self, asking: _Asking, found: _Input, now: float) -> bool:
+        """Whether another engine, or the daemon's answer, is waited for."""
+        assert found.key is not None
+        if found.wanted is None:
+            found.wanted = self._claims.want(found.key, asking, now)
+        wanted = found.wanted
+        if wanted is None:
+            return False
+        if wanted.state == "asked" and not self._claims.unanswered(wanted, now):
+            return True
+        if wanted.state == "waiting" and self._consumer:
+            if not asking.waits_since:
+                asking.waits_since = now
+                self._counts.add("waits")
+            if now - asking.waits_since < self._patience_s(found.rows):
+                return True
+            self._counts.add("wait_timeouts")
+        elif wanted.state == "waiting":
+            # It has to encode it all the same, and the other one stores it.
+            found.key = None
+        elif wanted.state == "hit" and wanted.lease is not None:
+            self._take(found, wanted.lease)
+        if wanted.state != "compute":
+            self._leave(found, asking)
+        return False
+
+    def _patience_s(self, rows: int) -> float:
+        if self._row_s is None:
+            return self._wait_s_max
+        return min(max(WAIT_FACTOR * self._row_s * rows, WAIT_S_LEAST), self._wait_s_max)
+
+    def _stores(self, found: _Input) -> bool:
+        """Whether what is encoded is to be stored: not by a mere consumer, nor where it is, or will be, stored."""
+        return self._producer and found.lease is None and self._changes == self._changes_confirmed
+
+    def _release(self, asking: _Asking) -> None:
+        for found in asking.inputs.values():
+            self._let_go(found, asking)
+        asking.inputs.clear()
+
+    def _let_go(self, found: _Input, asking: _Asking | None) -> None:
+        found.lease = None
+        self._leave(found, asking)
+
+    def _leave(self, found: _Input, asking: _Asking | None) -> None:
+        if found.wanted is not None:
+            self._claims.leave(found.wanted, asking)
+            found.wanted = None
+
+    def _take(self, found: _Input, lease: Lease) -> bool:
+        """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
+        stored = lease.tree
+        if (
+            isinstance(stored, np.ndarray)
+            and stored.ndim == 2
+            and stored.shape[0] == found.rows
+            and stored.dtype.name == self._dtype
+            and self._width_fits(found.modality, stored.shape[1])
+        ):
+            found.lease = lease
+            return True
+        self._counts.add("mismatches")
+        found.key = None
+        return False
+
+    # ---- a step's loads
+
+    def _load(self, lease: Lease, shape: tuple[int, int]) -> Load:
+        handle = lease.handle()
+        if handle is not None and all(handle[:16] in self._rings.get(rank, ()) for rank in range(self._ranks)):
+            return Load(shape, handle)
+        self._counts.add("inline")
+        return Load(shape, None, lease.tree)
+
+    def _drop_lost(self) -> None:
+        for step in [step for step in self._in_flight if step + LAG_STEPS_MAX < self._step]:
+            del self._in_flight[step]
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        return self._claims.tick(client)
+
+    def _look_up(self, found: _Input, lora_request: Any, client: Client) -> None:
+        try:
+            key = self._key(found, lora_request, client)
+        except UnsupportedLeaf:
+            key = None
+        except BaseException:
+            found.state = "unshared"
+            raise
+        if key is None:
+            self._counts.add("unshared")
+            found.state = "unshared"
+            return
+        found.key = key
+        lease = client.get(key)
+        if lease is None:
+            found.state = "missed"
+        else:
+            found.state = "found" if self._take(found, lease) else "unshared"
+
+    def _key(self, found: _Input, lora_request: Any, client: Client) -> bytes | None:
+        namespace = self._confirmed(client)
+        if namespace is None:
+            return None
+        if lora_request is not None:
+            adapter = self._adapters.name(lora_request)
+            if adapter is None:
+                return None
+            namespace = with_adapter(namespace, adapter)
+        digest, *others = [self._digests.of(data) for data in found.datas]
+        if any(other != digest for other in others):
+            return None
+        return namespace.key("encoder", found.modality, digest)
+
+    def _confirmed(self, client: Client) -> Namespace | None:
+        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed."""
+        changes = self._changes
+        if changes != self._changes_confirmed and self._namespace is not None:
+            if time.monotonic() < self._retry_at:
+                return None
+            self._retry_at = time.monotonic() + RETRY_S
+            self._namespace = client.invalidate(self._namespace)
+            self._retry_at = 0.0
+            self._changes_confirmed = changes
+        return self._namespace
+
+
+def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:
+    """The features that are not wholly behind."""
+    for feature in features:
+        position = feature.mm_position
+        if computed < position.offset + position.length:
+            yield feature
+
+
+def _end(features: Sequence[Any]) -> int:
+    """The prompt's token at which all features are behind. They stand in the order of their offsets."""
+    last = features[-1].mm_position
+    end: int = last.offset + last.length
+    return end

@@ -1,0 +1,51 @@
+"""What stands in `ec_connector_extra_config`: the keys that begin with "tensord.", checked when the engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...errors import BadConfiguration
+
+PREFIX: Final = "tensord."
+WAIT_S_MOST: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The connector's settings. Keys of others are left to them.
+
+    Args:
+        socket: `tensord.socket`, the daemon's control socket; without it as `Client` finds it.
+        wait_s_max: `tensord.wait_s_max`, seconds a request is put off at most while another engine encodes its picture.
+        revision: `tensord.revision`, a name for the weights, instead of a fingerprint of their files. Engines that give
+            the same one are believed to have the same.
+        tenant: `tensord.tenant`, a salt: engines with different ones share nothing.
+    """
+
+    socket: str | None = None
+    wait_s_max: float = 2.0
+    revision: str = ""
+    tenant: str = ""
+
+    @classmethod
+    def read(cls, extra_config: Mapping[str, Any]) -> Settings:
+        """Reads them.
+
+        Raises:
+            BadConfiguration: an unknown key of ours, or a value that it cannot have.
+        """
+        ours = {name.removeprefix(PREFIX): value for name, value in extra_config.items() if name.startswith(PREFIX)}
+        known = cls.__dataclass_fields__
+        for name in ours:
+            if name not in known:
+                names = ", ".join(f"{PREFIX}{field}" for field in known)
+                raise BadConfiguration(f"{PREFIX}{name} in ec_connector_extra_config is unknown; there are {names}")
+        for name in ("socket", "revision", "tenant"):
+            if name in ours and not isinstance(ours[name], str):
+                raise BadConfiguration(f"{PREFIX}{name}={ours[name]!r} must be a string")
+        wait = ours.get("wait_s_max", cls.wait_s_max)
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_S_MOST:
+            raise BadConfiguration(f"{PREFIX}wait_s_max={wait!r} must be seconds from 0 to {WAIT_S_MOST:g}")
+        return cls(**{**ours, "wait_s_max": float(wait)})

@@ -1,0 +1,96 @@
+"""What the connector counts, as vLLM collects it: a sum a step, logged in its interval and exported to Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from threading import Lock
+from typing import Any, Final
+
+from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+COUNTERS: Final = {
+    "hits": "Encoder inputs taken from tensord instead of being encoded.",
+    "misses": "Encoder inputs that this engine encoded.",
+    "waits": "Requests put off because another engine was encoding one of their inputs.",
+    "wait_timeouts": "Requests that waited for another engine in vain, and encoded the input themselves.",
+    "mismatches": "Stored outputs whose rows, width or dtype were not those that the request expects.",
+    "unshared": "Encoder inputs that have no name to share them by.",
+    "late": "Encoder inputs not looked up because the connector's thread was kept waiting.",
+    "loads": "Encoder outputs copied into a worker.",
+    "load_bytes": "Bytes of encoder outputs copied into a worker.",
+    "inline": "Encoder outputs sent to workers by value, because one had not mapped the ring yet.",
+    "load_failures": "Loads that failed; their requests were ended with an error.",
+    "saves": "Encoder outputs stored.",
+    "save_bytes": "Bytes of encoder outputs stored.",
+    "refused": "Encoder outputs that the daemon did not store.",
+    "dropped": "Encoder outputs not stored because too many were on their way.",
+    "errors": "Errors in the connector's threads; the log has the first of each kind.",
+}
+
+
+class Counts:
+    """Sums, added to by several threads and taken by one."""
+
+    __slots__ = ("_lock", "_sums")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._sums: Counter[str] = Counter()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._sums[name] += amount
+
+    def take(self) -> Counter[str] | None:
+        """What was counted since it was last asked; None if nothing was."""
+        if not self._sums:
+            return None
+        with self._lock:
+            taken, self._sums = self._sums, Counter()
+        return taken
+
+
+class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]
+    """Sums by the names of COUNTERS."""
+
+    data: dict[str, int | float]
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: ECConnectorStats) -> ECConnectorStats:
+        for name, amount in other.data.items():
+            self.data[name] = self.data.get(name, 0) + amount
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class TensordPromMetrics(ECConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
+    """`vllm:ec_tensord_NAME`, one counter for each of COUNTERS and each engine."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: create_metric_per_engine(
+                self._counter_cls(name=f"vllm:ec_tensord_{name}", documentation=text, labelnames=labelnames),
+                per_engine_labelvalues,
+            )
+            for name, text in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, amount in transfer_stats_data.items():
+            if amount and (counter := self._counters.get(name)) is not None:
+                counter[engine_idx].inc(amount)

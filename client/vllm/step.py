@@ -1,0 +1,85 @@
+"""What the scheduler's side and the workers' side of the connector say to each other in a step.
+
+Both cross processes, pickled by vLLM; they hold bytes, numbers and numpy arrays only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An encoder output to be put into the worker's encoder cache.
+
+    `handle` names it in the ring; without one `payload` is the output itself, (rows, width).
+    """
+
+    shape: tuple[int, int]
+    handle: bytes | None
+    payload: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """An encoder output that is to be stored under `key`; it is `rows` encoder tokens."""
+
+    key: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
+    """Scheduler to workers: what to load before the encoder runs, and what of its outputs to store, by identifier.
+
+    `step` counts up, and is named again when the loads are done.
+    """
+
+    step: int = 0
+    loads: dict[str, Load] = field(default_factory=dict)
+    saves: dict[str, Save] = field(default_factory=dict)
+
+
+NOTHING: Final = StepMetadata()
+"""What most steps say."""
+
+
+@dataclass(slots=True)
+class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
+    """Workers to scheduler, of one rank or several."""
+
+    loaded: dict[int, int] = field(default_factory=dict)
+    """By rank: the step whose loads are done. Nothing of what it named is read any more."""
+    rings: dict[int, set[bytes]] = field(default_factory=dict)
+    """By rank: rings that it has mapped, and keeps."""
+    refused: list[bytes] = field(default_factory=list)
+    """Keys of saves that will not be stored."""
+    failed: set[str] = field(default_factory=set)
+    """Identifiers whose load failed: zeros stand in their place."""
+    encoded_rows: int = 0
+    encode_s: float = 0.0
+    """How long the encoder took for so many rows."""
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def aggregate(self, other: Report) -> Report:
+        """Both reports in one."""
+        rings = {rank: set(known) for rank, known in self.rings.items()}
+        for rank, known in other.rings.items():
+            rings.setdefault(rank, set()).update(known)
+        return Report(
+            loaded={
+                rank: max(report.loaded.get(rank, 0) for report in (self, other))
+                for rank in self.loaded.keys() | other.loaded.keys()
+            },
+            rings=rings,
+            refused=self.refused + other.refused,
+            failed=self.failed | other.failed,
+            encoded_rows=self.encoded_rows + other.encoded_rows,
+            encode_s=self.encode_s + other.encode_s,
+            counts=self.counts + other.counts,
+        )

@@ -1,0 +1,256 @@
+"""A worker's side of the connector: copies loads into the encoder cache, and the encoder's outputs out of it.
+
+Owns: the rings that this rank has said it maps, saves on their way, and what is to be reported. Decides nothing: what
+is loaded and what is stored stands in the step's metadata.
+
+Invariants
+- A load is a copy: nothing of the ring is read after `load`.
+- A ring that was reported is kept for as long as the worker lives, since the scheduler sends handles in it from then.
+- A step waits for no save: an output is held, its copying is queued behind the stream that makes it, and what is over
+  SAVE_BYTES_MAX is dropped and said to be.
+- No load fails in silence: what could not be read is zeros in the encoder cache, which vLLM cannot do without, and the
+  scheduler is told, who ends the requests that have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+import torch
+
+from ...errors import TensordError
+from ...shm.tensors import tensor_copy
+from ..cache import Client
+from ..puts import Put
+from ..ring import Ring
+from .background import IDLE_S, SOON_S, Background
+from .stats import Counts
+from .step import Load, Report, Save, StepMetadata
+
+SAVE_BYTES_MAX: Final = 512 << 20
+SETTLED_S: Final = 30.0
+_log = logging.getLogger("tensord")
+
+
+class WorkerSide:
+    """Args:
+    rank: among those that load the same.
+    saves: whether this one stores what they all have.
+    dtype: of the outputs, as torch names it.
+    """
+
+    def __init__(self, socket: str | None, *, rank: int, saves: bool, dtype: torch.dtype, device: torch.device) -> None:
+        self._rank = rank
+        self._saves = saves
+        self._dtype = dtype
+        self._device = device
+        self._counts = Counts()
+        # Between the threads. Each is replaced or appended to in one operation.
+        self._rings: dict[bytes, Ring] = {}
+        self._lock = Lock()
+        self._news = Report()
+        self._has_news = False
+        self._saving_bytes = 0
+        # The step's.
+        self._loaded = 0
+        self._told: set[bytes] = set()
+        self._began: Moment | None = None
+        # The background thread's.
+        self._puts: list[tuple[Put, int, float]] = []
+        self._copies: Any = None
+        self._background = Background(socket, "tensord-vllm-worker", self._tick, self._counts)
+
+    # ---- the step's thread
+
+    def bound(self, metadata: StepMetadata) -> None:
+        """A step begins."""
+        self._began = None
+        if metadata.saves and self._saves:
+            self._began = Moment(self._device)
+
+    def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """Puts the step's loads into the encoder cache."""
+        if not metadata.loads:
+            return
+        for identifier, load in metadata.loads.items():
+            try:
+                found = self._read(load)
+            except Exception:
+                _log.exception("an encoder output that was found could not be loaded")
+                found = None
+            if found is None:
+                found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
+                self._counts.add("load_failures")
+                self._tell(failed=identifier)
+            else:
+                self._counts.add("loads")
+                self._counts.add("load_bytes", found.nbytes)
+            encoder_cache[identifier] = found
+        self._loaded = metadata.step
+        if metadata.saves and self._saves:
+            self._began = Moment(self._device)
+
+    def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
+        """Begins to store an output that was just made, if the step says so."""
+        wanted = metadata.saves.get(identifier)
+        if wanted is None or not self._saves:
+            return
+        output = encoder_cache[identifier]
+        if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
+            self._counts.add("mismatches")
+            self._refuse(wanted.key)
+            return
+        began, self._began = self._began, None
+        rows = sum(save.rows for save in metadata.saves.values()) if began is not None else 0
+        with self._lock:
+            room = self._saving_bytes + output.nbytes <= SAVE_BYTES_MAX
+            self._saving_bytes += output.nbytes if room else 0
+        job = partial(self._store, wanted, output.detach(), Moment(self._device), began, rows)
+        if not room:
+            self._counts.add("dropped")
+            self._refuse(wanted.key)
+        elif self._background.late or not self._background.post(job):
+            self._stored(output.nbytes)
+            self._counts.add("dropped")
+            self._refuse(wanted.key)
+
+    def report(self) -> Report | None:
+        """What the scheduler is to know of this rank; None if that is nothing new."""
+        rings = self._rings.keys() - self._told
+        counts = self._counts.take()
+        if not (self._loaded or rings or counts or self._has_news):
+            return None
+        with self._lock:
+            report, self._news, self._has_news = self._news, Report(), False
+        if self._loaded:
+            report.loaded[self._rank] = self._loaded
+            self._loaded = 0
+        if rings:
+            self._told |= rings
+            report.rings[self._rank] = rings
+        if counts:
+            report.counts = counts
+        return report
+
+    def close(self) -> None:
+        """Ends the thread when what was queued is stored, or given up. Idempotent."""
+        self._background.close()
+
+    def _read(self, load: Load) -> torch.Tensor | None:
+        if load.handle is None:
+            assert load.payload is not None
+            copied: torch.Tensor = tensor_copy(torch, load.payload)
+        else:
+            ring = self._rings.get(load.handle[:16])
+            lease = ring.borrow(load.handle) if ring is not None else None
+            if lease is None:
+                return None
+            # To a device it is copied from the ring itself.
+            copied = lease.torch(copy=self._device.type == "cpu")
+        if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
+            return None
+        return copied.to(self._device)
+
+    # ---- both
+
+    def _tell(
+        self, *, failed: str | None = None, refused: bytes | None = None, rows: int = 0, took_s: float = 0.0
+    ) -> None:
+        with self._lock:
+            self._has_news = True
+            if failed is not None:
+                self._news.failed.add(failed)
+            if refused is not None:
+                self._news.refused.append(refused)
+            self._news.encoded_rows += rows
+            self._news.encode_s += took_s
+
+    def _refuse(self, key: bytes) -> None:
+        self._tell(refused=key)
+
+    def _stored(self, size_bytes: int) -> None:
+        with self._lock:
+            self._saving_bytes -= size_bytes
+
+    # ---- the background thread
+
+    def _tick(self, client: Client) -> float:
+        ring = client.ring() if client.connected else None
+        if ring is not None:
+            self._rings.setdefault(ring.identity, ring)
+        for entry in self._puts.copy():
+            put, size_bytes, until = entry
+            if put.state == "sent" and time.monotonic() < until:
+                continue
+            self._puts.remove(entry)
+            if put.state in ("stored", "existed"):
+                self._counts.add("saves")
+                self._counts.add("save_bytes", size_bytes)
+            else:
+                self._counts.add("refused")
+                self._refuse(put.key)
+        if self._puts:
+            return SOON_S
+        return IDLE_S if self._rings else 10 * SOON_S
+
+    def _store(
+        self,
+        wanted: Save,
+        output: torch.Tensor,
+        made: Moment,
+        began: Moment | None,
+        rows: int,
+        client: Client,
+    ) -> None:
+        try:
+            if client.connected:
+                plain = self._fetched(output, made)
+                if began is not None:
+                    self._tell(rows=rows, took_s=made.since(began))
+                put = client.put(wanted.key, plain, tokens=wanted.rows)
+                self._puts.append((put, output.nbytes, time.monotonic() + SETTLED_S))
+            else:
+                self._counts.add("refused")
+                self._refuse(wanted.key)
+        except (TensordError, RuntimeError):
+            self._refuse(wanted.key)
+            raise
+        finally:
+            self._stored(output.nbytes)
+
+    def _fetched(self, output: torch.Tensor, made: Moment) -> torch.Tensor:
+        """The output in the host's memory, once the step's stream has made it; its own stream waits, no other."""
+        if self._device.type != "cuda":
+            return output
+        with torch.cuda.device(self._device):
+            self._copies = self._copies or torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+            with torch.cuda.stream(self._copies):
+                self._copies.wait_event(made.event)
+                # Held until the copy is done, so its memory is not handed out meanwhile.
+                fetched = output.to("cpu", non_blocking=True)
+                self._copies.synchronize()
+        return fetched
+
+
+class Moment:
+    """When the step's stream, or on the CPU the step, has got this far."""
+
+    __slots__ = ("at_s", "event")
+
+    def __init__(self, device: torch.device) -> None:
+        self.at_s = time.perf_counter()
+        self.event: Any = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
+            self.event.record()
+
+    def since(self, earlier: Moment) -> float:
+        """Seconds, once both have been reached."""
+        if self.event is None:
+            return self.at_s - earlier.at_s
+        took_ms: float = earlier.event.elapsed_time(self.event)
+        return took_ms / 1e3
