@@ -40,4 +40,8 @@ def _leaf_bytes(leaf: Any) -> int:
         return len(leaf.encode("utf-8", "surrogatepass"))
     if isinstance(leaf, bytes | bytearray):
         return len(leaf)
-    return int(leaf.nbytes) if hasattr(leaf, "nbytes") else sys.getsizeof(leaf)
+    try:
+        return int(leaf.nbytes)
+    except (AttributeError, RuntimeError):
+        # A sparse tensor has the attribute, and raises.
+        return sys.getsizeof(leaf)
