@@ -22,7 +22,7 @@ from .settings import Settings
 BLOCK_BYTES: Final = 64 << 10
 BLOCKS: Final = 64
 WHOLE_BYTES_MAX: Final = 64 << 20
-"""A weight file up to this size is read whole; of a larger one BLOCKS blocks, the first, the last and evenly between."""
+"""A weight file up to this size is read whole; of a larger one BLOCKS blocks, evenly spaced, both ends included."""
 
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 _DIGESTS_MAX: Final = 4096
