@@ -30,6 +30,7 @@ from .tiny_llava import write_tiny_llava
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.EncoderCacheManager", "manager_config": {}}
+SLOW_S: Final = 2.0
 StartEngine = Callable[..., Engine]
 
 _pictures = count(1)
@@ -99,6 +100,17 @@ def encoding(engine: Engine) -> Iterator[Callable[[], int]]:
     """Counts what the engine encodes within, and after, the `with`."""
     before = engine.encoded()
     yield lambda: engine.encoded() - before
+
+
+def teach_patience(*engines: Engine) -> None:
+    """The engines learn that encoding takes long, and wait for each other for a second or more from now on."""
+    for engine in engines:
+        engine.ask("slow_encoder", seconds=SLOW_S)
+        engine.begin(fresh())
+    for engine in engines:
+        engine.result()
+        engine.ask("slow_encoder", seconds=0)
+        engine.generate()  # what was measured in a step is told with a later one
 
 
 @pytest.fixture(scope="session")

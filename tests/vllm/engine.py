@@ -102,6 +102,7 @@ class Engine:
         self._socket = ours
         self._unread = b""
         self._up = False
+        self._owed = 1  # answers, the one that says that it is up among them
 
     # ---- requests
 
@@ -195,15 +196,16 @@ class Engine:
     def go(self) -> None:
         """Ends a stop."""
         self._say("go")
+        self._owed -= 1
 
     # ---- life
 
     def close(self) -> None:
-        """Ends it and all of its processes."""
-        if self.running:
+        """Ends it and all of its processes: in good order, unless it is busy."""
+        if self.running and not self._owed:
             try:
                 self._say("end")
-                self._process.wait(30)
+                self._process.wait(PATIENCE_S)
             except (OSError, subprocess.TimeoutExpired):
                 pass
         self.kill()
@@ -227,10 +229,12 @@ class Engine:
     # ---- inside
 
     def _say(self, command: str, **arguments: Any) -> None:
+        self._owed += 1
         self._socket.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")
 
     def _answer(self) -> Any:
         said = self._hear()
+        self._owed -= 1
         if "error" in said:
             raise EngineError(said["error"])
         assert "answer" in said, f"no answer, but {said}"

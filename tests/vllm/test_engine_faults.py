@@ -11,7 +11,7 @@ import pytest
 import tensord
 
 from ..daemon_process import MIB, RING_BYTES
-from .conftest import Stand, encoding, fresh
+from .conftest import Stand, encoding, fresh, teach_patience
 from .engine import Engine
 
 StartEngine = Callable[..., Engine]
@@ -58,9 +58,7 @@ def test_what_was_stored_before_a_daemon_was_killed_is_not_encoded_after_it(stan
 def test_a_daemon_killed_while_an_engine_encodes_changes_no_answer(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
-    stand.first.stop_at("encode")
-    stand.first.begin(picture)
-    stand.first.stopped()
+    _begin_and_stop(stand.first, picture, "encode")
     stand.daemon.kill()
     stand.first.go()
     assert stand.first.result() == right
@@ -69,14 +67,11 @@ def test_a_daemon_killed_while_an_engine_encodes_changes_no_answer(stand: Stand)
 def test_a_daemon_killed_while_an_engine_waits_for_another_changes_no_answer(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
-    stand.first.stop_at("encode")
-    stand.first.begin(picture)
-    stand.first.stopped()
-    stand.second.stop_at("deferred")
+    teach_patience(stand.second)
+    _begin_and_stop(stand.first, picture, "encode")
     stand.second.begin(picture)
-    stand.second.stopped()
+    stand.daemon.until(lambda status: status["store"]["claims_waiting"], "the second engine waits for the first")
     stand.daemon.kill()
-    stand.second.go()
     assert stand.second.result() == right
     stand.first.go()
     assert stand.first.result() == right
@@ -148,16 +143,16 @@ def test_an_engine_killed_while_it_encodes_leaves_nobody_waiting(
     stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:
     picture = fresh()
+    teach_patience(stand.second)
     with start_engine(model, socket=stand.daemon.socket) as dying:
         dying.wait_up()
         stand.attached(dying)
         _begin_and_stop(dying, picture, "encode")
-        stand.daemon.until(lambda status: status["store"]["claims_held"], "the claim of the dying engine")
-        stand.second.stop_at("deferred")
         stand.second.begin(picture)
-        stand.second.stopped()
+        stand.daemon.until(
+            lambda status: status["store"]["claims_waiting"], "the second engine waits for the dying one"
+        )
         dying.kill()
-        stand.second.go()
         assert stand.second.result() == stand.plain.generate(picture)
     stand.daemon.until(lambda status: status["store"]["claims_held"] == 0, "no claim is left")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,24 @@ import pytest
 
 import tensord
 
-from .conftest import MANAGER, Stand, encoding, fresh
+from .conftest import MANAGER, Stand, encoding, fresh, teach_patience
 from .engine import Engine
 
 StartEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def others(session_stand: Stand, other_model: Path, start_engine: StartEngine) -> Iterator[tuple[Engine, Engine]]:
+    """Two engines of another model, whose weights change."""
+    one, another = (
+        start_engine(other_model, socket=session_stand.daemon.socket, ec_manager_config=MANAGER) for _ in range(2)
+    )
+    for engine in (one, another):
+        engine.wait_up()
+    session_stand.mended()
+    session_stand.attached(one, another)
+    with one, another:
+        yield one, another
 
 
 def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> None:
@@ -37,33 +51,26 @@ def test_what_one_engine_encoded_another_that_lives_beside_it_does_not(stand: St
 def test_an_engine_asked_for_a_picture_that_another_encodes_waits_for_it(stand: Stand) -> None:
     picture = fresh()
     right = stand.plain.generate(picture)
+    teach_patience(stand.second)
     with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
         stand.first.stop_at("encode")
         stand.first.begin(picture)
         assert stand.first.stopped() == "encode"
-        stand.second.stop_at("deferred")
         stand.second.begin(picture)
-        assert stand.second.stopped() == "deferred"
         stand.daemon.until(lambda status: status["store"]["claims_waiting"], "the second engine waits for the first")
         stand.first.go()
-        stand.second.go()
         assert stand.first.result() == stand.second.result() == right
         assert (by_first(), by_second()) == (1, 0)
 
 
 def test_two_engines_asked_at_once_for_a_new_picture_encode_it_once(stand: Stand) -> None:
     picture = fresh()
-    for engine in (stand.first, stand.second):
-        engine.ask("slow_encoder", seconds=0.2)
-    try:
-        with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
-            stand.first.begin(picture)
-            stand.second.begin(picture)
-            assert stand.first.result() == stand.second.result()
-            assert by_first() + by_second() == 1
-    finally:
-        for engine in (stand.first, stand.second):
-            engine.ask("slow_encoder", seconds=0)
+    teach_patience(stand.first, stand.second)
+    with encoding(stand.first) as by_first, encoding(stand.second) as by_second:
+        stand.first.begin(picture)
+        stand.second.begin(picture)
+        assert stand.first.result() == stand.second.result()
+        assert by_first() + by_second() == 1
 
 
 def test_of_two_pictures_in_a_request_only_the_one_that_nobody_has_is_encoded(stand: Stand) -> None:
@@ -92,18 +99,15 @@ def test_a_picture_is_shared_whatever_clients_call_it(stand: Stand) -> None:
 
 
 def test_engines_with_other_weights_share_nothing_even_under_a_clients_name(
-    stand: Stand, other_model: Path, start_engine: StartEngine
+    stand: Stand, others: tuple[Engine, Engine]
 ) -> None:
     picture = fresh()
     name = [f"clients-{picture}"]
     _, key = stand.encode(stand.first, picture, uuids=name)
-    with start_engine(other_model, socket=stand.daemon.socket) as other:
-        other.wait_up()
-        stand.attached(other)
-        _, other_key = stand.encode(other, picture, uuids=name)
-        assert other.encoded() == 1
-        assert other_key != key
-        assert other_key[:8] != key[:8], "one namespace for two models"
+    with encoding(others[0]) as by_other:
+        _, other_key = stand.encode(others[0], picture, uuids=name)
+        assert by_other() == 1
+    assert other_key[:8] != key[:8], "one namespace for two models"
 
 
 def test_an_answer_is_made_of_what_is_stored(stand: Stand, client: tensord.Client) -> None:
@@ -134,23 +138,23 @@ def test_an_entry_of_another_shape_is_a_miss(stand: Stand, client: tensord.Clien
         assert by_second() == 1
 
 
-def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand) -> None:
-    picture = fresh()
-    right, _ = stand.encode(stand.first, picture)
-    stand.second.ask("reset_encoder_cache")
-    with encoding(stand.second) as by_second:
-        assert stand.second.generate(picture) == right
-        assert by_second() == 1
-
-
-def test_engines_that_all_have_new_weights_share_again(stand: Stand) -> None:
-    stand.first.ask("reset_encoder_cache")
-    stand.second.ask("reset_encoder_cache")
-    picture = fresh()
-    stand.encode(stand.first, picture)
-    with encoding(stand.second) as by_second:
-        stand.second.generate(picture)
-        assert by_second() == 0
+def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, others: tuple[Engine, Engine]) -> None:
+    one, another = others
+    old, new = fresh(), fresh()
+    right, _ = stand.encode(one, old)
+    another.ask("reset_encoder_cache")
+    with encoding(another) as by_another:
+        assert another.generate(old) == right
+        assert by_another() == 1
+        # Whose weights are still the old ones shares nothing with who has new ones.
+        stand.encode(one, new)
+        another.generate(new)
+        assert by_another() == 2
+        one.ask("reset_encoder_cache")
+        newest = fresh()
+        stand.encode(one, newest)
+        another.generate(newest)
+        assert by_another() == 2, "both have the new weights, and share again"
 
 
 def test_a_request_aborted_with_a_hit_promised_leaves_nothing_held(stand: Stand) -> None:
