@@ -121,8 +121,11 @@ def _data(name: str, data: Any) -> Any:
     """Tensors on the CPU and plain numbers, in lists and tuples, as they are."""
     kind = type(data)
     if kind is torch.Tensor:
-        if data.device.type != "cpu" or data.requires_grad:
-            raise UnsupportedLeaf(f"{name} is a tensor on {data.device}, with gradients or on a device")
+        if data.device.type != "cpu" or data.layout is not torch.strided or data.requires_grad:
+            raise UnsupportedLeaf(
+                f"{name} is a tensor on {data.device}, {data.layout}, requires_grad={data.requires_grad}; "
+                "plain ones on the CPU without gradients are stored"
+            )
         return data
     if kind in (list, tuple):
         return kind(_data(name, part) for part in data)

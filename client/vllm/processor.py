@@ -18,10 +18,11 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Final
 
-import torch
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import (
     BaseMultiModalProcessorCache,
@@ -39,21 +40,24 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.cache import CacheInfo
 
-from ...errors import BadConfiguration, TensordError, UsageError
+from ...errors import BadConfiguration, TensordError, UnsupportedLeaf, UsageError
 from ...shm.layout import KEY_BYTES
 from ..cache import Client
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference, ReferenceLost
+from .identity import content_digest
 from .items import item_tree, tree_item, tree_updates
 from .processor_identity import processor_namespace
 
+DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
 COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
 _COPIES: Final[dict[str, Copy]] = {"never": False, "on_write": "on_write", "always": True}
 
 _REFERENCE: Final = "tensord_reference"
 _SCOPE_BYTES: Final = 16
 _NAMES_MAX: Final = 65_536
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
+_CONTENT_HASH: Final = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
 _EVERYBODYS: Final = b""
+_DIGEST: Final = "digest"
 _OURS: Final = "_tensord"
 _log = logging.getLogger("tensord")
 
@@ -152,7 +156,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
         """Where an item may be stored: first where it is stored if it has prompt updates, last if it has none."""
-        if mm_hash in self._named or not _DIGEST.fullmatch(mm_hash):
+        if mm_hash in self._named or not _CONTENT_HASH.fullmatch(mm_hash):
             return [self._named_scope]
         # Without updates it may come from a program that expanded the prompt by itself: nobody else could place it.
         return [_EVERYBODYS, self._bare_scope]
@@ -174,6 +178,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
 
     def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
         item, updates = mm_item
+        assert item is not None
         scope = self._scopes(mm_hash)[0 if updates else -1]
         try:
             tree = item_tree(item, updates)
@@ -181,6 +186,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             self.cache.pass_through("unsupported")
             self._tell("unsupported", str(error))
             return mm_item
+        # An item without tensors has none.
+        with suppress(UnsupportedLeaf):
+            tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
         (sent,) = self.cache.get_and_update([tree], [_hash(scope, mm_hash)])
         return (_handle(sent, scope), updates) if isinstance(sent, Reference) else mm_item
 
@@ -227,7 +235,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             raise MultiModalCacheMissError(list(dict.fromkeys(missing))) from None
         for feature, given, found in zip(mm_features, asked, filled, strict=True):
             if found is not given:
-                feature.data = tree_item(found.data)
+                feature.data = _item(found.data)
         return mm_features
 
     def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
@@ -241,7 +249,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             (found,) = self.cache.get_and_update_features([asked])
         except ReferenceLost:
             raise MultiModalCacheMissError([mm_hash]) from None
-        return asked.data if found is asked else tree_item(found.data)
+        return asked.data if found is asked else _item(found.data)
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
         """A reference is checked; the pins are taken when features are filled in, all before the first."""
@@ -326,9 +334,18 @@ def _hash(scope: bytes, mm_hash: str) -> bytes:
     return scope + mm_hash.encode("utf-8", "surrogatepass")
 
 
+def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
+    """The item of a tree, with its content's digest (`identity.content_digest`): taking it anew reads all of it."""
+    item = tree_item(tree)
+    digest = tree.get(_DIGEST)
+    if digest is not None:
+        setattr(item, DIGEST_ATTRIBUTE, bytes(digest))
+    return item
+
+
 def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
     """The item that goes to the engine in an item's place."""
-    data = torch.frombuffer(bytearray(reference.key + scope), dtype=torch.uint8)
+    data: Any = list(reference.key + scope)
     return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
 
 
@@ -341,11 +358,11 @@ def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature
     elem = item.get(_REFERENCE)
     if elem is None:
         return None
-    data = elem.data
-    whole = type(data) is torch.Tensor and data.dtype is torch.uint8 and len(item) == 1
-    if not whole or tuple(data.shape) not in ((KEY_BYTES,), (KEY_BYTES + _SCOPE_BYTES,)):
+    data: Any = elem.data
+    whole = len(item) == 1 and type(data) is list and len(data) in (KEY_BYTES, KEY_BYTES + _SCOPE_BYTES)
+    if not whole or not all(type(byte) is int and 0 <= byte < 256 for byte in data):
         raise UsageError(f"what was sent with the hash {mm_hash!r} is no whole reference; send the item itself")
-    packed = bytes(data.tolist())
+    packed = bytes(data)
     scope = packed[KEY_BYTES:]
     return scope, Feature(_hash(scope, mm_hash), Reference(packed[:KEY_BYTES]))
 

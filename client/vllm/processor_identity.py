@@ -73,7 +73,11 @@ def _folder(name: str, revision: str | None) -> Path | None:
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except ValueError:
+        # No name that a hub could have, as of a folder that is not there.
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 
