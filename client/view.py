@@ -61,10 +61,10 @@ class Reuse:
 
     `holders`: clients that hold it now, counted about once a second: those with a lease or a view of it, each once, a
     client that is gone but whose views live included; what is borrowed or was copied out of a full lane is not.
-    `uses`: how often it was got, touched, or put again while it was there, by anybody, since it was stored; it goes on
-    across the daemon's restarts, but for what was read in the tenth of a second before it was killed. It follows a get
-    within about a second. Clients that read faster than the daemon takes in (some 40,000 gets a second together) are
-    sampled.
+    `uses`: how often it was got, touched, or put again while it was there, by anybody, since it was stored. It follows
+    within about a second, and goes on when the daemon is started again, without what was read while there was none or
+    in the tenth of a second before. Clients that read faster than the daemon takes in (some 40,000 gets a second
+    together) are sampled.
     """
 
     holders: int
