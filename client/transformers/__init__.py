@@ -9,9 +9,9 @@ between, a missing daemon included, the model just computes. A model's state, co
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Iterator
 from functools import cache as remembered
+from functools import update_wrapper
 from typing import Any, TypeVar
 
 import torch
@@ -32,8 +32,9 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
 
     Keys are of the bytes that the encoder is given, item by item, of its configuration and weights, and of what else
     changes bits on a machine: versions, device, threads, autocast. Calls go through untouched that need gradients, run
-    in training mode, are being compiled or traced, or have an argument that no key can hold; so do those whose output
-    cannot be taken apart. Wrapping a wrapped model gives it the new cache, namespace and `exact`.
+    in training mode, are being compiled or traced, have an argument that no key can hold or an output that cannot be
+    taken apart; and all calls of an encoder that others had their hands in, by hooks, adapters or other modules than
+    torch's and transformers'. Wrapping a wrapped model gives it the new cache, namespace and `exact`.
 
     Args:
         model: a transformers model, or a part of one, of a family that `seams` has.
@@ -89,7 +90,7 @@ def _modules_of(model: Any) -> Iterator[tuple[Any, Seam]]:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; give a transformers model, a torch.nn.Module")
     seam = SEAMS.get(type(model).__name__)
-    if seam is not None:
+    if seam is not None and type(model).__module__.startswith("transformers."):
         yield model, seam
         return
     for child in model.children():
@@ -124,9 +125,10 @@ def _wrapped_class(plain: type, seam: Seam) -> type:
     def reduced(self: Any, protocol: Any) -> Any:
         # Copies and pickles are of the plain model: a client is no part of it, and this class cannot be imported.
         state = {name: value for name, value in vars(self).items() if name != "_tensord"}
-        return copyreg.__newobj__, (plain,), state  # type: ignore[attr-defined]
+        return _empty, (plain,), state
 
-    method.__wrapped__ = original  # type: ignore[attr-defined]
+    # The signature and the documentation are the original's.
+    update_wrapper(method, original)
     body = {
         seam.method: method,
         "__reduce_ex__": reduced,
@@ -136,3 +138,8 @@ def _wrapped_class(plain: type, seam: Seam) -> type:
         "_tensord_plain": plain,
     }
     return type(plain.__name__, (plain,), body)
+
+
+def _empty(plain: type) -> Any:
+    """An instance that is yet to be given its state."""
+    return object.__new__(plain)

@@ -40,6 +40,8 @@ Part = Any
 _KIND: Final = "transformers"
 _ANSWER_S: Final = 0.1
 """How long the daemon may take to say who encodes. It takes a round trip; only where it hangs, this is waited."""
+_PUT_S: Final = 1.0
+"""How long room in the inbox may take; without it an item is not stored."""
 _PAUSE_S_MIN: Final = 0.0001
 _PAUSE_S_MAX: Final = 0.005
 _UNSAID: Final = frozenset(
@@ -221,7 +223,7 @@ class Encoder:
     def _store(self, split: dict[bytes, Part], claims: dict[bytes, Claim]) -> None:
         for key, part in split.items():
             try:
-                put = self._cache.put(key, part)
+                put = self._cache.put(key, part, timeout_s=_PUT_S)
             except TensordError:
                 continue
             if put.state not in ("lost", "refused"):
@@ -341,16 +343,37 @@ def _plain(tensor: Any) -> torch.Tensor:
 
 
 def _check_still(items: Any, parts: Iterable[Any]) -> None:
-    """That encoding is a function of the input: no gradients wanted, no dropout, all on one device."""
+    """That encoding is a function of the input and the weights: no gradients wanted, no dropout, all on one device, and
+    nobody else's code in it."""
     gradients = torch.is_grad_enabled()
     if gradients and items.requires_grad:
         raise _Untouchable
     for part in parts:
-        if any(each.training for each in part.modules()):
+        if any(each.training or not _is_known(each) for each in part.modules()):
             raise _Untouchable
         for tensor in tensors_of(part):
             if (gradients and tensor.requires_grad) or tensor.device != items.device:
                 raise _Untouchable
+
+
+def _is_known(module: Any) -> bool:
+    """Whether what a module does follows from its class, and that is one of torch's or transformers'.
+
+    An adapter can be switched off, and a hook changes what it likes, without a weight being changed.
+    """
+    inside = vars(module)
+    return (
+        _is_theirs(type(module))
+        # accelerate's hooks move tensors between devices, and change no value.
+        and ("forward" not in inside or "_hf_hook" in inside)
+        and all(map(_is_theirs, inside["_forward_hooks"].values()))
+        and all(map(_is_theirs, inside["_forward_pre_hooks"].values()))
+    )
+
+
+def _is_theirs(code: Any) -> bool:
+    # transformers has hooks of its own, for outputs that are asked for by name.
+    return str(getattr(code, "__module__", "")).startswith(("torch.", "transformers."))
 
 
 def _described(value: Any) -> Any:

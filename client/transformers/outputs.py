@@ -121,7 +121,7 @@ class Batch:
             case "list" | "tuple":
                 children = [self._join([part[1][at] for part in parts], device) for at in range(len(parts[0][1]))]
                 return tuple(children) if kind == "tuple" else children
-            case "same":
+            case "same" if parts[0][1] is None or type(parts[0][1]) in _SCALARS:
                 return parts[0][1]
         raise BadTree(f"a part of the unknown type {kind!r}")
 

@@ -1,0 +1,790 @@
+"""cached(model): the same outputs, encoded once. The models are tiny, made from configurations, with random weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import transformers
+
+import tensord
+from tensord.client.transformers import Tally, cached, refresh, tally, uncached
+from tensord.errors import UsageError
+
+from ..daemon_process import Daemon, until
+from ..processes import Child, Stage
+
+PATCHES = 32
+"""Of each picture that Qwen's towers are given here."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model, the first module that its tower calls, and a call. `inputs(numbers)` gives the arguments for the items
+    of these numbers, `rows_per_item` how many rows of the first module's input an item has."""
+
+    make: Callable[[], Any]
+    first: Callable[[Any], Any]
+    call: Callable[[Any, dict[str, Any]], Any]
+    inputs: Callable[..., dict[str, Any]]
+    rows_per_item: int = 1
+
+
+def pixels(*numbers: int) -> dict[str, Any]:
+    return {"pixel_values": torch.stack([noise(number, 3, 30, 30) for number in numbers])}
+
+
+def features(*numbers: int) -> dict[str, Any]:
+    return {"input_features": torch.stack([noise(number, 8, 64) for number in numbers])}
+
+
+def patches(*numbers: int) -> dict[str, Any]:
+    """Pictures of 4×8 and of 8×4 patches in turn."""
+    grid = torch.tensor([[1, 4, 8] if number % 2 else [1, 8, 4] for number in numbers])
+    return {
+        "pixel_values": torch.cat([noise(number, PATCHES, 3 * 2 * 4 * 4) for number in numbers]),
+        "image_grid_thw": grid,
+    }
+
+
+def noise(number: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
+
+
+VISION: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 30,
+    "patch_size": 6,
+}
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+_made: dict[Any, Any] = {}
+
+
+def seeded(make: Callable[[Any], Any], config: Any) -> Any:
+    """A model in eval mode, with the same weights each time."""
+    if make not in _made:
+        torch.manual_seed(0)
+        _made[make] = make(config).eval()
+    return copy.deepcopy(_made[make])
+
+
+def clip() -> Any:
+    return seeded(transformers.CLIPVisionModel, transformers.CLIPVisionConfig(**VISION))
+
+
+def clip_pair() -> Any:
+    config = transformers.CLIPConfig(vision_config=VISION, text_config={**TEXT, "bos_token_id": 0, "eos_token_id": 1})
+    return seeded(transformers.CLIPModel, config)
+
+
+def siglip_pair() -> Any:
+    text: dict[str, Any] = {**TEXT, "bos_token_id": 0, "eos_token_id": 1}
+    return seeded(transformers.SiglipModel, transformers.SiglipConfig(vision_config=VISION, text_config=text))
+
+
+def llava() -> Any:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**VISION),
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_index=3,
+    )
+    return seeded(transformers.LlavaForConditionalGeneration, config)
+
+
+def whisper() -> Any:
+    config = transformers.WhisperConfig(
+        num_mel_bins=8,
+        d_model=64,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=64,
+        max_source_positions=32,
+        max_target_positions=32,
+        vocab_size=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    return seeded(transformers.WhisperForConditionalGeneration, config)
+
+
+def qwen2() -> Any:
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "patch_size": 4,
+        "mlp_ratio": 2,
+    }
+    config = transformers.Qwen2VLConfig(vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE})
+    return seeded(transformers.Qwen2VLForConditionalGeneration, config)
+
+
+def qwen2_5() -> Any:
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    }
+    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config={**TEXT, "rope_parameters": ROPE})
+    return seeded(transformers.Qwen2_5_VLForConditionalGeneration, config)
+
+
+def qwen3() -> Any:
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    text: dict[str, Any] = {**TEXT, "head_dim": 16, "rope_parameters": ROPE}
+    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text)
+    return seeded(transformers.Qwen3VLForConditionalGeneration, config)
+
+
+def image_features(model: Any, inputs: dict[str, Any]) -> Any:
+    return model.get_image_features(**inputs)
+
+
+FAMILIES = {
+    "clip tower": Family(clip, lambda m: m.embeddings, lambda m, i: m(**i), pixels),
+    "clip": Family(clip_pair, lambda m: m.vision_model.embeddings, lambda m, i: m.vision_model(**i), pixels),
+    "siglip": Family(siglip_pair, lambda m: m.vision_model.embeddings, image_features, pixels),
+    "llava": Family(llava, lambda m: m.model.vision_tower.embeddings, image_features, pixels),
+    "whisper": Family(whisper, lambda m: m.model.encoder.conv1, lambda m, i: m.get_encoder()(**i), features),
+    "qwen2": Family(qwen2, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
+    "qwen2.5": Family(qwen2_5, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
+    "qwen3": Family(qwen3, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
+}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes="64MiB") as running:
+        yield running.start()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> tensord.Client:
+    """With an empty cache."""
+    client = daemon.client()
+    client.clear()
+    return client
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """For tiny models on busy cores, more take many times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+Watch = Callable[[Family, Any], list[int]]
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A list of how many items enter a model's tower, call by call."""
+
+    def watched(family: Family, model: Any) -> list[int]:
+        calls: list[int] = []
+        on_entry(monkeypatch, family, model, lambda given: calls.append(len(given) // family.rows_per_item))
+        return calls
+
+    return watched
+
+
+def on_entry(monkeypatch: pytest.MonkeyPatch, family: Family, model: Any, tell: Callable[[Any], object]) -> None:
+    """Has `tell` called with what enters a model's tower. By the class: a hook would end the caching."""
+    first = family.first(model)
+    forward = type(first).forward
+
+    def noted(self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is first:
+            tell(given)
+        return forward(self, given, *args, **kwargs)
+
+    monkeypatch.setattr(type(first), "forward", noted)
+
+
+def encoded(client: tensord.Client, model: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs, and returns when all that was encoded can be found."""
+    before = client.status()["store"]["entries"]
+    was = tally(model).encoded
+    output = run(*args, **kwargs)
+    until(lambda: client.status()["store"]["entries"] >= before + tally(model).encoded - was, "it is stored")
+    return output
+
+
+def same(one: Any, other: Any) -> bool:
+    """The same types, and tensors that are equal bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return (
+            type(one) is type(other)
+            and (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+            and one.contiguous().view(torch.uint8).equal(other.contiguous().view(torch.uint8))
+        )
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def chosen(output: Any, *positions: int) -> list[torch.Tensor]:
+    """The features of some of a batch's items."""
+    features = output.get("pooler_output")
+    if features is None:
+        features = output.last_hidden_state
+    return [features[position] for position in positions]
+
+
+# ---- the same outputs
+
+
+def test_outputs_are_those_of_the_unwrapped_model_bit_for_bit_and_encoded_once(
+    client: tensord.Client, family: Family, rows: Watch
+) -> None:
+    plain = family.make()
+    model = cached(family.make(), client)
+    calls = rows(family, model)
+    inputs = family.inputs(1, 2, 3)
+    expected = family.call(plain, inputs)
+    assert same(encoded(client, model, family.call, model, inputs), expected)
+    for _ in range(2):
+        assert same(family.call(model, inputs), expected)
+    assert calls == [3]
+    assert tally(model) == Tally(found=6, encoded=3)
+
+
+def test_a_batch_with_some_hits_encodes_only_the_misses(client: tensord.Client, family: Family, rows: Watch) -> None:
+    plain = family.make()
+    model = cached(family.make(), client)
+    calls = rows(family, model)
+    encoded(client, model, family.call, model, family.inputs(1, 2))
+    mixed = encoded(client, model, family.call, model, family.inputs(3, 1, 4, 2))
+    assert calls == [2, 2]
+    assert tally(model) == Tally(found=2, encoded=4)
+
+    # Each as it is in the batch in which it was encoded.
+    first, second = (family.call(plain, family.inputs(*numbers)) for numbers in ((1, 2), (3, 4)))
+    assert same(chosen(mixed, 1, 3), chosen(first, 0, 1))
+    assert same(chosen(mixed, 0, 2), chosen(second, 0, 1))
+    whole = family.call(plain, family.inputs(3, 1, 4, 2))
+    assert type(mixed) is type(whole) and list(mixed) == list(whole)
+    torch.testing.assert_close(dict(mixed), dict(whole))
+
+
+def test_an_item_that_a_batch_has_twice_among_hits_is_encoded_once(client: tensord.Client, rows: Watch) -> None:
+    family = FAMILIES["clip tower"]
+    model = cached(family.make(), client)
+    calls = rows(family, model)
+    encoded(client, model, family.call, model, family.inputs(1))
+    output = family.call(model, family.inputs(2, 1, 2))
+    assert calls == [1, 1]
+    assert same(output.last_hidden_state[0], output.last_hidden_state[2])
+
+
+def test_exact_calls_are_bit_for_bit_whatever_was_encoded_before(
+    client: tensord.Client, family: Family, rows: Watch
+) -> None:
+    plain = family.make()
+    model = cached(family.make(), client, exact=True)
+    calls = rows(family, model)
+    for numbers in ((1,), (1, 2), (2, 1, 3)):
+        inputs = family.inputs(*numbers)
+        expected = family.call(plain, inputs)
+        assert same(encoded(client, model, family.call, model, inputs), expected)
+        assert same(family.call(model, inputs), expected)
+    assert calls == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes_stay_what_they_are_and_have_keys_of_their_own(client: tensord.Client, dtype: torch.dtype) -> None:
+    model = cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+    model.to(dtype)
+    inputs = {"pixel_values": pixels(1)["pixel_values"].to(dtype)}
+    first = encoded(client, model, model, **inputs)
+    assert first.last_hidden_state.dtype is dtype
+    assert same(model(**inputs), first)
+    assert tally(model) == Tally(found=1, encoded=2)
+
+
+def test_what_is_returned_may_be_written_and_the_cache_does_not_change(client: tensord.Client, family: Family) -> None:
+    model = cached(family.make(), client)
+    inputs = family.inputs(1)
+    expected = copy.deepcopy(encoded(client, model, family.call, model, inputs))
+    for _ in range(2):
+        output = family.call(model, inputs)
+        assert same(output, expected)
+        for features in chosen(output, 0):
+            features.zero_()
+        output.last_hidden_state.zero_()
+
+
+def test_whole_models_give_the_same_logits_and_tokens(client: tensord.Client) -> None:
+    text = torch.tensor([[5, *[3] * 25, 6]])
+    plain, model = llava(), cached(llava(), client)
+    for _ in range(2):
+        assert same(model(input_ids=text, **pixels(1)).logits, plain(input_ids=text, **pixels(1)).logits)
+        encoded(client, model, model.generate, input_ids=text, max_new_tokens=4, do_sample=False, **pixels(1))
+    tokens = [m.generate(input_ids=text, max_new_tokens=4, do_sample=False, **pixels(1)) for m in (model, plain)]
+    assert same(*tokens)
+    assert tally(model).encoded >= 1 and tally(model).found >= 1
+
+    speech, listening = whisper(), cached(whisper(), client)
+    begun = torch.tensor([[1, 4]])
+    for _ in range(2):
+        heard = encoded(client, listening, listening, decoder_input_ids=begun, **features(1))
+        assert same(heard.logits, speech(decoder_input_ids=begun, **features(1)).logits)
+    assert tally(listening) == Tally(found=1, encoded=1)
+
+
+def test_video_goes_through_the_same_tower(client: tensord.Client) -> None:
+    video = {
+        "pixel_values_videos": noise(1, 96, 96),
+        "video_grid_thw": torch.tensor([[2, 4, 8], [1, 8, 4]]),
+    }
+    plain, model = qwen2_5(), cached(qwen2_5(), client)
+    expected = plain.get_video_features(**video)
+    for _ in range(2):
+        assert same(encoded(client, model, model.get_video_features, **video), expected)
+    assert tally(model) == Tally(found=2, encoded=2)
+
+
+def test_other_outputs_asked_for_have_keys_of_their_own(client: tensord.Client) -> None:
+    plain, model = clip(), cached(clip(), client)
+    inputs = pixels(1, 2)
+    asked: list[dict[str, Any]] = [
+        {},
+        {"output_hidden_states": True},
+        {"output_attentions": True},
+        {"interpolate_pos_encoding": True},
+    ]
+    for _ in range(2):
+        for more in asked:
+            assert same(encoded(client, model, model, **inputs, **more), plain(**inputs, **more))
+    assert tally(model) == Tally(found=8, encoded=8)
+    # The default said, or left out, is one.
+    assert same(model(**inputs, return_dict=True, output_hidden_states=None), plain(**inputs))
+    assert tally(model).encoded == 8
+    assert same(model(**inputs, return_dict=False), plain(**inputs, return_dict=False))
+    assert tally(model).passed == 1
+
+
+def test_a_setting_changed_on_the_living_model_changes_the_key(client: tensord.Client) -> None:
+    plain, model = clip(), cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+    for changed in (plain, model):
+        changed.set_attn_implementation("eager")
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+    assert tally(model) == Tally(encoded=2)
+    for changed in (plain, model):
+        changed.config.output_hidden_states = True
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+    assert tally(model) == Tally(encoded=3)
+
+
+# ---- when a call goes through untouched
+
+
+def test_gradients_pass_through(client: tensord.Client, family: Family, rows: Watch) -> None:
+    model = cached(family.make(), client)
+    calls = rows(family, model)
+    with torch.enable_grad():
+        for _ in range(2):
+            torch.autograd.backward(chosen(family.call(model, family.inputs(1)), 0)[0].sum())
+        assert calls == [1, 1]
+        assert any(parameter.grad is not None for parameter in model.parameters())
+        assert tally(model) == Tally(passed=2)
+
+        model.requires_grad_(False)
+        encoded(client, model, family.call, model, family.inputs(1))
+        assert tally(model) == Tally(passed=2, encoded=1)
+
+
+def test_gradients_of_the_input_pass_through(client: tensord.Client) -> None:
+    model = cached(clip().requires_grad_(False), client)
+    inputs = pixels(1)
+    with torch.enable_grad():
+        encoded(client, model, model, **inputs)
+        inputs["pixel_values"].requires_grad_()
+        torch.autograd.backward(model(**inputs).pooler_output.sum())
+    assert inputs["pixel_values"].grad is not None
+    assert tally(model) == Tally(encoded=1, passed=1)
+
+
+def test_training_mode_passes_through(client: tensord.Client, family: Family) -> None:
+    model = cached(family.make(), client).train()
+    family.call(model, family.inputs(1))
+    assert tally(model) == Tally(passed=1)
+    encoded(client, model.eval(), family.call, model, family.inputs(1))
+    assert tally(model) == Tally(passed=1, encoded=1)
+
+
+def test_arguments_that_no_key_can_hold_pass_through(client: tensord.Client) -> None:
+    model = cached(whisper(), client)
+    encoder = model.get_encoder()
+    for more in ({"extra": torch.zeros(3)}, {"extra": object()}, {"attention_mask": torch.ones(2, 64)}):
+        encoder(**features(1), **more)
+    assert tally(model) == Tally(passed=3)
+    masks = torch.ones(2, 64)
+    encoded(client, model, encoder, **features(1, 2), attention_mask=masks)
+    encoder(**features(2), attention_mask=masks[:1])
+    assert tally(model) == Tally(passed=3, found=1, encoded=2)
+
+
+def test_hooks_adapters_and_patches_pass_through(client: tensord.Client) -> None:
+    def hooked(tower: Any) -> None:
+        tower.encoder.layers[0].register_forward_hook(lambda _, __, output: output * 2)
+
+    def hooked_before(tower: Any) -> None:
+        tower.encoder.layers[0].register_forward_pre_hook(lambda _, args: (args[0] * 2, *args[1:]))
+
+    def adapted(tower: Any) -> None:
+        tower.encoder.layers[0].mlp.fc1 = Adapter(tower.encoder.layers[0].mlp.fc1)
+
+    def patched(tower: Any) -> None:
+        tower.encoder.layers[0].mlp.forward = lambda given: given * 2
+
+    for change in (hooked, hooked_before, adapted, patched):
+        plain, model = clip(), cached(clip(), client)
+        encoded(client, model, model, **pixels(1))
+        for each in (plain, model):
+            change(each)
+        assert same(model(**pixels(1)), plain(**pixels(1)))
+        assert tally(model).passed == 1
+
+
+class Adapter(torch.nn.Module):
+    """Something of another library's."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base = base
+        self.eval()
+
+    def forward(self, given: Any) -> Any:
+        return 2 * self.base(given)
+
+
+def test_a_compiled_model_passes_through(client: tensord.Client) -> None:
+    plain, model = clip(), cached(clip(), client)
+    compiled: Any = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(**pixels(1)).pooler_output, plain(**pixels(1)).pooler_output)
+    assert client.status()["store"]["entries"] == 0
+
+
+def test_what_the_model_raises_is_raised_and_nobody_waits_for_it(daemon: Daemon, client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    with pytest.raises(ValueError, match="doesn't match model"):
+        model(pixel_values=torch.zeros(1, 3, 10, 10))
+    with pytest.raises(AttributeError):
+        model(pixel_values=None)
+    daemon.until(lambda status: status["store"]["claims_held"] == 0, "its claim was given back")
+
+
+def test_without_a_daemon_the_model_just_computes(tmp_path: Path, family: Family) -> None:
+    with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as nobody:
+        plain, model = family.make(), cached(family.make(), nobody)
+        for _ in range(2):
+            assert same(family.call(model, family.inputs(1, 2)), family.call(plain, family.inputs(1, 2)))
+        assert tally(model) == Tally(encoded=4)
+
+
+def test_a_tampered_entry_changes_the_output_so_entries_are_really_used(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    keys = stored_keys(model, client)
+    lease = client.get(keys[0])
+    assert lease is not None
+    tree = lease.torch()
+    client.evict(keys[0])
+    tree[2]["last_hidden_state"][1].zero_()
+    client.put(keys[0], tree, wait=True)
+    assert not model(**pixels(1)).last_hidden_state.any()
+
+
+@pytest.mark.parametrize("tree", [[], ["rows"], ["output", "Nobody", {}], ["rows", torch.zeros(3, 1)], 7])
+def test_something_else_under_a_key_is_no_output(client: tensord.Client, tree: Any) -> None:
+    plain, model = clip(), cached(clip(), client)
+    keys = stored_keys(model, client)
+    client.evict(keys[0])
+    client.put(keys[0], tree, wait=True)
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+
+
+def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
+    """The keys that a call of the model stores under."""
+    keys: list[bytes] = []
+    put = client.put
+
+    def noted(key: bytes, tree: Any, **more: Any) -> Any:
+        keys.append(key)
+        return put(key, tree, **more)
+
+    client.put = noted  # type: ignore[method-assign]
+    try:
+        encoded(client, model, model, **pixels(1))
+    finally:
+        del client.put
+    return keys
+
+
+# ---- the weights
+
+
+def test_changed_weights_have_another_fingerprint(client: tensord.Client, family: Family) -> None:
+    plain, model = family.make(), cached(family.make(), client)
+    inputs = family.inputs(1)
+
+    def changed_by(change: Callable[[Any], None]) -> None:
+        before = tally(model).encoded
+        for each in (plain, model):
+            change(next(iter(family.first(each).parameters())))
+        assert same(encoded(client, model, family.call, model, inputs), family.call(plain, inputs))
+        assert tally(model).encoded == before + 1
+        assert same(family.call(model, inputs), family.call(plain, inputs))
+        assert tally(model).encoded == before + 1
+
+    encoded(client, model, family.call, model, inputs)
+    changed_by(lambda weight: weight.mul_(2))
+    # Around the version counter.
+    changed_by(lambda weight: weight.data.mul_(0.75))
+    changed_by(lambda weight: setattr(weight, "data", weight.data * 2))
+
+
+def test_weights_that_are_put_back_find_what_was_encoded_with_them(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    weights = copy.deepcopy(model.state_dict())
+    first = encoded(client, model, model, **pixels(1))
+    model.encoder.layers[0].mlp.fc1.weight.zero_()
+    assert not same(encoded(client, model, model, **pixels(1)), first)
+    model.load_state_dict(weights)
+    assert same(model(**pixels(1)), first)
+    assert tally(model) == Tally(found=1, encoded=2)
+
+
+def test_refresh_sees_writes_that_nothing_else_can_see(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    first = encoded(client, model, model, **pixels(1))
+    model.encoder.layers[0].mlp.fc1.weight.data[0, 0] += 1
+    assert same(model(**pixels(1)), first)
+    assert not same(refresh(model)(**pixels(1)), first)
+
+
+def test_other_weights_or_configurations_never_share(client: tensord.Client) -> None:
+    models = [cached(clip(), client) for _ in range(3)]
+    list(models[1].parameters())[-1].add_(1)
+    models[2].config.hidden_act = "gelu"
+    for model in models:
+        encoded(client, model, model, **pixels(1))
+        assert tally(model) == Tally(encoded=1)
+
+
+def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.Client) -> None:
+    tenants = [
+        tensord.Namespace(model="clip", revision="1", dtype="float32", processor="none", tenant=tenant)
+        for tenant in ("a", "b")
+    ]
+    models = [cached(clip(), client, tenant) for tenant in tenants]
+    for model in models:
+        encoded(client, model, model, **pixels(1))
+        assert tally(model) == Tally(encoded=1)
+    cached(models[0], client, client.invalidate(tenants[0]))
+    encoded(client, models[0], models[0], **pixels(1))
+    models[1](**pixels(1))
+    assert [tally(model) for model in models] == [Tally(encoded=1), Tally(found=1, encoded=1)]
+
+
+# ---- other processes
+
+
+def test_of_two_that_want_the_same_at_once_one_encodes(
+    daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["clip tower"]
+    models = [cached(family.make(), each) for each in (client, daemon.client())]
+    begun, go = threading.Event(), threading.Event()
+
+    def pause(_: object) -> None:
+        begun.set()
+        assert go.wait(60)
+
+    on_entry(monkeypatch, family, models[0], pause)
+    outputs: dict[int, Any] = {}
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        outputs[number] = family.call(models[number], family.inputs(*[(1, 2), (3, 2, 1)][number]))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    daemon.until(lambda status: status["store"]["claims_waiting"] == 2, "the other one waits for two")
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert [tally(model) for model in models] == [Tally(encoded=2), Tally(encoded=1, waited=2)]
+    assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
+
+
+def test_who_waits_encodes_it_when_the_other_fails(
+    daemon: Daemon, client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES["clip tower"]
+    models = [cached(family.make(), each) for each in (client, daemon.client())]
+    begun, go = threading.Event(), threading.Event()
+
+    def fail(_: object) -> None:
+        begun.set()
+        assert go.wait(60)
+        raise KeyError("the encoder")
+
+    on_entry(monkeypatch, family, models[0], fail)
+    outputs: list[Any] = []
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        try:
+            outputs.append(family.call(models[number], family.inputs(1)))
+        except KeyError as error:
+            outputs.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    daemon.until(lambda status: status["store"]["claims_waiting"] == 1, "the other one waits")
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert isinstance(outputs[0], KeyError) or isinstance(outputs[1], KeyError)
+    assert tally(models[1]) == Tally(encoded=1)
+
+
+def encoding(stage: Stage, socket: Path) -> None:
+    with tensord.Client(socket) as client, torch.no_grad():
+        client.wait_connected(30)
+        torch.set_num_threads(stage.hear())
+        model = cached(llava(), client)
+        output = encoded(client, model, image_features, model, pixels(1))
+        stage.tell((tally(model).encoded, output.pooler_output[0].numpy()))
+
+
+def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
+    with Child(encoding, daemon.socket) as child:
+        child.tell(torch.get_num_threads())
+        count, features = child.hear()
+    assert count == 1
+    model = cached(llava(), client)
+    assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))
+    assert tally(model) == Tally(found=1)
+
+
+# ---- the model itself
+
+
+def test_unwrapping_leaves_the_model_as_it_was(client: tensord.Client, family: Family) -> None:
+    plain, model = family.make(), family.make()
+    types = [type(module) for module in model.modules()]
+    assert cached(model, client) is model
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert repr(model) == repr(plain)
+    assert all(isinstance(module, kind) for module, kind in zip(model.modules(), types, strict=True))
+    assert uncached(model) is model
+    assert [type(module) for module in model.modules()] == types
+    assert "_tensord" not in {name for module in model.modules() for name in vars(module)}
+    assert same(family.call(model, family.inputs(1)), family.call(plain, family.inputs(1)))
+    assert client.status()["store"]["entries"] == 0
+    assert uncached(model) is model
+
+
+def test_wrapping_twice_wraps_once(client: tensord.Client) -> None:
+    model = cached(cached(clip(), client), client)
+    encoded(client, model, model, **pixels(1))
+    assert tally(model) == Tally(encoded=1)
+    assert type(uncached(model)) is transformers.CLIPVisionModel
+
+
+def test_copies_and_pickles_are_of_the_plain_model(client: tensord.Client, tmp_path: Path) -> None:
+    model = cached(llava(), client)
+    encoded(client, model, image_features, model, pixels(1))
+    made = copy.deepcopy(model)
+    assert type(made.model) is transformers.LlavaModel
+    assert tally(made) == Tally()
+    made.model.vision_tower.embeddings.patch_embedding.weight.zero_()
+    assert not same(image_features(made, pixels(1)), image_features(model, pixels(1)))
+    tower = cached(clip(), client)
+    again = pickle.loads(pickle.dumps(tower))
+    assert type(again) is transformers.CLIPVisionModel
+    assert same(again(**pixels(1)), tower(**pixels(1)))
+    assert tally(again) == Tally()
+    model.save_pretrained(tmp_path)
+    loaded: Any = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path)
+    assert same(image_features(loaded.eval(), pixels(1)), image_features(model, pixels(1)))
+
+
+def test_what_cannot_be_wrapped_is_an_error_that_says_why(client: tensord.Client) -> None:
+    with pytest.raises(UsageError, match=r"Linear has no encoder that is known here: .*LlavaModel"):
+        cached(torch.nn.Linear(1, 1), client)
+    with pytest.raises(UsageError, match="model is a str"):
+        cached("openai/clip", client)
+    hooked = clip()
+    hooked.forward = hooked.forward
+    with pytest.raises(UsageError, match="replaced in this instance"):
+        cached(hooked, client)
