@@ -48,8 +48,8 @@ $(BIN)/python:
 	@echo "making $(VENV)"; "$(PYTHON)" -m venv $(VENV)
 
 $(STAMPS)/demo: EXTRAS := demo
-$(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia
-$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia
+$(STAMPS)/test: EXTRAS := test,bench,demo,torch,transformers,blake3,top,amd,nvidia
+$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,transformers,blake3,top,amd,nvidia
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/%: $(NEEDS) | $(BIN)/python
 	@echo "installing tensord[$(EXTRAS)] into $(VENV)"

@@ -10,18 +10,33 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from .client.aio import AsyncClient as AsyncClient
     from .client.cache import Client as Client
+    from .client.claim import Claim as Claim
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
     from .client.device.entries import Registration as Registration
     from .client.device.reservation import DeviceReservation as DeviceReservation
+    from .client.dp_mode import Recommendation as Recommendation
+    from .client.dp_mode import recommend_dp_mode as recommend_dp_mode
+    from .client.encoder_cache import EncoderCacheManager as EncoderCacheManager
+    from .client.encoder_cache import EncoderInput as EncoderInput
+    from .client.encoder_cache import EncoderRequest as EncoderRequest
+    from .client.encoder_cache import compute_encoder_budget as compute_encoder_budget
     from .client.governor import ModeChange as ModeChange
     from .client.governor import Subscription as Subscription
     from .client.lease import Batch as Batch
     from .client.lease import Lease as Lease
     from .client.namespace import Namespace as Namespace
+    from .client.processor_cache import Feature as Feature
+    from .client.processor_cache import ProcessorCache as ProcessorCache
+    from .client.processor_cache import Reference as Reference
+    from .client.processor_cache import ReferenceLost as ReferenceLost
     from .client.puts import Put as Put
     from .client.reservation import Reservation as Reservation
+    from .client.ring import Ring as Ring
     from .client.view import Entry as Entry
+    from .client.view import Reuse as Reuse
+    from .client.visual_cache import VisualCache as VisualCache
+    from .client.visual_cache import VisualResult as VisualResult
     from .client.workflow import Workflow as Workflow
     from .errors import TensordError as TensordError
     from .ipc.messages import TierState as TierState
@@ -36,24 +51,39 @@ _PLACES = {
     "AgentStepGraph": ".ipc.steps",
     "AsyncClient": ".client.aio",
     "Batch": ".client.lease",
+    "Claim": ".client.claim",
     "Client": ".client.cache",
     "DeviceCache": ".client.device.cache",
     "DeviceLease": ".client.device.entries",
     "DeviceReservation": ".client.device.reservation",
+    "EncoderCacheManager": ".client.encoder_cache",
+    "EncoderInput": ".client.encoder_cache",
+    "EncoderRequest": ".client.encoder_cache",
     "Entry": ".client.view",
+    "Feature": ".client.processor_cache",
     "Lease": ".client.lease",
     "Mode": ".ipc.modes",
     "ModeChange": ".client.governor",
     "Namespace": ".client.namespace",
+    "ProcessorCache": ".client.processor_cache",
     "Put": ".client.puts",
+    "Recommendation": ".client.dp_mode",
+    "Reference": ".client.processor_cache",
+    "ReferenceLost": ".client.processor_cache",
     "Registration": ".client.device.entries",
     "Reservation": ".client.reservation",
+    "Reuse": ".client.view",
+    "Ring": ".client.ring",
     "Spec": ".shm.tree",
     "Subscription": ".client.governor",
     "TensordError": ".errors",
     "Tier": ".ipc.modes",
     "TierState": ".ipc.messages",
+    "VisualCache": ".client.visual_cache",
+    "VisualResult": ".client.visual_cache",
     "Workflow": ".client.workflow",
+    "compute_encoder_budget": ".client.encoder_cache",
+    "recommend_dp_mode": ".client.dp_mode",
 }
 
 __all__ = ["__version__", *_PLACES]
