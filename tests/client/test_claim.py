@@ -65,6 +65,22 @@ def test_one_computes_the_other_waits_and_a_put_by_anybody_is_a_hit_for_it(
     assert shared.store("claims_handed_over") == 0
 
 
+def test_who_says_stored_before_the_daemon_has_seen_it_makes_nobody_compute_it_again(
+    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    first, second = clients
+    mine = first.claim(wanted)
+    becomes(mine, "compute")
+    theirs = second.claim(wanted)
+    becomes(theirs, "waiting")
+    mine.stored()
+    # Whatever was said before it has arrived, and been answered.
+    assert first.touch(wanted) == second.touch(wanted) == 0
+    assert theirs.state == "waiting"
+    assert first.put(wanted, np.arange(3), wait=True).state == "stored"
+    becomes(theirs, "hit")
+
+
 def test_a_claim_on_what_is_there_is_a_hit(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
     first, second = clients
     assert first.put(wanted, np.arange(3), wait=True).state == "stored"
