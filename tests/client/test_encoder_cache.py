@@ -180,6 +180,15 @@ def test_what_was_evicted_and_allocated_again_is_not_reported() -> None:
     assert manager.get_freed_ids() == [A]
 
 
+def test_what_was_evicted_twice_is_reported_once_after_what_went_before() -> None:
+    manager = EncoderCacheManager(4)
+    for at in (A, B, A, C):
+        one = request("1", (at, 4))
+        manager.allocate(one, 0)
+        manager.free(one)
+    assert manager.get_freed_ids() == [B, A]
+
+
 def test_all_inputs_of_an_ended_request_are_freed_in_the_order_they_were_allocated() -> None:
     manager = EncoderCacheManager(9)
     held = request("1", (A, 3), (B, 3), (C, 3))
@@ -596,6 +605,23 @@ def test_a_killed_engines_pins_are_gone(shared: Daemon, cache: tensord.Client, p
         shared.until(lambda status: status["pins"] == 0, "its pin to be gone")
     fill(cache)
     assert not cache.contains(picture)
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    shared.pause()
+    try:
+        manager.allocate(running, 0)
+        put = manager.store(running, 0, output())
+        assert put is not None
+        assert put.state == "sent"
+        assert manager.lease(running, 0) is None
+        assert manager.get_freed_ids() == []
+    finally:
+        shared.resume()
+    assert put.wait(30).state == "stored"
+    manager.get_freed_ids()
+    shared.until(lambda status: status["pins"] == 1, "a pin, at the first call after it was stored")
 
 
 def test_without_a_daemon_it_goes_on_alone(tmp_path: Path) -> None:
