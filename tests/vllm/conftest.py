@@ -66,6 +66,7 @@ class Stand:
 
     def encode(self, engine: Engine, picture: int, uuids: list[str] | None = None) -> tuple[Answer, bytes]:
         """Has the engine encode a fresh picture, and returns when all can have it: its answer and the entry's key."""
+        self.quiet()
         there = self.keys()
         answer = engine.generate(picture, uuids=uuids)
         new = until(lambda: self.keys() - there, f"an entry for picture {picture}")
@@ -81,6 +82,13 @@ class Stand:
             return all(sessions[engine.pid] >= clients for engine in engines)
 
         until(there, f"{clients} clients in each of {len(engines)} engines")
+
+    def quiet(self) -> None:
+        """Returns when all that engines encoded is stored: until then they have its claim."""
+        self.daemon.until(
+            lambda status: not status["store"]["claims_held"] and not status["store"]["puts_in_flight"],
+            "what engines encoded is stored",
+        )
 
     def unpinned(self) -> None:
         """Returns when no engine holds anything."""

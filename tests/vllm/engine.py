@@ -102,7 +102,6 @@ class Engine:
         self._socket = ours
         self._unread = b""
         self._up = False
-        self._owed = 1  # answers, the one that says that it is up among them
 
     # ---- requests
 
@@ -196,18 +195,16 @@ class Engine:
     def go(self) -> None:
         """Ends a stop."""
         self._say("go")
-        self._owed -= 1
 
     # ---- life
 
+    def finish(self) -> int:
+        """Ends it in good order, and gives its exit status."""
+        self._say("end")
+        return self._process.wait(PATIENCE_S)
+
     def close(self) -> None:
-        """Ends it and all of its processes: in good order, unless it is busy."""
-        if self.running and not self._owed:
-            try:
-                self._say("end")
-                self._process.wait(PATIENCE_S)
-            except (OSError, subprocess.TimeoutExpired):
-                pass
+        """Ends it and all of its processes, whatever they do."""
         self.kill()
         self._socket.close()
 
@@ -229,12 +226,10 @@ class Engine:
     # ---- inside
 
     def _say(self, command: str, **arguments: Any) -> None:
-        self._owed += 1
         self._socket.sendall(json.dumps({"do": command, **arguments}).encode() + b"\n")
 
     def _answer(self) -> Any:
         said = self._hear()
-        self._owed -= 1
         if "error" in said:
             raise EngineError(said["error"])
         assert "answer" in said, f"no answer, but {said}"

@@ -174,13 +174,11 @@ def test_engines_take_the_cache_manager_that_they_are_told_to(stand: Stand) -> N
     assert parts["connector"] == "tensord.client.vllm.connector.TensordECConnector"
 
 
-@pytest.mark.parametrize("manager", ["tensord's", "vLLM's"])
 def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(
-    stand: Stand, model: Path, start_engine: StartEngine, manager: str
+    stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:
     mine, theirs = fresh(), fresh()
-    options = {"ec_manager_config": MANAGER} if manager == "tensord's" else {}
-    with start_engine(model, socket=stand.daemon.socket, separate=True, **options) as apart:
+    with start_engine(model, socket=stand.daemon.socket, separate=True) as apart:
         apart.wait_up()
         stand.attached(apart, clients=2)
         stand.encode(stand.first, mine)
@@ -194,13 +192,15 @@ def test_an_engine_in_processes_of_its_own_shares_with_one_in_a_single_process(
         stand.daemon.kill()
         unseen = fresh()
         assert apart.generate(unseen) == stand.plain.generate(unseen)
+        assert apart.finish() == 0
 
 
 def test_each_of_an_engines_ranks_has_what_another_engine_encoded(
     stand: Stand, model: Path, start_engine: StartEngine
 ) -> None:
     pictures = [fresh() for _ in range(3)]
-    with start_engine(model, socket=stand.daemon.socket, separate=True, tensor_parallel_size=2) as wide:
+    options = {"separate": True, "tensor_parallel_size": 2, "ec_manager_config": MANAGER}
+    with start_engine(model, socket=stand.daemon.socket, **options) as wide:
         wide.wait_up()
         stand.attached(wide, clients=3)
         for picture in pictures:
