@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError
+from ..errors import BadConfiguration, ObjectTooLarge, StoreFull, TokensDiffer, UsageError
 from ..ipc.words import NUMBER_MAX
 from .fields import check_count, check_key
 
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from .cache import Client
     from .lease import Lease
     from .puts import Put
-
-
-class TokensDiffer(UsageError):
-    """One key with two token counts: two contents under one name, or an encoder that was changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from ..errors import (
     BelowFloor,
     LimitReached,
     ObjectTooLarge,
+    ReferenceLost,
     StoreFull,
     TensordError,
     TimedOut,
@@ -54,7 +55,7 @@ from .namespace import Namespace
 from .private import private_view
 from .puts import Put
 
-__all__ = ["Feature", "ProcessorCache", "Reference", "ReferenceLost", "Stats", "item_bytes", "leaf_count"]
+__all__ = ["Feature", "ProcessorCache", "Reference", "Stats", "item_bytes", "leaf_count"]
 
 Hash = str | bytes
 Copy = bool | Literal["on_write"]
@@ -126,14 +127,6 @@ class Stats:
             self.total - before.total,
             {reason: count for reason, count in passed.items() if count},
         )
-
-
-class ReferenceLost(TensordError):
-    """Items that are not there any more, all of one call. `hashes` names them: send their trees."""
-
-    def __init__(self, message: str, hashes: Sequence[Hash] = ()) -> None:
-        super().__init__(message)
-        self.hashes = list(hashes)
 
 
 class ProcessorCache:

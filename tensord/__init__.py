@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .client.processor_cache import Feature as Feature
     from .client.processor_cache import ProcessorCache as ProcessorCache
     from .client.processor_cache import Reference as Reference
-    from .client.processor_cache import ReferenceLost as ReferenceLost
     from .client.puts import Put as Put
     from .client.reservation import Reservation as Reservation
     from .client.ring import Ring as Ring
@@ -69,7 +68,6 @@ _PLACES = {
     "Put": ".client.puts",
     "Recommendation": ".client.dp_mode",
     "Reference": ".client.processor_cache",
-    "ReferenceLost": ".client.processor_cache",
     "Registration": ".client.device.entries",
     "Reservation": ".client.reservation",
     "Reuse": ".client.view",

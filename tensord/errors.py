@@ -9,6 +9,7 @@
     │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
     │   ├── BadStep               a workflow that is not known, or moved backwards
     │   ├── BadGaugeFile          a line that is no reading
+    │   ├── TokensDiffer          one key with two counts of encoder tokens
     │   └── UnknownOrder          an acknowledgement, or a reservation, that the daemon knows nothing of
     ├── Refusal                   the daemon said no; nothing changed, nothing stored was lost
     │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
@@ -25,6 +26,7 @@
     │   ├── DaemonUnavailable     no daemon at the socket, or it went away
     │   ├── SocketForbidden       the socket is there, and we may not use it
     │   └── TimedOut              the answer did not come within the caller's time
+    ├── ReferenceLost             what a reference names is not stored any more: send the tree
     ├── ProtocolError             the peer's fault; its connection ends
     │   ├── BadMessage            not a message, or a field is out of its range
     │   ├── MessageTooLarge       over message_bytes_max
@@ -40,6 +42,8 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class TensordError(Exception):
@@ -85,6 +89,10 @@ class BadGaugeFile(UsageError):
 
 class UnknownOrder(UsageError):
     """An acknowledgement or a reservation that the daemon knows nothing of; nothing has changed."""
+
+
+class TokensDiffer(UsageError):
+    """One key with two token counts: two contents under one name, or an encoder that was changed."""
 
 
 class Refusal(TensordError):
@@ -145,6 +153,14 @@ class SocketForbidden(Unavailable):
 
 class TimedOut(Unavailable, TimeoutError):
     """No answer within the time the caller gave."""
+
+
+class ReferenceLost(TensordError):
+    """Items that are not there any more, all of one call. `hashes` names them: send their trees."""
+
+    def __init__(self, message: str, hashes: Sequence[str | bytes] = ()) -> None:
+        super().__init__(message)
+        self.hashes = list(hashes)
 
 
 class ProtocolError(TensordError):

@@ -40,10 +40,10 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.cache import CacheInfo
 
-from ...errors import BadConfiguration, TensordError, UnsupportedLeaf, UsageError
+from ...errors import BadConfiguration, ReferenceLost, TensordError, UnsupportedLeaf, UsageError
 from ...shm.layout import KEY_BYTES
 from ..cache import Client
-from ..processor_cache import Copy, Feature, ProcessorCache, Reference, ReferenceLost
+from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from .identity import content_digest
 from .items import item_tree, tree_item, tree_updates
 from .processor_identity import processor_namespace

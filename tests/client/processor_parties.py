@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 import tensord
-from tensord.client.processor_cache import Feature, ProcessorCache, Reference, ReferenceLost
+from tensord.client.processor_cache import Feature, ProcessorCache, Reference
+from tensord.errors import ReferenceLost
 
 from ..daemon_process import PATIENCE_S
 from ..processes import Stage

@@ -17,10 +17,17 @@ from tensord.client.encoder_cache import (
     EncoderCacheManager,
     EncoderInput,
     EncoderRequest,
-    TokensDiffer,
     compute_encoder_budget,
 )
-from tensord.errors import BadConfiguration, BadKey, ObjectTooLarge, StoreFull, UnsupportedLeaf, UsageError
+from tensord.errors import (
+    BadConfiguration,
+    BadKey,
+    ObjectTooLarge,
+    StoreFull,
+    TokensDiffer,
+    UnsupportedLeaf,
+    UsageError,
+)
 
 from ..daemon_process import MIB, Daemon, until
 from ..memory_bench import key

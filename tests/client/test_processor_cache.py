@@ -23,11 +23,10 @@ from tensord.client.processor_cache import (
     Feature,
     ProcessorCache,
     Reference,
-    ReferenceLost,
     item_bytes,
     leaf_count,
 )
-from tensord.errors import BadKey, UsageError
+from tensord.errors import BadKey, ReferenceLost, UsageError
 from tensord.shm.lanes import HEAD_AT
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
