@@ -20,7 +20,7 @@ from ..cache import Client
 from .stats import Counts
 
 JOBS_MAX: Final = 1024
-LATE_S: Final = 0.1
+LATE_S: Final = 0.25
 """A job that takes longer keeps those behind it waiting for too long: whoever asks is told not to."""
 TIMEOUT_S: Final = 1.0
 SOON_S: Final = 0.001

@@ -15,6 +15,7 @@ ANSWER_S nobody is asked to wait for it, and nothing new is asked, until it has.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..cache import Client
@@ -25,7 +26,8 @@ from .background import IDLE_S, SOON_S, Background
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-ANSWER_S: Final = 0.02
+ANSWER_S: Final = 0.25
+"""Only the first who asks a daemon that is silent waits for so long."""
 SAVE_S: Final = 30.0
 """How long an output may take from the step that encodes it until it is stored; then others are let go on."""
 _SAVING_S: Final = 0.02
@@ -71,7 +73,7 @@ class Claims:
             if self._silent is not None or self._background.late:
                 return None
             wanted = Wanted(key, now)
-            if not self._background.post(lambda client: self._ask(wanted, client)):
+            if not self._background.post(partial(self._ask, wanted)):
                 return None
             self._wanted[key] = wanted
         wanted.users.add(user)
@@ -86,7 +88,7 @@ class Claims:
         wanted.users.discard(user)
         if not wanted.users and self._wanted.get(wanted.key) is wanted:
             del self._wanted[wanted.key]
-            self._background.post_end(lambda _: self._give_back(wanted))
+            self._background.post_end(partial(self._give_back, wanted))
 
     def save(self, wanted: Wanted) -> None:
         """It is being encoded here, and will be stored by a worker: kept until then, whatever becomes of its users."""
@@ -98,11 +100,16 @@ class Claims:
             self._saving[wanted.key] = wanted
             self._background.post_end(lambda _: self._watched.add(wanted))
 
-    def refused(self, key: bytes) -> None:
-        """A worker says that it will not be stored."""
+    def settled(self, key: bytes) -> None:
+        """A worker says that it is stored, or will not be."""
         wanted = self._saving.pop(key, None)
         if wanted is not None:
-            self._background.post_end(lambda _: self._give_back(wanted))
+            self._background.post_end(partial(self._give_back, wanted))
+
+    def end_saves(self) -> None:
+        """What is being encoded is nobody's any more."""
+        for key in list(self._saving):
+            self.settled(key)
 
     @property
     def open(self) -> int:
@@ -157,17 +164,17 @@ class Claims:
             wanted.state = "alone"
 
     def _look_for_stored(self, wanted: Wanted, client: Client, now: float) -> None:
-        if client.contains(wanted.key):
-            assert wanted.claim is not None
-            wanted.claim.stored()
-        elif now - wanted.asked_at < SAVE_S:
-            return
-        self._give_back(wanted)
+        if now - wanted.asked_at > SAVE_S or client.contains(wanted.key):
+            self._give_back(wanted, client)
 
-    def _give_back(self, wanted: Wanted) -> None:
+    def _give_back(self, wanted: Wanted, client: Client) -> None:
         wanted.state = "over"
         wanted.lease = None
         self._watched.discard(wanted)
         self._saving.pop(wanted.key, None)
-        if wanted.claim is not None and wanted is not self._silent:
+        if wanted.claim is None or wanted is self._silent:
+            return
+        if client.contains(wanted.key):
+            wanted.claim.stored()
+        else:
             wanted.claim.abandon()

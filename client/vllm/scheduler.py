@@ -209,6 +209,7 @@ class SchedulerSide:
         self._changes += 1
         for asking in self._asking.values():
             self._release(asking)
+        self._claims.end_saves()
         self._local.clear()
         self._damaged.clear()
 
@@ -250,8 +251,8 @@ class SchedulerSide:
                 missing.discard(rank)
                 if not missing:
                     del self._in_flight[step]
-        for key in report.refused:
-            self._claims.refused(key)
+        for key in report.settled:
+            self._claims.settled(key)
         if report.encoded_rows:
             row_s = report.encode_s / report.encoded_rows
             self._row_s = row_s if self._row_s is None else 0.75 * self._row_s + 0.25 * row_s

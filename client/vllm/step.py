@@ -57,8 +57,8 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     """By rank: the step whose loads are done. Nothing of what it named is read any more."""
     rings: dict[int, set[bytes]] = field(default_factory=dict)
     """By rank: rings that it has mapped, and keeps."""
-    refused: list[bytes] = field(default_factory=list)
-    """Keys of saves that will not be stored."""
+    settled: list[bytes] = field(default_factory=list)
+    """Keys of saves that are over: stored, or not to be."""
     failed: set[str] = field(default_factory=set)
     """Identifiers whose load failed: zeros stand in their place."""
     encoded_rows: int = 0
@@ -77,7 +77,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
                 for rank in self.loaded.keys() | other.loaded.keys()
             },
             rings=rings,
-            refused=self.refused + other.refused,
+            settled=self.settled + other.settled,
             failed=self.failed | other.failed,
             encoded_rows=self.encoded_rows + other.encoded_rows,
             encode_s=self.encode_s + other.encode_s,

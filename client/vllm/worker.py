@@ -102,7 +102,7 @@ class WorkerSide:
         output = encoder_cache[identifier]
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
             self._counts.add("mismatches")
-            self._refuse(wanted.key)
+            self._tell(settled=wanted.key)
             return
         began, self._began = self._began, None
         rows = sum(save.rows for save in metadata.saves.values()) if began is not None else 0
@@ -112,11 +112,11 @@ class WorkerSide:
         job = partial(self._store, wanted, output.detach(), Moment(self._device), began, rows)
         if not room:
             self._counts.add("dropped")
-            self._refuse(wanted.key)
+            self._tell(settled=wanted.key)
         elif self._background.late or not self._background.post(job):
             self._stored(output.nbytes)
             self._counts.add("dropped")
-            self._refuse(wanted.key)
+            self._tell(settled=wanted.key)
 
     def report(self) -> Report | None:
         """What the scheduler is to know of this rank; None if that is nothing new."""
@@ -137,8 +137,9 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Ends the thread when what was queued is stored, or given up. Idempotent."""
+        """Ends the thread when what was queued is stored, or given up; the rings go. Idempotent."""
         self._background.close()
+        self._rings = {}
 
     def _read(self, load: Load) -> torch.Tensor | None:
         if load.handle is None:
@@ -158,19 +159,16 @@ class WorkerSide:
     # ---- both
 
     def _tell(
-        self, *, failed: str | None = None, refused: bytes | None = None, rows: int = 0, took_s: float = 0.0
+        self, *, failed: str | None = None, settled: bytes | None = None, rows: int = 0, took_s: float = 0.0
     ) -> None:
         with self._lock:
             self._has_news = True
             if failed is not None:
                 self._news.failed.add(failed)
-            if refused is not None:
-                self._news.refused.append(refused)
+            if settled is not None:
+                self._news.settled.append(settled)
             self._news.encoded_rows += rows
             self._news.encode_s += took_s
-
-    def _refuse(self, key: bytes) -> None:
-        self._tell(refused=key)
 
     def _stored(self, size_bytes: int) -> None:
         with self._lock:
@@ -187,12 +185,12 @@ class WorkerSide:
             if put.state == "sent" and time.monotonic() < until:
                 continue
             self._puts.remove(entry)
+            self._tell(settled=put.key)
             if put.state in ("stored", "existed"):
                 self._counts.add("saves")
                 self._counts.add("save_bytes", size_bytes)
             else:
                 self._counts.add("refused")
-                self._refuse(put.key)
         if self._puts:
             return SOON_S
         return IDLE_S if self._rings else 10 * SOON_S
@@ -215,9 +213,9 @@ class WorkerSide:
                 self._puts.append((put, output.nbytes, time.monotonic() + SETTLED_S))
             else:
                 self._counts.add("refused")
-                self._refuse(wanted.key)
+                self._tell(settled=wanted.key)
         except (TensordError, RuntimeError):
-            self._refuse(wanted.key)
+            self._tell(settled=wanted.key)
             raise
         finally:
             self._stored(output.nbytes)

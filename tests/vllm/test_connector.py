@@ -1,0 +1,883 @@
+"""What the connector promises, with vLLM's own classes around it and a real daemon: steps without an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+from vllm.v1.outputs import ECConnectorOutput
+
+import tensord
+from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.stats import COUNTERS, TensordECStats
+from tensord.client.vllm.step import NOTHING, Report
+from tensord.errors import BadConfiguration
+from tests.daemon_process import MIB, PATIENCE_S, Daemon, until
+from tests.processes import Child, Stage
+
+from .step_bench import ROWS, Steps, answers, encoded, feature, item, other_name, request, right, vllm_config
+from .tiny_llava import WIDTH
+
+_numbers = count(1000)
+NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
+
+
+def fresh() -> int:
+    """A picture that nobody asked for before."""
+    return next(_numbers)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+@pytest.fixture(scope="module")
+def stand(shared: Daemon) -> Iterator[tuple[Steps, Steps]]:
+    with Steps(shared.socket) as first, Steps(other_name(shared.socket, 1)) as second:
+        yield first, second
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things makes nobody late here."""
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
+
+
+@pytest.fixture
+def first(pair: tuple[Steps, Steps]) -> Steps:
+    return pair[0]
+
+
+@pytest.fixture
+def second(pair: tuple[Steps, Steps]) -> Steps:
+    return pair[1]
+
+
+@pytest.fixture
+def pair(shared: Daemon, stand: tuple[Steps, Steps]) -> Iterator[tuple[Steps, Steps]]:
+    """Two engines with one model and a client each, of which nothing may be left at the end."""
+    for engine in stand:
+        # Whatever mapped rings they were to say is said.
+        mapped(engine)
+    yield stand
+    for engine in stand:
+        engine.has_blocks = True
+        engine.finish(*list(engine.requests.values()))
+        nothing_left(engine)
+    shared.until(
+        lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "nothing to be held"
+    )
+
+
+def mapped(engine: Steps) -> None:
+    """Returns when all workers have said that they map the ring."""
+    side = engine.connector._scheduler
+    assert side is not None
+    until(lambda: engine.step() is not None and len(side._rings) == len(engine.workers), "workers to map the ring")
+
+
+def settled(engine: Steps, asked: Any) -> None:
+    """Returns when the connector lets the request be scheduled; nothing is scheduled yet."""
+    until(lambda: engine.connector.ensure_cache_available(asked, 0), "an answer")
+
+
+def nothing_left(engine: Steps) -> None:
+    until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
+
+
+def encode(engine: Steps, *pictures: int) -> None:
+    """Has the engine encode them, and returns when all can have them."""
+    before = engine.counts.get("saves", 0)
+    asked = request(*pictures)
+    assert right([asked], engine.run(asked))
+    until(lambda: engine.step() is not None and engine.counts.get("saves", 0) >= before + len(pictures), "saves")
+
+
+def counted(engine: Steps, name: str) -> float:
+    engine.step()
+    return engine.counts.get(name, 0)
+
+
+def keys(daemon: Daemon) -> set[bytes]:
+    from tensord.ipc import messages
+
+    rows = daemon.ask(partial(messages.EntriesQuery, count=1000))["entries"]
+    return {bytes.fromhex(row["key"]) for row in rows}
+
+
+# ---- sharing
+
+
+def test_what_one_engine_encoded_another_does_not(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    before = list(second.encoded)
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert second.encoded == before
+    assert counted(second, "hits") >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_come_back_bit_for_bit(shared: Daemon, dtype: torch.dtype) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket, dtype=dtype, wait_s_max=60) as one,
+        Steps(other_name(shared.socket, 1), dtype=dtype) as another,
+    ):
+        asked = request(picture)
+        assert right([asked], one.run(asked), dtype)
+        nothing_left(one)
+        asked = request(picture)
+        assert right([asked], another.run(asked), dtype)
+        assert another.encoded == []
+
+
+def test_a_picture_is_found_under_any_name(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    before = list(second.encoded)
+    asked = request(feature(item(picture), f"clients-{picture}"))
+    assert right([asked], second.run(asked))
+    assert second.encoded == before
+
+
+def test_a_name_used_again_for_another_picture_gives_the_other_picture(first: Steps, second: Steps) -> None:
+    one, another = fresh(), fresh()
+    name = f"clients-{one}"
+    asked = request(feature(item(one), name))
+    assert right([asked], first.run(asked))
+    nothing_left(first)
+    asked = request(feature(item(another), name))
+    assert right([asked], second.run(asked))
+
+
+def test_two_requests_with_one_name_for_two_pictures_never_cross(first: Steps, second: Steps) -> None:
+    one, another = fresh(), fresh()
+    encode(first, one, another)
+    name = f"clients-{one}"
+    asked = [request(feature(item(number), name)) for number in (one, another)]
+    for wanted in asked:
+        second.add(wanted)
+        settled(second, wanted)
+    side = second.connector._scheduler
+    assert side is not None
+    for wanted, number in zip(asked, (one, another), strict=True):
+        assert second.connector.ensure_cache_available(wanted, 0)
+        assert second.connector.has_cache_item(name)
+        lease = side._asking[wanted.request_id].inputs[name].lease
+        assert lease is not None
+        assert np.array_equal(lease.tree, encoded(item(number)).numpy())
+
+
+def test_one_name_for_two_pictures_in_one_request_is_not_shared(first: Steps) -> None:
+    name = f"clients-{fresh()}"
+    features = [feature(item(fresh()), name, 1), feature(item(fresh()), name, 2 + ROWS)]
+    before = counted(first, "unshared")
+    first.run(request(*features))
+    assert counted(first, "unshared") == before + 1
+
+
+def test_a_picture_several_times_in_a_request_is_encoded_once(first: Steps) -> None:
+    picture = fresh()
+    asked = request(*(feature(item(picture), f"picture-{picture}", 1 + at * (ROWS + 1)) for at in range(4)))
+    assert right([asked], first.run(asked))
+    assert first.encoded.count(f"picture-{picture}") == 1
+
+
+def test_what_the_engines_own_cache_has_is_not_looked_up(first: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    asked = first.add(request(picture))
+    # Not put off, and nothing held for it.
+    assert asked.request_id in first.step() or asked.num_computed_tokens
+    assert first.held["inputs"] == 0
+
+
+@pytest.mark.parametrize("data", [None, "handle"])
+def test_an_input_whose_content_is_elsewhere_is_not_shared(first: Steps, data: str | None) -> None:
+    before = counted(first, "unshared")
+    wanted = item(fresh())
+    stands_in = None
+    if data is not None:
+        stands_in = wanted.copy()
+        stands_in["address"] = stands_in.pop("pixel_values")
+        stands_in["address"].data = 4096  # type: ignore[assignment]
+    asked = first.add(request(feature(stands_in, f"clients-{fresh()}")))
+    settled(first, asked)
+    assert not first.connector.has_cache_item(asked.mm_features[0].identifier)
+    assert counted_without_step(first, "unshared") == before + 1
+    first.finish(asked)
+
+
+def counted_without_step(engine: Steps, name: str) -> float:
+    stats = engine.connector.get_ec_connector_stats()
+    assert stats is not None
+    return float(engine.counts.get(name, 0) + stats.data.get(name, 0))
+
+
+# ---- what does not fit
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        np.zeros((ROWS - 1, WIDTH), np.float32),
+        np.zeros((ROWS, WIDTH // 2), np.float32),
+        np.zeros((ROWS, WIDTH), np.float64),
+        np.zeros((ROWS, WIDTH, 1), np.float32),
+        {"hidden": np.zeros((ROWS, WIDTH), np.float32)},
+    ],
+    ids=["rows", "width", "dtype", "dimensions", "tree"],
+)
+def test_what_does_not_fit_is_a_miss_and_counted(shared: Daemon, first: Steps, second: Steps, stored: Any) -> None:
+    picture = fresh()
+    there = keys(shared)
+    encode(first, picture)
+    (key,) = keys(shared) - there
+    with tensord.Client(shared.socket) as client:
+        client.evict(key)
+        assert client.put(key, stored, wait=True).state == "stored"
+    before = counted(second, "mismatches")
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert counted(second, "mismatches") == before + 1
+
+
+def test_measured_widths_are_taken_at_their_word(shared: Daemon) -> None:
+    def measured(config: Any) -> None:
+        config.ec_transfer_config.mm_encoder_output_widths = {"image": 2 * WIDTH}
+
+    picture = fresh()
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), change=measured) as another:
+        encode(one, picture)
+        another.run(request(picture))
+        assert another.encoded == [f"picture-{picture}"]
+        assert counted(another, "mismatches") == 1
+
+
+# ---- compute once
+
+
+def test_who_is_asked_for_a_picture_that_another_encodes_waits_for_it(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    before = list(second.encoded)
+    until(lambda: second.step() is not None and counted(second, "waits"), "the other to wait")
+    until(first.step, "the picture to be encoded")
+    assert right([waiting], answers([second], waiting))
+    assert second.encoded == before
+
+
+def test_who_waits_for_an_engine_that_gives_up_encodes(shared: Daemon, first: Steps, second: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
+    first.finish(*list(first.requests.values()))
+    until(lambda: waiting.request_id in second.step(), "the other's answer")
+    assert second.encoded[-1] == f"picture-{picture}"
+
+
+def test_who_stops_waiting_leaves_nothing_with_the_daemon(shared: Daemon, first: Steps, second: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    second.add(waiting := request(picture))
+    until(lambda: second.step() is not None and shared.store("claims_waiting"), "the other to wait")
+    second.finish(waiting)
+    assert second.held == NOTHING_HELD
+    # What is granted to who waits no more is given back.
+    first.finish(*list(first.requests.values()))
+    shared.until(lambda s: s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no claim to be left")
+
+
+def test_waiting_ends_at_its_bound(shared: Daemon) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket) as one,
+        Steps(other_name(shared.socket, 1), wait_s_max=0.5) as another,
+    ):
+        settled(one, one.add(request(picture)))
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == [f"picture-{picture}"]
+        assert counted(another, "wait_timeouts") == 1
+
+
+def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_circle(
+    first: Steps, second: Steps
+) -> None:
+    pictures = [fresh() for _ in range(4)]
+    one, another = request(*pictures), request(*reversed(pictures))
+    before = len(first.encoded) + len(second.encoded)
+    first.add(one)
+    second.add(another)
+    assert right([one, another], answers([first, second], one, another))
+    assert len(first.encoded) + len(second.encoded) - before == len(pictures)
+    assert not counted(first, "wait_timeouts") and not counted(second, "wait_timeouts")
+
+
+def encode_when_told(stage: Stage, socket: Path, picture: int) -> list[str]:
+    with Steps(socket) as engine:
+        mapped(engine)
+        stage.tell("ready")
+        stage.hear()
+        asked = request(picture)
+        assert right([asked], engine.run(asked))
+        nothing_left(engine)
+        return engine.encoded
+
+
+def test_engines_in_two_processes_asked_at_once_encode_once(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    before = len(first.encoded)
+    with Child(encode_when_told, shared.socket, picture) as child:
+        assert child.hear() == "ready"
+        child.tell("go")
+        asked = request(picture)
+        assert right([asked], first.run(asked))
+        assert len(first.encoded) - before + len(child.hear()) == 1
+
+
+# ---- what is held, and until when
+
+
+def test_an_entry_evicted_between_scheduler_and_worker_is_loaded_all_the_same(
+    shared: Daemon, first: Steps, second: Steps
+) -> None:
+    picture = fresh()
+    there = keys(shared)
+    encode(first, picture)
+    (key,) = keys(shared) - there
+    asked = second.add(request(picture))
+    settled(second, asked)
+
+    def evict() -> None:
+        with tensord.Client(shared.socket) as client:
+            assert client.evict(key) == 1
+            for number in range(40):
+                assert client.put(bytes([number]) * 32, np.full(MIB, 7, np.uint8), wait=True).state == "stored"
+
+    before = list(second.encoded)
+    results = second.step(between=evict)
+    assert right([asked], [results[asked.request_id]])
+    assert second.encoded == before
+
+
+def test_a_handle_goes_to_workers_that_map_the_ring_and_bytes_to_those_that_do_not(first: Steps, second: Steps) -> None:
+    picture, another = fresh(), fresh()
+    encode(first, picture, another)
+    side = second.connector._scheduler
+    assert side is not None
+    for number, known in ((picture, side._rings), (another, {})):
+        asked = second.add(request(number))
+        settled(second, asked)
+        side._rings, mapped = dict(known), side._rings
+        made = second.schedule()
+        side._rings = mapped
+        (load,) = made.ec_connector_metadata.loads.values()
+        assert (load.handle is None) == (known == {}) == (load.payload is not None)
+        results, reported = second.execute(made)
+        second.update(made, reported)
+        assert right([asked], [results[asked.request_id]])
+
+
+def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
+    picture = fresh()
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+        encode(one, picture)
+        mapped(another)
+        asked = another.add(request(picture))
+        settled(another, asked)
+        made = another.schedule()
+        (load,) = made.ec_connector_metadata.loads.values()
+        assert load.handle is not None
+        another.finish(asked)
+        another.requests[asked.request_id] = asked
+        another.execute(made)
+        for rank, left in ((0, 1), (1, 0)):
+            said = Report(loaded={rank: made.ec_connector_metadata.step})
+            another.connector.update_connector_output(ECConnectorOutput(ec_connector_worker_meta=said))
+            assert another.held["steps"] == left
+            assert shared.status()["pins"] == left
+        del another.requests[asked.request_id]
+
+
+def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
+    picture, new = fresh(), fresh()
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+        encode(one, picture)
+        asked = request(picture, new)
+        assert right([asked], another.run(asked))
+        for cached in another.caches:
+            assert torch.equal(cached[f"picture-{picture}"], encoded(item(picture)))
+        nothing_left(another)
+        assert another.counts["loads"] == 2
+        assert another.counts["saves"] == 1
+
+
+def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensord.client.vllm.scheduler.LAG_STEPS_MAX", 3)
+    picture = fresh()
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+        encode(one, picture)
+        asked = another.add(request(picture))
+        settled(another, asked)
+        another.update(another.schedule(), None)
+        for _ in range(3):
+            assert another.held["steps"] == 1
+            another.update(another.schedule(), None)
+        another.update(another.schedule(), None)
+        assert another.held["steps"] == 0
+
+
+def test_an_allocation_that_never_comes_keeps_the_lease_until_the_request_ends(
+    shared: Daemon, first: Steps, second: Steps
+) -> None:
+    picture = fresh()
+    encode(first, picture)
+    second.has_blocks = False
+    asked = second.add(request(picture))
+    until(lambda: second.step() is not None and second.held["leases"], "the lease")
+    for _ in range(5):
+        assert second.step() == {}
+    assert shared.status()["pins"] == 1
+    second.finish(asked)
+    shared.until(lambda status: not status["pins"], "the lease to be given back")
+
+
+def test_a_preempted_request_gets_its_pictures_again(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    before = list(second.encoded)
+    asked = second.add(request(picture))
+    until(lambda: asked.request_id in second.step(), "its first step")
+    second.manager.free(asked)
+    # Others need the room meanwhile.
+    filler = request(feature(item(fresh(), 1024), f"filler-{fresh()}", rows=1024))
+    filler_tokens = filler.prompt_token_ids
+    assert filler_tokens is not None
+    assert right([filler], second.run(filler))
+    asked.num_computed_tokens = 0
+    assert right([asked], answers([second], asked))
+    assert [name for name in second.encoded if name not in before] == [filler.mm_features[0].identifier]
+
+
+def test_decoding_holds_nothing_and_says_nothing(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    asked = second.add(request(picture))
+    until(lambda: asked.request_id in second.step(), "its first step")
+    for _ in range(3):
+        assert second.schedule().ec_connector_metadata is NOTHING
+    second.step()
+    assert second.held == {**NOTHING_HELD, "requests": 1}
+
+
+# ---- the daemon goes away
+
+
+def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None:
+    with Daemon() as daemon, ExitStack() as engines:
+        daemon.start()
+        one = engines.enter_context(Steps(daemon.socket))
+        another = engines.enter_context(Steps(other_name(daemon.socket, 1)))
+        picture, new = fresh(), fresh()
+        encode(one, picture)
+        asked = another.add(request(picture))
+        settled(another, asked)
+        # The scheduler has said hit.
+        results = another.step(between=daemon.kill)
+        assert right([asked], [results[asked.request_id]])
+        assert another.encoded == []
+        asked = request(new)
+        assert right([asked], one.run(asked))
+        assert one.encoded[-1] == f"picture-{new}"
+        daemon.start()
+        until(lambda: all(_connected(engine) for engine in (one, another)), "both to be attached")
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        third = fresh()
+        encode(one, third)
+        before = list(another.encoded)
+        asked = request(third)
+        assert right([asked], another.run(asked))
+        assert another.encoded == before
+
+
+def _connected(engine: Steps) -> bool:
+    from tensord.client.vllm.background import CLIENTS
+
+    assert engine.connector._scheduler is not None
+    socket = engine.connector._scheduler._background._socket
+    return CLIENTS._clients[socket][0].connected
+
+
+def test_an_engine_starts_without_a_daemon_and_uses_it_once_it_is_there() -> None:
+    with Daemon() as daemon, Steps(daemon.socket) as one:
+        picture, new = fresh(), fresh()
+        asked = request(picture)
+        assert right([asked], one.run(asked))
+        nothing_left(one)
+        daemon.start()
+        until(lambda: _connected(one), "it to be attached")
+        encode(one, new)
+        assert daemon.store("entries") == 1
+
+
+def test_a_stopped_daemon_keeps_no_step_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", 0.25)
+    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", 0.02)
+    with Daemon() as daemon, ExitStack() as engines:
+        daemon.start()
+        one = engines.enter_context(Steps(daemon.socket))
+        mapped(one)
+        daemon.pause()
+        try:
+            side = one.connector._scheduler
+            assert side is not None
+            one.add(request(fresh()))
+            until(lambda: one.step() is not None and side._claims._watched, "a claim that nobody answers")
+            (unanswered,) = side._claims._watched
+            for _ in range(4):
+                asked = request(fresh())
+                assert right([asked], one.run(asked))
+            # All of that while the daemon had not said a word: no call can have waited for one.
+            assert unanswered.claim is not None and unanswered.claim._answer in _open_answers(one)
+            assert len(one.encoded) == 5
+        finally:
+            daemon.resume()
+        one.finish(*list(one.requests.values()))
+        nothing_left(one)
+        encode(one, fresh())
+
+
+def _open_answers(engine: Steps) -> list[Any]:
+    from tensord.client.vllm.background import CLIENTS
+
+    assert engine.connector._scheduler is not None
+    client = CLIENTS._clients[engine.connector._scheduler._background._socket][0]
+    return list(client.link._answers.values())
+
+
+def test_a_full_ring_refuses_and_ends_the_claim() -> None:
+    with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
+        daemon.start()
+        client = daemon.client()
+        one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
+        mapped(one)
+        assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
+        pinned = client.get(b"k" * 32)
+        assert pinned is not None
+        rows = 2048
+        asked = request(feature(item(fresh(), rows), f"large-{fresh()}", rows=rows))
+        assert right([asked], one.run(asked))
+        until(lambda: one.step() is not None and one.counts.get("refused"), "the refusal")
+        nothing_left(one)
+        daemon.until(lambda status: not status["store"]["claims_held"], "the claim to be over")
+
+
+# ---- weights that change
+
+
+def test_after_new_weights_nothing_old_is_used_and_engines_share_again(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    for engine in (first, second):
+        engine.manager.reset()
+        # Told several times of one change.
+        engine.manager.reset()
+    before = list(second.encoded)
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert second.encoded == [*before, f"picture-{picture}"]
+    nothing_left(second)
+    before = list(first.encoded)
+    asked = request(picture)
+    assert right([asked], first.run(asked))
+    assert first.encoded == before
+
+
+def test_until_the_daemon_has_confirmed_new_weights_nothing_is_shared() -> None:
+    with Daemon() as daemon, Steps(daemon.socket) as one:
+        daemon.start()
+        until(lambda: _connected(one), "it to be attached")
+        picture = fresh()
+        encode(one, picture)
+        daemon.kill()
+        one.manager.reset()
+        for _ in range(2):
+            asked = request(picture)
+            assert right([asked], one.run(asked))
+            one.manager.reset()
+        assert one.encoded == [f"picture-{picture}"] * 3
+        daemon.start()
+        until(lambda: _connected(one), "it to be attached")
+        asked = request(picture)
+        assert right([asked], one.run(asked))
+        # The old entry is not found: it is under the old generation, if it is there at all.
+        assert one.encoded == [f"picture-{picture}"] * 4
+
+
+def test_a_request_that_waits_when_weights_change_goes_on_with_the_new_ones(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    second.has_blocks = False
+    asked = second.add(request(picture))
+    until(lambda: second.step() is not None and second.held["leases"], "the lease")
+    second.manager.reset()
+    first.manager.reset()
+    assert second.held["leases"] == 0
+    second.has_blocks = True
+    before = list(second.encoded)
+    until(lambda: asked.request_id in second.step(), "its first step")
+    assert second.encoded == [*before, f"picture-{picture}"]
+
+
+# ---- roles
+
+
+def test_a_producer_stores_and_never_says_hit(shared: Daemon) -> None:
+    picture = fresh()
+    with (
+        Steps(shared.socket, "ec_producer") as producer,
+        Steps(other_name(shared.socket, 1), "ec_consumer") as consumer,
+    ):
+        producer.run(request(picture))
+        nothing_left(producer)
+        asked = request(picture)
+        assert right([asked], consumer.run(asked))
+        assert consumer.encoded == []
+        # Under another name it is encoded again, for who asks; but not stored again.
+        producer.run(request(feature(item(picture), "another name")))
+        assert producer.encoded == [f"picture-{picture}", "another name"]
+        assert counted(producer, "saves") == 1
+
+
+def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(shared: Daemon) -> None:
+    picture, new = fresh(), fresh()
+    with (
+        Steps(shared.socket, "ec_producer") as producer,
+        Steps(other_name(shared.socket, 1), "ec_consumer") as consumer,
+    ):
+        there = keys(shared)
+        asked = request(new)
+        assert right([asked], consumer.run(asked))
+        nothing_left(consumer)
+        assert keys(shared) == there
+        settled(producer, producer.add(request(picture)))
+        asked = consumer.add(request(picture))
+        until(lambda: consumer.step() is not None and shared.store("claims_waiting"), "the consumer to wait")
+        until(producer.step, "the picture to be encoded")
+        assert right([asked], answers([consumer], asked))
+        assert consumer.encoded == [f"picture-{new}"]
+
+
+# ---- loads that fail
+
+
+def test_a_load_that_fails_ends_its_request_and_those_that_ask_for_that_picture_later(
+    shared: Daemon, first: Steps, second: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = fresh()
+    encode(first, picture)
+    asked = second.add(request(picture))
+    settled(second, asked)
+    worker = second.workers[0]._worker
+    assert worker is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(worker, "_read", lambda load: None)
+        assert torch.count_nonzero(second.step()[asked.request_id][0]) == 0
+    until(lambda: second.step() is not None and asked.request_id in second.failed, "the request to be ended")
+    again = second.add(request(picture))
+    until(lambda: second.step() == {} and again.request_id in second.failed, "the next one to be ended")
+    second.manager.reset()
+    asked = request(picture)
+    assert right([asked], second.run(asked))
+    assert counted(second, "load_failures") == 1
+    first.manager.reset()
+
+
+# ---- whatever happens, in whatever order
+
+
+@st.composite
+def _acts(draw: st.DrawFn) -> list[tuple[str, int]]:
+    kinds = st.sampled_from(["add", "add", "step", "step", "other", "abort", "preempt", "starve", "feed", "reset"])
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 3)), min_size=1, max_size=25))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=_acts())
+def test_after_any_course_of_events_answers_are_right_and_nothing_is_held(
+    shared: Daemon, pair: tuple[Steps, Steps], acts: list[tuple[str, int]]
+) -> None:
+    first, second = pair
+    pictures = [fresh() for _ in range(4)]
+    asked: dict[str, Any] = {}
+    for act, number in acts:
+        engine = second if act == "other" else first
+        running = list(engine.requests.values())
+        if act in ("add", "other"):
+            made = engine.add(request(pictures[number], pictures[(number + 1) % 4]))
+            asked[made.request_id] = made
+        elif act == "abort" and running:
+            engine.finish(running[number % len(running)])
+        elif act == "preempt" and running:
+            one = running[number % len(running)]
+            engine.manager.free(one)
+            one.num_computed_tokens = 0
+        elif act in ("starve", "feed"):
+            engine.has_blocks = act == "feed"
+        elif act == "reset":
+            engine.manager.reset()
+        for moved in (first, second):
+            for name, found in moved.step().items():
+                assert right([asked[name]], [found])
+    for engine in pair:
+        engine.has_blocks = True
+        until(partial(_all_ran, engine, asked), "all to be answered")
+        engine.finish(*list(engine.requests.values()))
+        nothing_left(engine)
+    shared.until(lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no trace")
+
+
+def _all_ran(engine: Steps, asked: dict[str, Any]) -> bool:
+    for name, found in engine.step().items():
+        assert right([asked[name]], [found])
+    return all(one.num_computed_tokens for one in engine.requests.values())
+
+
+# ---- settings, metrics, the end
+
+
+def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_alone(shared: Daemon) -> None:
+    with pytest.raises(BadConfiguration, match=r"tensord\.wait_ms"):
+        Steps(shared.socket, wait_ms=3)
+    with pytest.raises(BadConfiguration, match=r"tensord\.wait_s_max='long'"):
+        Steps(shared.socket, wait_s_max="long")
+
+    def others(config: Any) -> None:
+        config.ec_transfer_config.ec_connector_extra_config["shared_storage_path"] = "/tmp"
+
+    with Steps(shared.socket, change=others):
+        pass
+
+
+@pytest.mark.parametrize("difference", ["revision", "tenant"])
+def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, difference: str) -> None:
+    picture = fresh()
+    given: Any = {difference: "another"}
+    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), **given) as another:
+        encode(one, picture)
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == [f"picture-{picture}"]
+
+
+def test_a_towers_adapters_keep_apart_what_they_change(shared: Daemon, tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    adapters = []
+    for number, name in enumerate(("one", "another")):
+        (folder := tmp_path / name).mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(name.encode())
+        adapters.append(LoRARequest("adapter", number + 1, str(folder)))
+
+    def tower(config: Any) -> None:
+        config.lora_config = SimpleNamespace(enable_tower_connector_lora=True)
+
+    picture = fresh()
+    with (
+        Steps(shared.socket, change=tower) as one,
+        Steps(other_name(shared.socket, 1), change=tower) as another,
+    ):
+        for name, lora_request in zip("abc", (None, *adapters), strict=True):
+            asked = request(feature(item(picture), name), lora_request=lora_request)
+            assert right([asked], one.run(asked))
+        assert one.encoded == ["a", "b", "c"]
+        nothing_left(one)
+        elsewhere = LoRARequest("adapter", 3, "elsewhere/none")
+        for name, lora_request in zip("abcd", (None, *adapters, elsewhere), strict=True):
+            asked = request(feature(item(picture), name), lora_request=lora_request)
+            assert right([asked], another.run(asked))
+        assert another.encoded == ["d"]
+
+
+def test_models_with_an_encoder_and_a_decoder_are_left_alone(shared: Daemon) -> None:
+    config = SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(is_ec_producer=True, is_ec_consumer=True, ec_connector_extra_config={}),
+        model_config=SimpleNamespace(is_encoder_decoder=True),
+    )
+    for role in ECConnectorRole:
+        connector = TensordECConnector(config, role)
+        assert connector.ensure_cache_available(request(1), 0)
+        assert not connector.has_cache_item("picture-1")
+        connector.save_caches({}, "picture-1")
+        connector.shutdown()
+
+
+def test_every_count_has_a_metric_of_its_name() -> None:
+    unregister_vllm_metrics()
+    registry = CollectorRegistry()
+    kinds = {kind: _in(registry, kind) for kind in (Counter, Gauge, Histogram)}
+    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"], 1: ["1"]})
+    metrics.observe(dict.fromkeys(COUNTERS, 2), 1)
+    for name in COUNTERS:
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "1"}) == 2
+        assert registry.get_sample_value(f"vllm:ec_tensord_{name}_total", {"engine": "0"}) == 0
+
+
+def _in(registry: CollectorRegistry, kind: Any) -> Any:
+    return lambda **arguments: kind(registry=registry, **arguments)
+
+
+def test_what_two_processes_counted_is_added() -> None:
+    one = TensordECConnector.build_ec_connector_stats({"hits": 2})
+    assert one.aggregate(TensordECStats({"hits": 1, "misses": 4})).reduce() == {"hits": 3, "misses": 4}
+    assert TensordECConnector.build_ec_connector_stats().is_empty()
+
+
+def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> None:
+    before, rows = set(threading.enumerate()), len(shared.client_rows())
+    engine = Steps(other_name(shared.socket, 2))
+    encode(engine, fresh())
+    assert len(shared.client_rows()) > rows
+    for _ in range(2):
+        engine.close()
+        assert set(threading.enumerate()) - before == set()
+    until(lambda: len(shared.client_rows()) <= rows, "the client to be gone")
+
+
+def test_reports_of_ranks_are_one_report_in_any_order() -> None:
+    reports = [
+        Report(loaded={0: 3}, rings={0: {b"a"}}, settled=[b"k"], encoded_rows=4, encode_s=1.0),
+        Report(loaded={1: 3}, rings={1: {b"a"}, 0: {b"b"}}, failed={"x"}),
+        Report(loaded={1: 2}),
+    ]
+    for one, another in pairwise([*reports, reports[0]]):
+        assert one.aggregate(another) == another.aggregate(one)
+    total = reports[0].aggregate(reports[1]).aggregate(reports[2])
+    assert total.loaded == {0: 3, 1: 3}
+    assert total.rings == {0: {b"a", b"b"}, 1: {b"a"}}
+    assert reports[0].rings == {0: {b"a"}}, "a report is not changed by being added"

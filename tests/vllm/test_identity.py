@@ -1,0 +1,207 @@
+"""Names: the same for the same weights and the same content, another for anything else, none where nobody can tell."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+
+from tensord.client.vllm import identity
+from tensord.client.vllm.identity import Digests, content_digest, namespace_of, weights_fingerprint
+from tensord.client.vllm.settings import Settings
+from tensord.errors import UnsupportedLeaf
+
+from .tiny_llava import write_tiny_llava
+
+
+def item(**fields: Any) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem(
+        {name: MultiModalFieldElem(data=data, field=MultiModalBatchedField()) for name, data in fields.items()}
+    )
+
+
+# ---- weights
+
+
+def test_a_folders_fingerprint_goes_with_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    for folder, seed in ((one, 0), (same, 0), (other, 1)):
+        write_tiny_llava(folder, seed)
+    named = weights_fingerprint(str(one))
+    assert named is not None
+    assert named == weights_fingerprint(str(same))
+    assert named != weights_fingerprint(str(other))
+
+
+@pytest.mark.parametrize("changed", ["config.json", "preprocessor_config.json", "model.safetensors"])
+def test_a_change_in_any_file_that_matters_changes_the_fingerprint(tmp_path: Path, changed: str) -> None:
+    before = weights_fingerprint(str(write_tiny_llava(tmp_path)))
+    path = tmp_path / changed
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    assert weights_fingerprint(str(tmp_path)) != before
+
+
+def test_of_a_large_file_blocks_are_read_from_its_first_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "WHOLE_BYTES_MAX", 4096)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(identity.BLOCKS * identity.BLOCK_BYTES * 2)
+    path.write_bytes(content)
+    before = weights_fingerprint(str(tmp_path))
+    for at in (0, len(content) - 1, (len(content) - identity.BLOCK_BYTES) * 7 // (identity.BLOCKS - 1)):
+        content[at] ^= 1
+        path.write_bytes(content)
+        assert weights_fingerprint(str(tmp_path)) != before
+        content[at] ^= 1
+    path.write_bytes(content + b"\0")
+    assert weights_fingerprint(str(tmp_path)) != before
+    # The limit that is written down: what lies between two blocks is not seen.
+    content[identity.BLOCK_BYTES + 1] ^= 1
+    path.write_bytes(content)
+    assert weights_fingerprint(str(tmp_path)) == before
+
+
+def test_a_hub_models_snapshot_is_named_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (snapshot := tmp_path / commit).mkdir()
+    (snapshot / "config.json").write_text("{}")
+
+    def found(model: str, name: str, revision: str | None = None) -> str | None:
+        return str(snapshot / name) if model == "some/model" else None
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", found)
+    assert weights_fingerprint("some/model") == commit
+    assert weights_fingerprint("another/model") is None
+
+
+def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
+    folder = str(write_tiny_llava(tmp_path))
+    named = [weights_fingerprint(folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
+    assert named[0] == named[1] != named[2]
+    assert named[0] != weights_fingerprint(folder)
+
+
+def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
+    assert weights_fingerprint(str(tmp_path)) is None
+
+
+# ---- the namespace
+
+
+def _config(folder: Path, **about: Any) -> Any:
+    model = {
+        "model": str(folder),
+        "revision": None,
+        "seed": 0,
+        "architectures": ["Tiny"],
+        "dtype": torch.bfloat16,
+        "quantization": None,
+        "hf_overrides": {},
+        "multimodal_config": SimpleNamespace(mm_processor_kwargs=None, video_pruning_rate=None),
+        **about,
+    }
+    return SimpleNamespace(model_config=SimpleNamespace(**model), load_config=SimpleNamespace(load_format="auto"))
+
+
+def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: Path) -> None:
+    folder = write_tiny_llava(tmp_path)
+    plain = namespace_of(_config(folder), Settings())
+    assert plain == namespace_of(_config(folder), Settings())
+    assert plain is not None
+    assert plain.dtype == "bfloat16"
+    others = [
+        namespace_of(_config(folder, dtype=torch.float16), Settings()),
+        namespace_of(_config(folder, quantization="fp8"), Settings()),
+        namespace_of(_config(folder, hf_overrides={"vision_feature_layer": -2}), Settings()),
+        namespace_of(_config(folder, architectures=["Other"]), Settings()),
+        namespace_of(
+            _config(
+                folder, multimodal_config=SimpleNamespace(mm_processor_kwargs={"size": 1}, video_pruning_rate=None)
+            ),
+            Settings(),
+        ),
+        namespace_of(_config(folder), Settings(tenant="another")),
+        namespace_of(_config(folder), Settings(revision="mine")),
+    ]
+    tags = {plain.tag, *(other.tag for other in others if other is not None)}
+    assert len(tags) == len(others) + 1
+
+
+def test_a_given_revision_stands_for_weights_that_cannot_be_read() -> None:
+    config = _config(Path("some/model"))
+    assert namespace_of(config, Settings()) is None
+    named = namespace_of(config, Settings(revision="v1"))
+    assert named is not None and named.revision.startswith("v1")
+
+
+# ---- content
+
+
+def test_items_with_equal_content_have_one_digest_whatever_the_order_and_layout() -> None:
+    pixels = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    one = item(pixel_values=pixels, sizes=[3, 4])
+    same = item(sizes=[3, 4], pixel_values=pixels.t().contiguous().t())
+    assert content_digest(one) == content_digest(same)
+
+
+def test_items_that_differ_in_anything_have_different_digests() -> None:
+    pixels = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    bent = pixels.clone()
+    bent[2, 3] = 99
+    items = [
+        item(pixel_values=pixels),
+        item(pixels=pixels),
+        item(pixel_values=bent),
+        item(pixel_values=pixels.reshape(4, 3)),
+        item(pixel_values=pixels.view(torch.int32)),
+        item(pixel_values=pixels.numpy()),
+        item(pixel_values=pixels.to(torch.bfloat16)),
+        item(pixel_values=[pixels]),
+        item(pixel_values=[pixels[:1], pixels[1:]]),
+        item(pixel_values=pixels, other=torch.zeros(1)),
+        item(pixel_values=pixels, other=None),
+        item(pixel_values=pixels, other=1),
+        item(pixel_values=pixels, other=1.0),
+        item(pixel_values=pixels, other="1"),
+        item(pixel_values=pixels, other=torch.tensor(True)),
+    ]
+    assert len({content_digest(one) for one in items}) == len(items)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"address": 4096, "monotonic_id": 3}, {"pixel_values": torch.zeros(2), "how": object()}, {}]
+)
+def test_what_only_stands_for_content_has_no_digest(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedLeaf):
+        content_digest(item(**fields))
+
+
+def test_a_digest_is_taken_once_and_never_of_another_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def watched(one: MultiModalKwargsItem) -> bytes:
+        taken.append(id(one))
+        return content_digest(one)
+
+    monkeypatch.setattr(identity, "content_digest", watched)
+    digests = Digests()
+    known = item(pixel_values=torch.zeros(3))
+    assert digests.of(known) == digests.of(known)
+    assert len(taken) == 1
+    for number in range(100):
+        # Most of them stand where the one before stood.
+        passing = item(pixel_values=np.full(3, number))
+        assert digests.of(passing) == content_digest(passing)
+        del passing
+        gc.collect(0)
