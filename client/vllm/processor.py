@@ -23,6 +23,7 @@ from functools import wraps
 from typing import Any, Final
 
 import numpy as np
+import torch
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import (
     BaseMultiModalProcessorCache,
@@ -38,6 +39,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+from vllm.platforms import current_platform
 from vllm.utils.cache import CacheInfo
 
 from ...errors import BadConfiguration, ReferenceLost, TensordError, UnsupportedLeaf, UsageError
@@ -50,7 +52,7 @@ from .processor_identity import processor_namespace
 
 DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
 COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
-_COPIES: Final[dict[str, Copy]] = {"never": False, "on_write": "on_write", "always": True}
+_COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_write": "on_write", "always": True}
 
 _REFERENCE: Final = "tensord_reference"
 _SCOPE_BYTES: Final = 16
@@ -204,7 +206,9 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
     Args:
         vllm_config: as for the sender.
         socket: as for the sender.
-        copy: as ProcessorCache's. By default an in-place operation of a model writes on pages of its own.
+        copy: as ProcessorCache's. By default, views where there is an accelerator, to which they are copied before a
+            model sees them; else pages that become this process's own where a model writes on them. Fields that stay
+            on the CPU anyway are small, and come as copies.
     """
 
     def __init__(
@@ -212,9 +216,11 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         vllm_config: VllmConfig,
         socket: str | os.PathLike[str] | None = None,
         *,
-        copy: Copy = "on_write",
+        copy: Copy | None = None,
     ) -> None:
         super().__init__()
+        if copy is None:
+            copy = "on_write" if current_platform.is_cpu() else False
         self._client = Client(socket, name="vllm-engine")
         self.cache = ProcessorCache(self._client, processor_namespace(vllm_config.model_config), copy=copy)
 
@@ -297,7 +303,7 @@ def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
 def _receiver(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
     if not _wanted(vllm_config):
         return original(vllm_config)
-    chosen = os.environ.get(COPY, "on_write")
+    chosen = os.environ.get(COPY, "auto")
     if chosen not in _COPIES:
         raise BadConfiguration(f"{COPY}={chosen!r} must be one of {', '.join(_COPIES)}")
     return TensordReceiverCache(vllm_config, copy=_COPIES[chosen])
@@ -337,10 +343,19 @@ def _hash(scope: bytes, mm_hash: str) -> bytes:
 def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
     """The item of a tree, with its content's digest (`identity.content_digest`): taking it anew reads all of it."""
     item = tree_item(tree)
+    for elem in item.values():
+        if elem.field.keep_on_cpu:
+            elem.data = _owned(elem.data)
     digest = tree.get(_DIGEST)
     if digest is not None:
         setattr(item, DIGEST_ATTRIBUTE, bytes(digest))
     return item
+
+
+def _owned(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data.clone()
+    return type(data)(map(_owned, data)) if isinstance(data, list | tuple) else data
 
 
 def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:

@@ -180,6 +180,16 @@ def test_an_in_place_operation_of_a_model_changes_nothing_that_is_stored(pair: P
     assert pair.p1.get_and_update_item(sent, hash) == item
 
 
+def test_views_are_the_ring_itself_but_for_what_stays_on_the_cpu(config: VllmConfig, pair: Pair) -> None:
+    hash, item = fresh(), an_item(5)
+    sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
+    engine = TensordReceiverCache(config, pair.p1.cache._client.link.path, copy=False)
+    one, other = engine.get_and_update_item(sent, hash), engine.get_and_update_item(sent, hash)
+    assert one["pixel_values"].data.data_ptr() == other["pixel_values"].data.data_ptr()
+    one["grid"].data.add_(1)
+    assert other == item
+
+
 def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
     hash, item = fresh(), an_item(6)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
@@ -611,7 +621,7 @@ def test_a_switch_or_a_way_of_copying_that_is_none_is_named(
     from vllm.multimodal import cache
 
     monkeypatch.setenv(processor.COPY, "sometimes")
-    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of never"):
+    with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of auto, never"):
         cache.engine_receiver_cache_from_config(config)
     monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")
     with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_CACHE='yes' must be 0 or 1"):

@@ -1,0 +1,301 @@
+"""A processor output of 10 MB at the engine: tensord's receiver beside vLLM's shared-memory one, in one run, by turns.
+
+    python benchmarks/processor_cache.py [--json PATH] [--megabytes N] [--rounds N] [--calls N] [--quick]
+
+Each cache has vLLM's real classes on both sides, and a process for each side. What is timed is
+`get_and_update_features` of one feature whose item is stored, which touches it first in both, until the item with its
+tensors is in hand, and giving it up again; then the same with every byte read. tensord stands there twice: with plain
+views, as it comes where the engine has an accelerator, and with pages that become the engine's own where it writes on
+them, as it comes on CPUs.
+
+Owns: the processes, the rounds, the table. A bar that is missed is printed, and ends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Literal
+
+import harness
+import numpy as np
+from peers import consume, tensord_peer, vllm_peer
+
+BAR: Final = 0.15
+RING_BYTES: Final = 1 << 30
+# Together more than a processor's caches hold.
+ITEMS: Final = 24
+VIEWS, ON_WRITE, VLLMS = "tensord, views", "tensord, on write", "vLLM's shm cache"
+PEERS: Final = (VIEWS, ON_WRITE, VLLMS)
+OPS: Final = ("get", "get_consume")
+PATIENCE_S: Final = 60.0
+
+# ---- the sides, each in a process of its own
+
+
+def an_item(number: int, megabytes: float) -> Any:
+    """A processed picture of that size: pixels, and a small grid beside them."""
+    import torch
+    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+
+    pixels = torch.full((int(megabytes * 1e6) // 4,), float(number + 1))
+    grid = torch.tensor([1, 2, number])
+    return MultiModalKwargsItem(
+        {
+            "pixel_values": MultiModalFieldElem(data=pixels, field=MultiModalBatchedField()),
+            "image_grid_thw": MultiModalFieldElem(data=grid, field=MultiModalBatchedField(keep_on_cpu=True)),
+        }
+    )
+
+
+def a_feature(number: int, data: Any) -> Any:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    hash = hash_of(number)
+    return MultiModalFeatureSpec(
+        data=data, modality="image", identifier=hash, mm_position=PlaceholderRange(0, 1), mm_hash=hash
+    )
+
+
+def hash_of(number: int) -> str:
+    """As vLLM's hashes of content look."""
+    return f"{number:064x}"
+
+
+def vllm_config(folder: Path) -> Any:
+    """What both caches read of a configuration. The model is a folder with nothing but a name in it."""
+    from vllm.config.multimodal import MultiModalConfig
+
+    multimodal = MultiModalConfig(
+        mm_processor_cache_gb=RING_BYTES / (1 << 30), mm_processor_cache_type="shm", mm_shm_cache_max_object_size_mb=64
+    )
+    model = SimpleNamespace(
+        model=str(folder),
+        revision=None,
+        tokenizer=str(folder),
+        tokenizer_revision=None,
+        dtype="float32",
+        hf_config=None,
+        get_multimodal_config=lambda: multimodal,
+    )
+    return SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(world_size=1))
+
+
+class Sender:
+    """Stores the items, and says what it would send to the engine for each: vLLM's own bytes, as hex."""
+
+    def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
+        from vllm.multimodal.cache import ShmObjectStoreSenderCache
+
+        from tensord.client.vllm.processor import TensordSenderCache
+
+        config = vllm_config(folder)
+        if peer == VLLMS:
+            self._cache: Any = ShmObjectStoreSenderCache(config)
+        else:
+            self._cache = TensordSenderCache(config, folder / "control.sock", put_wait_s=PATIENCE_S)
+        self._megabytes = megabytes
+
+    def store(self) -> list[list[str]]:
+        from vllm.v1.serial_utils import MsgpackEncoder
+
+        sent = []
+        for number in range(ITEMS):
+            item, _ = self._cache.get_and_update_item((an_item(number, self._megabytes), updates()), hash_of(number))
+            assert "pixel_values" not in item, f"item {number} was not stored"
+            sent.append([bytes(part).hex() for part in MsgpackEncoder().encode(item)])
+        return sent
+
+    def close(self) -> None:
+        self._cache.close()
+
+
+class Receiver:
+    """Reads what it is told of, and times itself."""
+
+    def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
+        import multiprocessing
+
+        from vllm.multimodal.cache import ShmObjectStoreReceiverCache
+
+        from tensord.client.vllm.processor import TensordReceiverCache
+
+        config = vllm_config(folder)
+        if peer == VLLMS:
+            lock = multiprocessing.get_context("spawn").Lock()
+            self._cache: Any = ShmObjectStoreReceiverCache(config, lock)
+        else:
+            copy: Literal[False, "on_write"] = False if peer == VIEWS else "on_write"
+            self._cache = TensordReceiverCache(config, folder / "control.sock", copy=copy)
+        self._bytes = an_item(0, megabytes)["pixel_values"].data.nbytes
+        self._sent: list[list[bytes]] = []
+
+    def learn(self, sent: list[list[str]]) -> None:
+        """Told of the items, and reads each, to see that it is right."""
+        self._sent = [[bytes.fromhex(part) for part in parts] for parts in sent]
+        for number in range(ITEMS):
+            (found,) = self._cache.get_and_update_features([self._feature(number)])
+            pixels = found.data["pixel_values"].data.numpy()
+            assert pixels.nbytes == self._bytes and (pixels == number + 1).all(), f"item {number} is not as stored"
+
+    def measure(self, op: str, calls: int) -> list[float]:
+        """Nanoseconds of each call."""
+        update, clock = self._cache.get_and_update_features, time.perf_counter_ns
+        samples: list[float] = []
+        for call in range(calls):
+            features = [self._feature(call % ITEMS)]
+            begun = clock()
+            found = update(features)[0].data
+            if op == "get_consume":
+                consume(found["pixel_values"].data.numpy())
+            del found
+            features[0].data = None
+            samples.append(clock() - begun)
+        return samples
+
+    def close(self) -> None:
+        pass
+
+    def _feature(self, number: int) -> Any:
+        from vllm.multimodal.inputs import MultiModalKwargsItem
+        from vllm.v1.serial_utils import MsgpackDecoder
+
+        return a_feature(number, MsgpackDecoder(MultiModalKwargsItem).decode(self._sent[number]))
+
+
+def updates() -> Any:
+    """Where such a picture goes in a prompt."""
+    from vllm.multimodal.processing import PromptReplacement
+
+    return [PromptReplacement("image", [7], [7] * 576).resolve(0)]
+
+
+def serve(peer: str, role: str, folder: Path, megabytes: float) -> None:
+    """Takes orders as JSON lines on stdin, one answer each on stdout, until stdin ends."""
+    # Answers have stdout to themselves: whatever a library prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(1)  # its copies are hundreds of times slower when two wait for a busy core
+    side: Any = (Sender if role == "sender" else Receiver)(peer, folder, megabytes)
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(getattr(side, order.pop("do"))(**order)), file=answers, flush=True)
+    side.close()
+
+
+# ---- the run
+
+
+class Side:
+    """One of those processes, which does as it is told."""
+
+    def __init__(self, peer: str, role: str, folder: Path, megabytes: float) -> None:
+        # vLLM's ring has its name from here.
+        ours = {
+            **os.environ,
+            "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"bench-{folder.name}",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
+        command = [vllm_peer.Peer.python(), __file__, "--side", peer, role, str(folder), "--megabytes", str(megabytes)]
+        self._called = f"{peer}, {role}"
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ours, stderr=subprocess.DEVNULL
+        )
+
+    def do(self, what: str, **arguments: Any) -> Any:
+        """Gives an order, waits for its result. Raises harness.PeerFailed."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise harness.PeerFailed(f"{self._called} ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list[float]]:
+    """Nanoseconds of each call, by peer and operation."""
+    samples: dict[tuple[str, str], list[float]] = {(peer, op): [] for peer in PEERS for op in OPS}
+    chance = random.Random(0)
+    with tempfile.TemporaryDirectory(prefix="tensord-bench-") as given, ExitStack() as stack:
+        folder = Path(given)
+        daemon = tensord_peer.Daemon(folder, RING_BYTES)
+        stack.callback(daemon.stop)
+        daemon.wait_serving(RING_BYTES)
+        receivers = {}
+        for peer in PEERS:
+            sender = Side(peer, "sender", folder, megabytes)
+            stack.callback(sender.close)
+            sent = sender.do("store")
+            receivers[peer] = Side(peer, "receiver", folder, megabytes)
+            stack.callback(receivers[peer].close)
+            receivers[peer].do("learn", sent=sent)
+        for _ in range(rounds):
+            for op in OPS:
+                for peer in chance.sample(PEERS, len(PEERS)):
+                    samples[peer, op] += receivers[peer].do("measure", op=op, calls=calls)
+    return samples
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows and ratios there")
+    parser.add_argument("--megabytes", type=float, default=10.0, help="of an item; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--calls", type=int, default=96, help="of each peer, operation and round; default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
+    parser.add_argument("--side", nargs=3, metavar=("PEER", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        peer, role, folder = arguments.side
+        serve(peer, role, Path(folder), arguments.megabytes)
+        return 0
+    if (reason := vllm_peer.Peer.missing()) is not None:
+        print(f"vLLM is not here: {reason}", file=sys.stderr)
+        return 1
+    rounds, calls = (1, ITEMS) if arguments.quick else (arguments.rounds, arguments.calls)
+    samples = run(arguments.megabytes, rounds, calls)
+    figures = {what: np.percentile(found, [50, 99]) / 1e3 for what, found in samples.items()}
+    ratios = {
+        f"{peer}: {op}": float(figures[peer, op][0] / figures[VLLMS, op][0]) for peer in (VIEWS, ON_WRITE) for op in OPS
+    }
+    size_bytes = int(arguments.megabytes * 1e6)
+    if arguments.json:
+        rows = [
+            {"peer": peer, "op": op, "bytes": size_bytes, "median_us": round(middle, 2), "p99_us": round(high, 2)}
+            for (peer, op), (middle, high) in figures.items()
+        ]
+        arguments.json.write_text(json.dumps({"rows": rows, "ratios": ratios, "bar": BAR}, indent=1) + "\n")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}; an item of {size_bytes} bytes, {rounds} rounds of {calls} calls\n"
+    )
+    lines = [[peer, *(f"{figures[peer, op][0]:.1f} /{figures[peer, op][1]:8.1f}" for op in OPS)] for peer in PEERS]
+    print(harness.table(["µs: median / p99", "item in hand", "and every byte read"], lines))
+    print()
+    for name, ratio in ratios.items():
+        bar = f"  bar ≤ {BAR} ×, {'reached' if ratio <= BAR else 'missed'}" if name.endswith(": get") else ""
+        print(f"{name}: {ratio:.3f} × of {VLLMS}{bar}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
