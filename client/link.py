@@ -205,8 +205,9 @@ class Link:
         try:
             self.send(make(number), timeout_s=timeout_s, connected=connected)
         except TensordError as error:
-            self._answers.pop(number, None)
-            answer.set_exception(error)
+            # Unless the connection's end has settled it already.
+            if self._answers.pop(number, None) is not None:
+                answer.set_exception(error)
         return answer
 
     def answer(self, future: Future[Any], timeout_s: float) -> Any:

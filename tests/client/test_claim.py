@@ -13,7 +13,8 @@ import pytest
 
 import tensord
 from tensord.client.claim import Claim
-from tensord.errors import BadKey
+from tensord.errors import BadKey, DaemonUnavailable
+from tensord.ipc import messages
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..memory_bench import key
@@ -169,6 +170,19 @@ def test_over_the_limit_or_without_a_daemon_one_is_alone(tmp_path: Path, wanted:
         until(lambda: not client.connected, "the client to notice")
         assert mine.state == "alone", "its claim is gone with the daemon"
         mine.abandon()
+
+
+def test_what_is_asked_at_the_moment_the_daemon_goes_fails_as_unavailable_and_as_nothing_else(wanted: bytes) -> None:
+    with Daemon() as daemon:
+        client = daemon.start().client()
+        link = client.link
+
+        def made_too_late(number: int) -> messages.Message:
+            daemon.kill()
+            until(lambda: not link.connected and not link._answers, "the connection's end to settle what was asked")
+            return messages.Claim(number, wanted)
+
+        assert isinstance(link.ask(made_too_late, 0.1).exception(PATIENCE_S), DaemonUnavailable)
 
 
 def test_a_stopped_daemons_full_socket_costs_the_timeout_and_no_error(wanted: bytes) -> None:
