@@ -23,13 +23,14 @@ from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
+from ..ipc.words import NUMBER_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
 from .claim import Claim
 from .device import reservation
-from .fields import check_key
+from .fields import check_count, check_key, check_seconds
 from .governor import Governor, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
@@ -188,7 +189,7 @@ class Client:
         Args:
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
             tokens: how many encoder tokens it stands for; counts against max_tokens.
-            ttl_s: seconds until it expires; without it the daemon's default.
+            ttl_s: seconds until it expires, more than 0; without it the daemon's default.
             wait: return only when it is visible to everybody, or refused.
             timeout_s: how long room in the inbox, and with `wait` the daemon, may take.
 
@@ -197,6 +198,7 @@ class Client:
 
         Raises:
             BadKey, UnsupportedLeaf: what was given is no key, or no payload.
+            UsageError: `tokens` or `ttl_s` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         check_key(key)
@@ -226,6 +228,7 @@ class Client:
 
         def commit(held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float) -> Put:
             check_key(key)
+            tokens, ttl_s = _checked_terms(tokens, ttl_s)
             deadline = self._deadline(timeout_s)
             put = self._link.puts.commit(
                 key,
@@ -338,8 +341,10 @@ class Client:
 
         Raises:
             LimitReached: pins_per_client_max or pinned_share_max.
+            UsageError: `for_s` is out of its range.
         """
         check_key(key)
+        for_s = check_seconds("for_s", for_s, above_0=True)
         lasts_s: float = self._ask(lambda number: messages.Pin(number, key, for_s)).lasts_s
         return lasts_s
 
@@ -496,6 +501,8 @@ class Client:
         return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
     def _put(self, key: bytes, tree: Any, tokens: int, ttl_s: float | None, claim: int | None, deadline: float) -> Put:
+        # The daemon ends the connection of who says what cannot be.
+        tokens, ttl_s = _checked_terms(tokens, ttl_s)
         self._attach()
         try:
             image = encode(tree, depth_max=self._link.limits.tree_depth_max)
@@ -522,6 +529,14 @@ def _checked(keys: Iterable[bytes]) -> list[bytes]:
     for key in listed:
         check_key(key)
     return listed
+
+
+def _checked_terms(tokens: int, ttl_s: float | None) -> tuple[int, float | None]:
+    """Raises UsageError for what no put can have."""
+    return (
+        check_count("tokens", tokens, NUMBER_MAX),
+        None if ttl_s is None else check_seconds("ttl_s", ttl_s, above_0=True),
+    )
 
 
 def _joined(keys: Keys) -> np.ndarray[Any, Any]:

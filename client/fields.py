@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ..errors import UsageError
 from ..ipc.governance import GAUGE_CHARS_MAX
 from ..ipc.words import DURATION_S_MAX
@@ -23,10 +25,12 @@ def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int
 
 def check_count(field: str, count: object, most: int, least: int = 0) -> int:
     """The whole number that `count` is. Raises UsageError for what is none from `least` to `most`."""
-    if hasattr(count, "__index__") and not isinstance(count, bool):
-        whole = int(count.__index__())
-        if least <= whole <= most:
-            return whole
+    # Arrays and tensors have the method too, and raise unless they are a whole number.
+    with suppress(TypeError):
+        if hasattr(count, "__index__") and not isinstance(count, bool):
+            whole = int(count.__index__())
+            if least <= whole <= most:
+                return whole
     raise UsageError(f"{field} is {count!r}; it is a whole number from {least} to {most}")
 
 

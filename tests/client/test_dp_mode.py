@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensord.client.dp_mode import recommend_dp_mode
@@ -88,6 +89,8 @@ def test_for_what_was_not_measured_no_gain_is_made_up(images: int, resolution: A
         (1, (64, float("nan")), 1, "resolution is nan"),
         (1, 64, 0, "encoder_depth is 0"),
         (1, 64, "deep", "encoder_depth is 'deep'"),
+        (np.array(2.5), 64, 1, "batch_images is array(2.5)"),
+        (1, np.array([64, 64]), 1, "resolution is array([64, 64])"),
     ],
 )
 def test_nonsense_is_an_error_that_names_the_argument_and_its_value(

@@ -8,12 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
-from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError
+from tensord.errors import LimitReached, ObjectTooLarge, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
 from tensord.shm.layout import Superblock
 
@@ -126,6 +127,27 @@ def test_over_commits_in_flight_max_a_put_waits_and_is_then_refused() -> None:
                 assert isinstance(raw.hear(), messages.PartCopied)
             with pytest.raises(TensordError, match="commits_in_flight_max"):
                 raw.begin(key(12), payload(12), parts=2, sent=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tokens": -1}, {"tokens": 1.5}, {"tokens": 1 << 63}, {"ttl_s": 0}, {"ttl_s": float("nan")}, {"ttl_s": "1"}],
+)
+def test_terms_that_no_put_can_have_are_the_callers_mistake_and_cost_nobody_the_connection(
+    daemon: Daemon, wrong: dict[str, Any]
+) -> None:
+    client = daemon.client()
+    (name,) = wrong
+    claim = client.claim(key(1))
+    until(lambda: claim.state == "compute", "the claim")
+    with pytest.raises(UsageError, match=f"{name} is"):
+        client.put(key(2), payload(2, 4096), **wrong)
+    with pytest.raises(UsageError, match=f"{name} is"):
+        client.reserve(payload(2, 4096)).commit(key(2), **wrong)
+    with pytest.raises(UsageError, match="for_s is"):
+        client.pin(key(2), -1)
+    assert client.put(key(2), payload(2, 4096), wait=True).state == "stored"
+    assert claim.state == "compute"
 
 
 def test_over_pins_per_client_max_a_pin_is_refused() -> None:
