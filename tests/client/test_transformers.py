@@ -34,10 +34,14 @@ class Family:
     of these numbers, `rows_per_item` how many rows of the first module's input an item has."""
 
     make: Callable[[], Any]
-    first: Callable[[Any], Any]
+    entry: str
+    """Its class's name."""
     call: Callable[[Any, dict[str, Any]], Any]
     inputs: Callable[..., dict[str, Any]]
     rows_per_item: int = 1
+
+    def first(self, model: Any) -> Any:
+        return next(module for module in model.modules() if type(module).__name__ == self.entry)
 
 
 def pixels(*numbers: int) -> dict[str, Any]:
@@ -185,14 +189,14 @@ def image_features(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 FAMILIES = {
-    "clip tower": Family(clip, lambda m: m.embeddings, lambda m, i: m(**i), pixels),
-    "clip": Family(clip_pair, lambda m: m.vision_model.embeddings, lambda m, i: m.vision_model(**i), pixels),
-    "siglip": Family(siglip_pair, lambda m: m.vision_model.embeddings, image_features, pixels),
-    "llava": Family(llava, lambda m: m.model.vision_tower.embeddings, image_features, pixels),
-    "whisper": Family(whisper, lambda m: m.model.encoder.conv1, lambda m, i: m.get_encoder()(**i), features),
-    "qwen2": Family(qwen2, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
-    "qwen2.5": Family(qwen2_5, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
-    "qwen3": Family(qwen3, lambda m: m.model.visual.patch_embed, image_features, patches, PATCHES),
+    "clip tower": Family(clip, "CLIPVisionEmbeddings", lambda m, i: m(**i), pixels),
+    "clip": Family(clip_pair, "CLIPVisionEmbeddings", lambda m, i: m.vision_model(**i), pixels),
+    "siglip": Family(siglip_pair, "SiglipVisionEmbeddings", image_features, pixels),
+    "llava": Family(llava, "CLIPVisionEmbeddings", image_features, pixels),
+    "whisper": Family(whisper, "Conv1d", lambda m, i: m.get_encoder()(**i), features),
+    "qwen2": Family(qwen2, "PatchEmbed", image_features, patches, PATCHES),
+    "qwen2.5": Family(qwen2_5, "Qwen2_5_VisionPatchEmbed", image_features, patches, PATCHES),
+    "qwen3": Family(qwen3, "Qwen3VLVisionPatchEmbed", image_features, patches, PATCHES),
 }
 
 

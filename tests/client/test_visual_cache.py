@@ -312,6 +312,9 @@ def test_what_somebody_else_stored_is_found_and_is_not_in_our_budget(
     assert stored(cache, IMAGE).state == "existed"
     assert cache.statistics()["visual_cache_entries"] == 0
     stored(cache, b"a")
+    assert stored(cache, IMAGE).state == "existed"
+    # Nothing went for what was there.
+    assert cache.statistics()["visual_cache_entries"] == 1
     stored(cache, b"b")
     until(lambda: hits(cache, b"a", b"b", IMAGE) == [False, True, True], "only ours went")
 
