@@ -82,7 +82,7 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate)),
             # Where vLLM's workers find engine_worker.
-            "PYTHONPATH": str(PROGRAM.parent),
+            "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
             COUNTS: str(self._counts),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the main threads of all engines are on one core
             "OMP_NUM_THREADS": "1",

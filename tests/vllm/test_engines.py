@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 
 import tensord
 
+from ..daemon_process import until
 from .conftest import MANAGER, Stand, encoding, fresh, teach_patience
 from .engine import Engine
+from .tiny_llava import WIDTH
 
 StartEngine = Callable[..., Engine]
+
+# vLLM's, for this model: 128 tokens of two layers' keys and values, each of 64 float32.
+KV_BLOCK_BYTES: Final = 128 * 2 * 2 * WIDTH * 4
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +34,22 @@ def others(session_stand: Stand, other_model: Path, start_engine: StartEngine) -
     session_stand.attached(one, another)
     with one, another:
         yield one, another
+
+
+@pytest.fixture(scope="module")
+def roles(session_stand: Stand, model: Path, start_engine: StartEngine) -> Iterator[tuple[Engine, Engine]]:
+    """A producer, which in vLLM encodes and answers nothing, and a consumer with room for one long request."""
+    socket = session_stand.daemon.socket
+    producer = start_engine(model, socket=socket, connector={"ec_role": "ec_producer"})
+    consumer = start_engine(
+        model, socket=socket, connector={"ec_role": "ec_consumer"}, kv_cache_memory_bytes=3 * KV_BLOCK_BYTES
+    )
+    for engine in (producer, consumer):
+        engine.wait_up()
+    session_stand.mended()
+    session_stand.attached(producer, consumer)
+    with producer, consumer:
+        yield producer, consumer
 
 
 def test_answers_are_those_of_an_engine_without_the_connector(stand: Stand) -> None:
@@ -157,15 +179,55 @@ def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, 
         assert by_another() == 2, "both have the new weights, and share again"
 
 
-def test_a_request_aborted_with_a_hit_promised_leaves_nothing_held(stand: Stand) -> None:
+def test_a_request_aborted_in_the_midst_of_its_answer_leaves_nothing_held(stand: Stand) -> None:
     picture = fresh()
     stand.encode(stand.first, picture)
     name = stand.second.add(picture, tokens=64)
-    stand.second.step()
+    _step_until_hit(stand.second)
     stand.second.ask("abort", name=name)
     stand.second.generate()
     stand.unpinned()
     assert stand.second.generate(picture) == stand.plain.generate(picture)
+
+
+def test_a_hit_whose_request_never_gets_room_is_given_back(stand: Stand, roles: tuple[Engine, Engine]) -> None:
+    _, consumer = roles
+    picture = fresh()
+    stand.encode(stand.first, picture)
+    consumer.add(text="a long text " * 16, tokens=32)
+    consumer.step()
+    name = consumer.add(picture, text="another one " * 12)
+    _step_until_hit(consumer)
+    assert stand.daemon.status()["pins"] == 1
+    consumer.ask("abort", name=name)
+    consumer.generate()
+    stand.unpinned()
+    with encoding(consumer) as by_consumer:
+        assert consumer.generate(picture) == stand.plain.generate(picture)
+        assert by_consumer() == 0
+
+
+def test_a_producer_stores_for_a_consumer_which_stores_nothing(stand: Stand, roles: tuple[Engine, Engine]) -> None:
+    producer, consumer = roles
+    produced, consumed = fresh(), fresh()
+    stand.encode(producer, produced)
+    with encoding(consumer) as by_consumer:
+        assert consumer.generate(produced) == stand.plain.generate(produced)
+        assert by_consumer() == 0
+        there = stand.keys()
+        assert consumer.generate(consumed) == stand.plain.generate(consumed)
+        assert by_consumer() == 1
+    stand.quiet()
+    assert stand.keys() == there
+
+
+def test_vllms_metrics_tell_what_was_shared(stand: Stand) -> None:
+    picture = fresh()
+    before = stand.second.ask("metrics")
+    stand.encode(stand.first, picture)
+    stand.second.generate(picture)
+    after = stand.second.ask("metrics")
+    assert after["vllm:ec_tensord_hits"] - before["vllm:ec_tensord_hits"] == 1
 
 
 def test_engines_take_the_cache_manager_that_they_are_told_to(stand: Stand) -> None:
@@ -213,6 +275,12 @@ def test_each_of_an_engines_ranks_has_what_another_engine_encoded(
         assert wide.encoded() == 0
         stand.encode(wide, fresh())
         stand.unpinned()
+
+
+def _step_until_hit(engine: Engine) -> None:
+    """Steps until the connector has promised the scheduler another hit."""
+    promised = engine.ask("passed")["hit"]
+    until(lambda: engine.step() == {} and engine.ask("passed")["hit"] > promised, "a hit is promised")
 
 
 def _reversed(tree: object) -> object:
