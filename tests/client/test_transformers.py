@@ -19,6 +19,7 @@ import transformers
 
 import tensord
 from tensord.client.transformers import Tally, cached, refresh, tally, uncached
+from tensord.client.transformers.outputs import Batch, NotSplittable
 from tensord.errors import UsageError
 
 from ..daemon_process import Daemon, until
@@ -588,6 +589,15 @@ def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
     return keys
 
 
+@pytest.mark.parametrize(
+    "output",
+    [torch.zeros(2, 4), torch.zeros(4, 4), torch.zeros(()), {"a": torch.zeros(3)}, [object()], [[torch.zeros(1)]]],
+)
+def test_an_output_of_which_nobody_knows_whose_rows_are_whose_is_not_taken_apart(output: Any) -> None:
+    with pytest.raises(NotSplittable):
+        Batch([1, 1, 1]).split(output)
+
+
 # ---- the weights
 
 
@@ -634,6 +644,15 @@ def test_other_weights_or_configurations_never_share(client: tensord.Client) -> 
     models = [cached(clip(), client) for _ in range(3)]
     list(models[1].parameters())[-1].add_(1)
     models[2].config.hidden_act = "gelu"
+    for model in models:
+        encoded(client, model, model, **pixels(1))
+        assert tally(model) == Tally(encoded=1)
+
+
+def test_a_namespace_that_names_other_weights_alike_does_not_mix_them(client: tensord.Client) -> None:
+    namespace = tensord.Namespace(model="clip", revision="main", dtype="float32", processor="none")
+    models = [cached(clip(), client, namespace) for _ in range(2)]
+    next(models[1].parameters()).add_(1)
     for model in models:
         encoded(client, model, model, **pixels(1))
         assert tally(model) == Tally(encoded=1)
