@@ -36,21 +36,24 @@ def weights_fingerprint(
 ) -> str | None:
     """A name for the weights of a model, the same in all processes that load them alike; None if there is none.
 
-    - A folder: SHA-256 over its configuration files and, by file name, each weight file's size and content; of files
-      over 64 MiB only 64 blocks of 64 KiB. What changes such a file between the blocks alone, leaving its size,
+    - A folder: SHA-256 over its configuration, its code and, by file name, each weight file's size and content; of
+      files over 64 MiB only 64 blocks of 64 KiB. What changes such a file between the blocks alone, leaving its size,
       is not seen: give `tensord.revision` where weights are patched like that.
+    - A file: the same of this one.
     - A model of the hub: the commit of its snapshot in the local cache. Files changed in the cache are not seen.
     - Random weights (`load_format="dummy"`): the seed, and the versions of what makes numbers of it.
 
     Args:
-        model: a folder, or a model's id.
+        model: a folder, a file, or a model's id.
         revision: of the hub, as given to the engine.
         load_format: as given to the engine; a format changes the names of files, not what they mean.
         seed: of random weights.
 
     Raises:
-        OSError: a file of the folder cannot be read.
+        OSError: a file cannot be read.
     """
+    if Path(model).is_file():
+        return _files_digest([Path(model)])
     folder = Path(model) if Path(model).is_dir() else _snapshot(model, revision)
     if load_format == "dummy":
         config = _files_digest(_configuration(folder)) if folder is not None else ""
@@ -64,8 +67,9 @@ def weights_fingerprint(
 
 
 def _configuration(folder: Path) -> list[Path]:
-    """The files that say how the weights are used, and how media are processed."""
-    return sorted(path for path in folder.glob("*.json") if "config" in path.name or path.name.endswith("index.json"))
+    """The files that say how the weights are used, and how media are processed; code of the model's own among them."""
+    documents = [path for path in folder.glob("*.json") if "config" in path.name or path.name.endswith("index.json")]
+    return sorted([*documents, *folder.glob("*.py")])
 
 
 def _snapshot(model: str, revision: str | None) -> Path | None:

@@ -1,7 +1,7 @@
 """The scheduler's side of the connector: which encoder inputs need not be encoded, and who stores the others.
 
 Owns: what is known of each request's inputs, from the first time it may be scheduled to its end. All of it is the
-step's thread's, but for the answers that the background thread writes into an `_Input`.
+step's thread's, but for the answers that the background thread writes into an `Input`.
 
 One input of a request, by what the scheduler asks:
 
@@ -29,17 +29,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import numpy as np
-
-from ...errors import UnsupportedLeaf
 from ..cache import Client
 from ..lease import Lease
 from ..namespace import Namespace
 from .background import Background
-from .claims import Claims, Wanted
-from .identity import Adapters, Digests, with_adapter
+from .claims import Claims
+from .lookups import Input, Lookups
 from .stats import Counts, TensordECStats
 from .step import NOTHING, Load, Report, Save, StepMetadata
 
@@ -50,26 +47,8 @@ LAG_STEPS_MAX: Final = 256
 """Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
 that it is done, and is."""
 PAUSE_S: Final = 0.0001
-RETRY_S: Final = 1.0
-_UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
-
-
-class _Input:
-    """An input of a request, or several that the scheduler takes for one: those with one identifier.
-
-    Written by the background thread: `key`, `lease`, and last `state`.
-    """
-
-    __slots__ = ("datas", "key", "lease", "modality", "rows", "state", "wanted")
-
-    def __init__(self, modality: str, rows: int, data: object) -> None:
-        self.modality = modality
-        self.rows = rows
-        self.datas = [data]
-        self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
-        self.key: bytes | None = None
-        self.lease: Lease | None = None
-        self.wanted: Wanted | None = None
+UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
+"""What the model is given as it is: nothing is encoded."""
 
 
 class _Asking:
@@ -78,14 +57,14 @@ class _Asking:
     __slots__ = ("count", "end", "inputs", "order", "reached", "settled", "since", "waits_since")
 
     def __init__(self) -> None:
-        self.inputs: dict[str, _Input] = {}
+        self.inputs: dict[str, Input] = {}
         self.begin([])
 
     def begin(self, features: Sequence[Any]) -> None:
         """Its inputs are to be settled, from now on."""
         self.count = len(features)
         self.end = _end(features) if features else 0
-        self.order: list[_Input] | None = None
+        self.order: list[Input] | None = None
         self.reached = 0
         self.settled = False
         self.since = time.monotonic()
@@ -113,15 +92,13 @@ class SchedulerSide:
         consumer: bool,
         tower_lora: bool,
     ) -> None:
-        self._namespace = namespace
         self._ranks = ranks
-        self._dtype = dtype
-        self._width_fits = width_fits
         self._wait_s_max = wait_s_max
         self._producer = producer
         self._consumer = consumer
         self._tower_lora = tower_lora
         self._counts = Counts()
+        self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
         # Requests, and what of their inputs is in the engine's own encoder cache.
         self._asking: dict[str, _Asking] = {}
         self._current: _Asking | None = None
@@ -137,11 +114,6 @@ class SchedulerSide:
         self._rings: dict[int, set[bytes]] = {}
         self._deferred = False
         self._row_s: float | None = None
-        # The background thread's.
-        self._digests = Digests()
-        self._adapters = Adapters()
-        self._changes = self._changes_confirmed = 0
-        self._retry_at = 0.0
         self._background = Background(socket, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = Claims(self._background, computes=producer)
 
@@ -206,7 +178,7 @@ class SchedulerSide:
     def weights_changed(self) -> None:
         """What is stored was made by other weights: nothing is shared until the daemon has confirmed a new generation,
         for which it is asked when next something is looked up, so that several calls for one change are one."""
-        self._changes += 1
+        self._lookups.weights_changed()
         for asking in self._asking.values():
             self._release(asking)
         self._claims.end_saves()
@@ -306,24 +278,26 @@ class SchedulerSide:
         if asking is None:
             asking = self._asking[request.request_id] = self._current = _Asking()
         asking.begin(request.mm_features)
-        fresh: dict[str, _Input] = {}
+        fresh: dict[str, Input] = {}
         for found in asking.inputs.values():
             self._leave(found, asking)
         for feature in _ahead(request.mm_features, computed):
             name, rows = feature.identifier, feature.mm_position.get_num_embeds()
             if name in asking.inputs or name in self._local:
                 continue
-            known = fresh.setdefault(name, _Input(feature.modality, rows, feature.data))
+            known = fresh.setdefault(name, Input(feature.modality, rows, feature.data))
             if known.datas[-1] is not feature.data or known.rows != rows:
                 # One name for several inputs. Should they not be one, none of them is shared.
                 known.datas.append(feature.data if known.rows == rows else None)
         lora_request = request.lora_request if self._tower_lora else None
         for found in fresh.values():
-            nameless = None in found.datas or found.modality in _UNSHARED_MODALITIES or self._namespace is None
+            nameless = None in found.datas or found.modality in UNSHARED_MODALITIES or not self._lookups.named
             if nameless:
                 self._counts.add("unshared")
                 found.state = "unshared"
-            elif self._background.late or not self._background.post(partial(self._look_up, found, lora_request)):
+            elif self._background.late or not self._background.post(
+                partial(self._lookups.look_up, found, lora_request)
+            ):
                 self._counts.add("late")
                 found.state = "unshared"
         asking.inputs.update(fresh)
@@ -339,7 +313,7 @@ class SchedulerSide:
                         return False
                     # Another in its place: what the thread finds out about this one, nobody will hear of.
                     self._counts.add("late")
-                    asking.inputs[name] = late = _Input(found.modality, found.rows, None)
+                    asking.inputs[name] = late = Input(found.modality, found.rows, None)
                     late.state = "unshared"
             missed = [found for found in asking.inputs.values() if found.state == "missed"]
             asking.order = sorted(missed, key=lambda found: found.key or b"")
@@ -349,7 +323,7 @@ class SchedulerSide:
             asking.reached += 1
         return True
 
-    def _waits(self, asking: _Asking, found: _Input, now: float) -> bool:
+    def _waits(self, asking: _Asking, found: Input, now: float) -> bool:
         """Whether another engine, or the daemon's answer, is waited for."""
         assert found.key is not None
         if found.wanted is None:
@@ -370,7 +344,7 @@ class SchedulerSide:
             # It has to encode it all the same, and the other one stores it.
             found.key = None
         elif wanted.state == "hit" and wanted.lease is not None:
-            self._take(found, wanted.lease)
+            self._lookups.take(found, wanted.lease)
         if wanted.state != "compute":
             self._leave(found, asking)
         return False
@@ -380,39 +354,23 @@ class SchedulerSide:
             return self._wait_s_max
         return min(max(WAIT_FACTOR * self._row_s * rows, WAIT_S_LEAST), self._wait_s_max)
 
-    def _stores(self, found: _Input) -> bool:
+    def _stores(self, found: Input) -> bool:
         """Whether what is encoded is to be stored: not by a mere consumer, nor where it is, or will be, stored."""
-        return self._producer and found.lease is None and self._changes == self._changes_confirmed
+        return self._producer and found.lease is None and self._lookups.confirmed
 
     def _release(self, asking: _Asking) -> None:
         for found in asking.inputs.values():
             self._let_go(found, asking)
         asking.inputs.clear()
 
-    def _let_go(self, found: _Input, asking: _Asking | None) -> None:
+    def _let_go(self, found: Input, asking: _Asking | None) -> None:
         found.lease = None
         self._leave(found, asking)
 
-    def _leave(self, found: _Input, asking: _Asking | None) -> None:
+    def _leave(self, found: Input, asking: _Asking | None) -> None:
         if found.wanted is not None:
             self._claims.leave(found.wanted, asking)
             found.wanted = None
-
-    def _take(self, found: _Input, lease: Lease) -> bool:
-        """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
-        stored = lease.tree
-        if (
-            isinstance(stored, np.ndarray)
-            and stored.ndim == 2
-            and stored.shape[0] == found.rows
-            and stored.dtype.name == self._dtype
-            and self._width_fits(found.modality, stored.shape[1])
-        ):
-            found.lease = lease
-            return True
-        self._counts.add("mismatches")
-        found.key = None
-        return False
 
     # ---- a step's loads
 
@@ -431,51 +389,6 @@ class SchedulerSide:
 
     def _tick(self, client: Client) -> float:
         return self._claims.tick(client)
-
-    def _look_up(self, found: _Input, lora_request: Any, client: Client) -> None:
-        try:
-            key = self._key(found, lora_request, client)
-        except UnsupportedLeaf:
-            key = None
-        except BaseException:
-            found.state = "unshared"
-            raise
-        if key is None:
-            self._counts.add("unshared")
-            found.state = "unshared"
-            return
-        found.key = key
-        lease = client.get(key)
-        if lease is None:
-            found.state = "missed"
-        else:
-            found.state = "found" if self._take(found, lease) else "unshared"
-
-    def _key(self, found: _Input, lora_request: Any, client: Client) -> bytes | None:
-        namespace = self._confirmed(client)
-        if namespace is None:
-            return None
-        if lora_request is not None:
-            adapter = self._adapters.name(lora_request)
-            if adapter is None:
-                return None
-            namespace = with_adapter(namespace, adapter)
-        digest, *others = [self._digests.of(data) for data in found.datas]
-        if any(other != digest for other in others):
-            return None
-        return namespace.key("encoder", found.modality, digest)
-
-    def _confirmed(self, client: Client) -> Namespace | None:
-        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed."""
-        changes = self._changes
-        if changes != self._changes_confirmed and self._namespace is not None:
-            if time.monotonic() < self._retry_at:
-                return None
-            self._retry_at = time.monotonic() + RETRY_S
-            self._namespace = client.invalidate(self._namespace)
-            self._retry_at = 0.0
-            self._changes_confirmed = changes
-        return self._namespace
 
 
 def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:

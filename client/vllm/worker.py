@@ -191,9 +191,7 @@ class WorkerSide:
                 self._counts.add("save_bytes", size_bytes)
             else:
                 self._counts.add("refused")
-        if self._puts:
-            return SOON_S
-        return IDLE_S if self._rings else 10 * SOON_S
+        return SOON_S if self._puts else IDLE_S
 
     def _store(
         self,

@@ -92,6 +92,13 @@ def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
     assert named[0] != weights_fingerprint(folder)
 
 
+def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    one.write_bytes(b"weights")
+    other.write_bytes(b"other weights")
+    assert weights_fingerprint(str(one)) not in (None, weights_fingerprint(str(other)))
+
+
 def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
     assert weights_fingerprint(str(tmp_path)) is None
 

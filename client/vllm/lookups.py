@@ -1,0 +1,144 @@
+"""What an encoder input is called, and whether what is stored under that name is what its request expects.
+
+Owns: the namespace as the weights change, the digests that are known, the check of what is found. Does not own what is
+done about it: that is the scheduler's side. Looking up is the background thread's; the step's thread says that the
+weights have changed, and takes what claims bring.
+
+Invariant: between a change of weights and the daemon's confirmation of it, nothing has a name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ...errors import UnsupportedLeaf
+from ..cache import Client
+from ..lease import Lease
+from ..namespace import Namespace
+from .claims import Wanted
+from .identity import Adapters, Digests, with_adapter
+from .stats import Counts
+
+RETRY_S: Final = 1.0
+
+
+class Input:
+    """An input of a request, or several that the scheduler takes for one: those with one identifier.
+
+    Written by the background thread: `key`, `lease`, and last `state`.
+    """
+
+    __slots__ = ("datas", "key", "lease", "modality", "rows", "state", "wanted")
+
+    def __init__(self, modality: str, rows: int, data: object) -> None:
+        self.modality = modality
+        self.rows = rows
+        self.datas = [data]
+        self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
+        self.key: bytes | None = None
+        self.lease: Lease | None = None
+        self.wanted: Wanted | None = None
+
+
+class Lookups:
+    """Args:
+    namespace: of the engine's outputs; None where they have no name.
+    dtype: of the outputs, as torch names it.
+    width_fits: whether outputs of a modality may have so many columns.
+    """
+
+    def __init__(
+        self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: Counts
+    ) -> None:
+        self._namespace = namespace
+        self._dtype = dtype
+        self._width_fits = width_fits
+        self._counts = counts
+        self._digests = Digests()
+        self._adapters = Adapters()
+        self._changes = self._changes_confirmed = 0
+        self._retry_at = 0.0
+
+    # ---- the step's thread
+
+    @property
+    def named(self) -> bool:
+        """Whether anything can be shared at all."""
+        return self._namespace is not None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the daemon knows of all changes of the weights."""
+        return self._changes == self._changes_confirmed
+
+    def weights_changed(self) -> None:
+        """What was stored is another model's. The daemon is told when next something is looked up."""
+        self._changes += 1
+
+    def take(self, found: Input, lease: Lease) -> bool:
+        """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
+        stored = lease.tree
+        if (
+            isinstance(stored, np.ndarray)
+            and stored.ndim == 2
+            and stored.shape[0] == found.rows
+            and stored.dtype.name == self._dtype
+            and self._width_fits(found.modality, stored.shape[1])
+        ):
+            found.lease = lease
+            return True
+        self._counts.add("mismatches")
+        found.key = None
+        return False
+
+    # ---- the background thread
+
+    def look_up(self, found: Input, lora_request: Any, client: Client) -> None:
+        """Finds out the input's key, and holds what is stored under it."""
+        state: Literal["unshared", "found", "missed"] = "unshared"
+        try:
+            key = self._key(found, lora_request, client)
+            if key is None:
+                self._counts.add("unshared")
+                return
+            found.key = key
+            lease = client.get(key)
+            if lease is None:
+                state = "missed"
+            elif self.take(found, lease):
+                state = "found"
+        except UnsupportedLeaf:
+            self._counts.add("unshared")
+        finally:
+            # Whatever happened: the step may be waiting for it.
+            found.state = state
+
+    def _key(self, found: Input, lora_request: Any, client: Client) -> bytes | None:
+        namespace = self._confirmed(client)
+        if namespace is None:
+            return None
+        if lora_request is not None:
+            adapter = self._adapters.name(lora_request)
+            if adapter is None:
+                return None
+            namespace = with_adapter(namespace, adapter)
+        digest, *others = [self._digests.of(data) for data in found.datas]
+        if any(other != digest for other in others):
+            return None
+        return namespace.key("encoder", found.modality, digest)
+
+    def _confirmed(self, client: Client) -> Namespace | None:
+        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed."""
+        changes = self._changes
+        if changes != self._changes_confirmed and self._namespace is not None:
+            if time.monotonic() < self._retry_at:
+                return None
+            self._retry_at = time.monotonic() + RETRY_S
+            self._namespace = client.invalidate(self._namespace)
+            self._retry_at = 0.0
+            self._changes_confirmed = changes
+        return self._namespace
