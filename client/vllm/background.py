@@ -74,6 +74,9 @@ class Background:
         self._errors: set[tuple[str, type]] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins; not before `tick` may be called."""
         self._thread.start()
 
     def post(self, job: Job) -> bool:

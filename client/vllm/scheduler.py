@@ -42,7 +42,7 @@ from .step import NOTHING, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
-"""How many times as long as the encoder takes here another engine is given for it."""
+"""How many times as long as encoding and storing takes here another engine is given for it."""
 LAG_STEPS_MAX: Final = 256
 """Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
 that it is done, and is."""
@@ -116,6 +116,7 @@ class SchedulerSide:
         self._row_s: float | None = None
         self._background = Background(socket, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = Claims(self._background, computes=producer)
+        self._background.start()
 
     # ---- is it there
 
@@ -291,7 +292,12 @@ class SchedulerSide:
                 known.datas.append(feature.data if known.rows == rows else None)
         lora_request = request.lora_request if self._tower_lora else None
         for found in fresh.values():
-            nameless = None in found.datas or found.modality in UNSHARED_MODALITIES or not self._lookups.named
+            nameless = (
+                None in found.datas
+                or found.rows < 1
+                or found.modality in UNSHARED_MODALITIES
+                or not self._lookups.named
+            )
             if nameless:
                 self._counts.add("unshared")
                 found.state = "unshared"

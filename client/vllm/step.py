@@ -63,7 +63,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     """Identifiers whose load failed: zeros stand in their place."""
     encoded_rows: int = 0
     encode_s: float = 0.0
-    """How long the encoder took for so many rows."""
+    """How long it took for so many rows, from the step's beginning until they were stored."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: Report) -> Report:

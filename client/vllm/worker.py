@@ -58,19 +58,19 @@ class WorkerSide:
         # The step's.
         self._loaded = 0
         self._told: set[bytes] = set()
-        self._began: Moment | None = None
+        self._began_s = 0.0
         # The background thread's.
-        self._puts: list[tuple[Put, int, float]] = []
+        self._puts: list[tuple[Put, Save, int, float]] = []
         self._copies: Any = None
         self._background = Background(socket, "tensord-vllm-worker", self._tick, self._counts)
+        self._background.start()
 
     # ---- the step's thread
 
     def bound(self, metadata: StepMetadata) -> None:
         """A step begins."""
-        self._began = None
-        if metadata.saves and self._saves:
-            self._began = Moment(self._device)
+        if metadata.saves:
+            self._began_s = time.monotonic()
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Puts the step's loads into the encoder cache."""
@@ -91,8 +91,6 @@ class WorkerSide:
                 self._counts.add("load_bytes", found.nbytes)
             encoder_cache[identifier] = found
         self._loaded = metadata.step
-        if metadata.saves and self._saves:
-            self._began = Moment(self._device)
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
         """Begins to store an output that was just made, if the step says so."""
@@ -104,12 +102,10 @@ class WorkerSide:
             self._counts.add("mismatches")
             self._tell(settled=wanted.key)
             return
-        began, self._began = self._began, None
-        rows = sum(save.rows for save in metadata.saves.values()) if began is not None else 0
         with self._lock:
             room = self._saving_bytes + output.nbytes <= SAVE_BYTES_MAX
             self._saving_bytes += output.nbytes if room else 0
-        job = partial(self._store, wanted, output.detach(), Moment(self._device), began, rows)
+        job = partial(self._store, wanted, output.detach(), self._made(), self._began_s)
         if not room:
             self._counts.add("dropped")
             self._tell(settled=wanted.key)
@@ -156,6 +152,14 @@ class WorkerSide:
             return None
         return copied.to(self._device)
 
+    def _made(self) -> Any:
+        """When the step's stream has got this far; None on the CPU, which has."""
+        if self._device.type != "cuda":
+            return None
+        made = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        made.record()
+        return made
+
     # ---- both
 
     def _tell(
@@ -180,73 +184,44 @@ class WorkerSide:
         ring = client.ring() if client.connected else None
         if ring is not None:
             self._rings.setdefault(ring.identity, ring)
+        now = time.monotonic()
         for entry in self._puts.copy():
-            put, size_bytes, until = entry
-            if put.state == "sent" and time.monotonic() < until:
+            put, save, size_bytes, began_s = entry
+            if put.state == "sent" and now < began_s + SETTLED_S:
                 continue
             self._puts.remove(entry)
-            self._tell(settled=put.key)
             if put.state in ("stored", "existed"):
+                self._tell(settled=save.key, rows=save.rows, took_s=now - began_s)
                 self._counts.add("saves")
                 self._counts.add("save_bytes", size_bytes)
             else:
+                self._tell(settled=save.key)
                 self._counts.add("refused")
         return SOON_S if self._puts else IDLE_S
 
-    def _store(
-        self,
-        wanted: Save,
-        output: torch.Tensor,
-        made: Moment,
-        began: Moment | None,
-        rows: int,
-        client: Client,
-    ) -> None:
+    def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, client: Client) -> None:
         try:
             if client.connected:
-                plain = self._fetched(output, made)
-                if began is not None:
-                    self._tell(rows=rows, took_s=made.since(began))
-                put = client.put(wanted.key, plain, tokens=wanted.rows)
-                self._puts.append((put, output.nbytes, time.monotonic() + SETTLED_S))
+                put = client.put(save.key, self._fetched(output, made), tokens=save.rows)
+                self._puts.append((put, save, output.nbytes, began_s))
             else:
                 self._counts.add("refused")
-                self._tell(settled=wanted.key)
+                self._tell(settled=save.key)
         except (TensordError, RuntimeError):
-            self._tell(settled=wanted.key)
+            self._tell(settled=save.key)
             raise
         finally:
             self._stored(output.nbytes)
 
-    def _fetched(self, output: torch.Tensor, made: Moment) -> torch.Tensor:
-        """The output in the host's memory, once the step's stream has made it; its own stream waits, no other."""
-        if self._device.type != "cuda":
+    def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:
+        """The output in the host's memory, once the step's stream has made it; a stream of its own waits, no other."""
+        if made is None:
             return output
         with torch.cuda.device(self._device):
             self._copies = self._copies or torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
             with torch.cuda.stream(self._copies):
-                self._copies.wait_event(made.event)
+                self._copies.wait_event(made)
                 # Held until the copy is done, so its memory is not handed out meanwhile.
                 fetched = output.to("cpu", non_blocking=True)
                 self._copies.synchronize()
         return fetched
-
-
-class Moment:
-    """When the step's stream, or on the CPU the step, has got this far."""
-
-    __slots__ = ("at_s", "event")
-
-    def __init__(self, device: torch.device) -> None:
-        self.at_s = time.perf_counter()
-        self.event: Any = None
-        if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
-            self.event.record()
-
-    def since(self, earlier: Moment) -> float:
-        """Seconds, once both have been reached."""
-        if self.event is None:
-            return self.at_s - earlier.at_s
-        took_ms: float = earlier.event.elapsed_time(self.event)
-        return took_ms / 1e3

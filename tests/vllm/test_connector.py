@@ -22,6 +22,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.outputs import ECConnectorOutput
 
 import tensord
+from tensord.client.vllm import background, claims
 from tensord.client.vllm.connector import TensordECConnector
 from tensord.client.vllm.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.step import NOTHING, Report
@@ -58,6 +59,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other things makes nobody late here."""
     monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
     monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
 
 
 @pytest.fixture
@@ -336,6 +338,7 @@ def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_c
 
 
 def encode_when_told(stage: Stage, socket: Path, picture: int) -> list[str]:
+    claims.ANSWER_S = background.LATE_S = PATIENCE_S  # type: ignore[misc]
     with Steps(socket) as engine:
         mapped(engine)
         stage.tell("ready")
@@ -681,8 +684,17 @@ def test_a_consumer_stores_nothing_keeps_no_claim_and_waits_for_a_producer(share
         Steps(other_name(shared.socket, 1), "ec_consumer") as consumer,
     ):
         there = keys(shared)
-        asked = request(new)
-        assert right([asked], consumer.run(asked))
+        consumer.has_blocks = False
+        asked = consumer.add(request(new))
+        settled(consumer, asked)
+        shared.until(lambda status: not status["store"]["claims_held"], "what it was granted to be given back")
+        consumer.has_blocks = True
+        made = consumer.schedule()
+        assert made.ec_connector_metadata is NOTHING
+        results, reported = consumer.execute(made)
+        consumer.update(made, reported)
+        assert right([asked], [results[asked.request_id]])
+        consumer.finish(asked)
         nothing_left(consumer)
         assert keys(shared) == there
         settled(producer, producer.add(request(picture)))
@@ -754,9 +766,9 @@ def test_after_any_course_of_events_answers_are_right_and_nothing_is_held(
         for moved in (first, second):
             for name, found in moved.step().items():
                 assert right([asked[name]], [found])
+    first.has_blocks = second.has_blocks = True
+    until(lambda: _all_ran(first, asked) & _all_ran(second, asked), "all to be answered")
     for engine in pair:
-        engine.has_blocks = True
-        until(partial(_all_ran, engine, asked), "all to be answered")
         engine.finish(*list(engine.requests.values()))
         nothing_left(engine)
     shared.until(lambda s: s["pins"] == s["store"]["claims_held"] == s["store"]["claims_waiting"] == 0, "no trace")
@@ -865,7 +877,7 @@ def test_shutting_down_twice_leaves_no_thread_and_no_client(shared: Daemon) -> N
     assert len(shared.client_rows()) > rows
     for _ in range(2):
         engine.close()
-        assert set(threading.enumerate()) - before == set()
+        until(lambda: not set(threading.enumerate()) - before, "the threads to be gone")
     until(lambda: len(shared.client_rows()) <= rows, "the client to be gone")
 
 
@@ -881,3 +893,20 @@ def test_reports_of_ranks_are_one_report_in_any_order() -> None:
     assert total.loaded == {0: 3, 1: 3}
     assert total.rings == {0: {b"a", b"b"}, 1: {b"a"}}
     assert reports[0].rings == {0: {b"a"}}, "a report is not changed by being added"
+
+
+def test_how_long_another_is_waited_for_is_learned_from_what_storing_took_here(
+    first: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(first, fresh())
+    side = first.connector._scheduler
+    assert side is not None
+    assert side._row_s is not None and side._row_s > 0
+    side._row_s = 0.1
+    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", 0.02)
+    assert side._patience_s(ROWS) == pytest.approx(3 * 0.1 * ROWS)
+    assert side._patience_s(10**6) == side._wait_s_max
+    side._row_s = 1e-9
+    assert side._patience_s(ROWS) == 0.02
+    side._row_s = None
+    assert side._patience_s(ROWS) == side._wait_s_max
