@@ -227,8 +227,12 @@ class Client:
             raise
 
         def commit(held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float) -> Put:
-            check_key(key)
-            tokens, ttl_s = _checked_terms(tokens, ttl_s)
+            try:
+                check_key(key)
+                tokens, ttl_s = _checked_terms(tokens, ttl_s)
+            except BaseException:
+                held.release()
+                raise
             deadline = self._deadline(timeout_s)
             put = self._link.puts.commit(
                 key,

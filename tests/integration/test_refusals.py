@@ -150,6 +150,16 @@ def test_terms_that_no_put_can_have_are_the_callers_mistake_and_cost_nobody_the_
     assert claim.state == "compute"
 
 
+def test_a_reservation_that_is_committed_by_mistake_gives_its_memory_back(daemon: Daemon) -> None:
+    client = daemon.client()
+    # Each as large as the inbox, so that the next one needs the room.
+    with pytest.raises(UsageError):
+        client.reserve(np.zeros(7 * MIB, np.uint8)).commit(b"short")
+    with pytest.raises(UsageError):
+        client.reserve(np.zeros(7 * MIB, np.uint8)).commit(key(1), tokens=-1)
+    assert client.reserve(np.zeros(7 * MIB, np.uint8)).commit(key(1), wait=True).state == "stored"
+
+
 def test_over_pins_per_client_max_a_pin_is_refused() -> None:
     with Daemon(limits_pins_per_client_max=2, limits_pin_s_max=50) as daemon, undisturbed(daemon.start()) as other:
         client = daemon.client()
