@@ -8,9 +8,10 @@ Invariants: the account is the sum of its entries, within the budgets. Making ro
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import BelowFloor
 from .puts import Put
@@ -23,7 +24,15 @@ class Own:
     """An entry that this process stored, or is storing."""
 
     size_bytes: int
-    put: Put
+    put: Put | None = None
+    """None while it is being copied."""
+    begun: threading.Event = field(default_factory=threading.Event)
+    """Set when it was copied, or given up."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is not known yet what becomes of it."""
+        return self.put is None or self.put.state == "sent"
 
 
 class Budget:
@@ -139,10 +148,6 @@ class Budget:
 
     def _is_gone(self, key: bytes, own: Own) -> bool:
         """Whether it is not, or no longer, stored by us. One on its way counts as ours."""
-        match own.put.state:
-            case "sent":
-                return False
-            case "stored":
-                return not self._is_there(key)
-            case _:
-                return True
+        if own.is_under_way:
+            return False
+        return own.put is None or own.put.state != "stored" or not self._is_there(key)

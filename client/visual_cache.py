@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from weakref import WeakSet
@@ -234,6 +235,8 @@ class VisualCache:
             raise UsageError(f"modality is {modality!r}; it is one of {', '.join(get_args(Modality))}")
         if not isinstance(raw, bytes | bytearray | memoryview | np.ndarray):
             raise UsageError(f"raw is a {type(raw).__name__}; give the bytes of the picture or recording")
+        if isinstance(raw, np.ndarray) and raw.dtype.hasobject:
+            raise UsageError(f"raw is an array of dtype {raw.dtype}, which has no bytes of its own; give those")
         return self._namespace.key(_KIND, modality, raw.tobytes() if isinstance(raw, memoryview) else raw)
 
     # ---- stores
@@ -264,7 +267,7 @@ class VisualCache:
             BelowFloor (the queueing floor leaves no room).
 
         Raises:
-            UsageError: as `lookup`, or an encoder that is no such text.
+            UsageError: as `lookup` and `Client.put`, or an encoder that is no such text.
             UnsupportedLeaf: the embedding is no payload.
         """
         key = self.key(modality, raw)
@@ -281,25 +284,33 @@ class VisualCache:
                 "refused", ObjectTooLarge(f"the embedding has {size_bytes} bytes, bytes_max is {most}; raise it")
             )
             return put
-        with self._lock:
-            own = self._budget.find(key)
-            if own is not None and own.put.state == "sent":
-                return own.put
-            try:
-                victims = self._budget.make_room(size_bytes)
-            except BelowFloor as refusal:
-                put.settle("refused", refusal)
-                return put
-            own = Own(size_bytes, put)
-            self._budget.add(key, own)
-        self._evict(victims)
+        own = Own(size_bytes)
+        while True:
+            with self._lock:
+                other = self._budget.find(key)
+                if other is None or not other.is_under_way:
+                    try:
+                        victims = self._budget.make_room(size_bytes)
+                    except BelowFloor as refusal:
+                        put.settle("refused", refusal)
+                        return put
+                    self._budget.add(key, own)
+                    break
+            # Another thread is storing it, and copies for no longer than this one would; or gives up.
+            other.begun.wait()
+            if other.put is not None:
+                return other.put
         body = {"embedding": embedding, "resolution": sides, "encoder": encoder}
         try:
+            self._evict(victims)
             own.put = self._cache.put(key, body, tokens=tokens, ttl_s=ttl_s)
         except BaseException:
             with self._lock:
-                self._budget.forget(key)
+                if self._budget.find(key) is own:
+                    self._budget.forget(key)
             raise
+        finally:
+            own.begun.set()
         return own.put
 
     def clear(self) -> int:
@@ -414,8 +425,10 @@ def embedding_bytes(tree: Any) -> int:
         elif isinstance(node, bytes):
             total += len(node)
         else:
-            # Arrays and tensors: their own word for it is right for 0 dimensions and for narrow dtypes too.
-            total += int(getattr(node, "nbytes", 0))
+            # Arrays and tensors: their own word for it is right for 0 dimensions and for narrow dtypes too. A sparse
+            # tensor raises, and cannot be stored.
+            with suppress(RuntimeError):
+                total += int(getattr(node, "nbytes", 0))
     return total
 
 

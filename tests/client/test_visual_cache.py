@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import tensord
 from tensord.client.visual_cache import VisualCache, embedding_bytes
 from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 
 _numbers = count()
 IMAGE = b"\x89PNG picture"
@@ -346,6 +348,7 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
     wrong: list[tuple[Any, str]] = [
         (lambda: cache.lookup("smell", IMAGE), "modality is 'smell'"),  # type: ignore[arg-type]
         (lambda: cache.lookup("image", "path.png"), "raw is a str"),  # type: ignore[arg-type]
+        (lambda: cache.lookup("image", np.array([object()])), "raw is an array of dtype object"),
         (lambda: cache.lookup("image", IMAGE, batch_images=0), "batch_images is 0"),
         (lambda: cache.lookup("image", IMAGE, resolution=(1, math.inf)), "resolution is inf"),  # type: ignore[arg-type]
         (lambda: cache.store("image", IMAGE, EMBEDDING, resolution=-1), "resolution is -1"),
@@ -361,13 +364,62 @@ def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: t
         assert named in str(caught.value)
 
 
+class Slow(tensord.Client):
+    """A client whose puts are held up until `leave`; `looks` counts the questions whether something is there."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.inside, self.leave = threading.Event(), threading.Event()
+        self.looks = 0
+        super().__init__(daemon.socket)
+
+    def contains(self, key: bytes) -> bool:
+        self.looks += 1
+        return super().contains(key)
+
+    def put(self, *args: Any, **terms: Any) -> tensord.Put:
+        self.inside.set()
+        assert self.leave.wait(PATIENCE_S)
+        return super().put(*args, **terms)
+
+
+def test_threads_that_store_one_picture_at_once_all_hear_what_became_of_it(
+    daemon: Daemon, namespace: tensord.Namespace
+) -> None:
+    large = np.ones(4 * MIB, np.uint8)
+    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
+        cache = VisualCache(slow, namespace)
+        first = threads.submit(cache.store, "image", IMAGE, large)
+        assert slow.inside.wait(PATIENCE_S)
+        second = threads.submit(cache.store, "image", IMAGE, large)
+        until(lambda: slow.looks == 2, "the second thread to have begun")
+        slow.leave.set()
+        puts = [storing.result(PATIENCE_S).wait(PATIENCE_S) for storing in (first, second)]
+        assert [put.state for put in puts].count("stored") >= 1
+        assert cache.own_bytes == large.nbytes
+        assert cache.statistics()["visual_cache_entries"] == 1
+        cache.check_invariants()
+
+
+def test_who_waited_for_a_store_that_came_to_nothing_stores_it(daemon: Daemon, namespace: tensord.Namespace) -> None:
+    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
+        cache = VisualCache(slow, namespace)
+        first = threads.submit(cache.store, "image", IMAGE, {1, 2})
+        assert slow.inside.wait(PATIENCE_S)
+        second = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
+        until(lambda: slow.looks == 2, "the second thread to have begun")
+        slow.leave.set()
+        assert isinstance(first.exception(PATIENCE_S), UnsupportedLeaf)
+        assert second.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
+        assert cache.own_bytes == EMBEDDING.nbytes
+
+
 def test_what_cannot_be_stored_is_an_error_and_takes_no_room(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = VisualCache(client, namespace)
     endless: list[Any] = [EMBEDDING]
     endless.append(endless)
-    for tree in (object(), {"a": {1, 2}}, endless):
+    for tree in (object(), {"a": {1, 2}}, endless, torch.eye(3).to_sparse()):
         with pytest.raises(UnsupportedLeaf):
             cache.store("image", IMAGE, tree)
     assert cache.own_bytes == 0 == cache.statistics()["visual_cache_entries"]
