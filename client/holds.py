@@ -14,19 +14,21 @@ the order in which they end.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from ..errors import UsageError
+from .fields import check_count, check_seconds
 from .lease import Lease
 
 
 @dataclass(slots=True)
 class _Held:
     lease: Lease
+    handle: bytes
     ends_at: float = 0.0
     lent: bool = False
     promised_to: set[int] = field(default_factory=set)
@@ -41,16 +43,13 @@ class Holds:
         seconds: for how long.
 
     Raises:
-        UsageError: a limit that is not over 0.
+        UsageError: a limit that is out of its range.
     """
 
     def __init__(self, entries_max: int, bytes_max: int, seconds: float) -> None:
-        for name, limit in (("entries_max", entries_max), ("bytes_max", bytes_max), ("seconds", seconds)):
-            if not limit > 0:
-                raise UsageError(f"{name} of held leases is {limit!r}; give a number over 0")
-        self.entries_max = entries_max
-        self.bytes_max = bytes_max
-        self.seconds = seconds
+        self.entries_max = check_count("entries_max", entries_max, sys.maxsize, 1)
+        self.bytes_max = check_count("bytes_max", bytes_max, sys.maxsize, 1)
+        self.seconds = check_seconds("seconds", seconds, above_0=True)
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
         self._bytes = 0
         self._timer: threading.Timer | None = None
@@ -71,19 +70,25 @@ class Holds:
         return held.lease if held is not None else None
 
     def promise(self, key: bytes, lease: Lease) -> bool:
-        """Keeps `lease` for the calling thread. Where there is one of that key already, that one is kept on.
+        """Keeps `lease` for the calling thread. Where there is one of that key already, that one is kept on, unless the
+        entry was removed and stored anew since then: what is held is what others find.
 
         Returns:
             False where it is not kept: the rest is promised and leaves no room, or the lease is a copy of its own,
             which keeps no entry from being evicted.
         """
         with self._lock:
-            held = self._held.get(key)
-            if held is None:
-                if lease.handle() is None or not self._make_room(lease.image_bytes):
+            held = before = self._held.get(key)
+            handle = lease.handle()
+            if held is None or handle not in (None, held.handle):
+                if before is not None:
+                    self._drop(key)
+                if handle is None or not self._make_room(lease.image_bytes):
                     return False
-                held = self._held[key] = _Held(lease)
+                held = self._held[key] = _Held(lease, handle)
                 self._bytes += lease.image_bytes
+                if before is not None:
+                    held.lent, held.promised_to = before.lent, before.promised_to
             held.promised_to.add(threading.get_ident())
             self._renew(key, held)
             return True

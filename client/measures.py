@@ -7,32 +7,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, Final
+
+_CONTAINERS: Final = (Mapping, list, tuple)
 
 
-def item_bytes(tree: Any) -> int:
+def item_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
     """Bytes of all leaves of a nested tree: of an array or tensor its values', of str its UTF-8's, of bytes their
     number; of any other leaf, as an int or None, what Python takes for it. Mappings' keys and containers count 0.
+
+    Args:
+        nodes_max: look at no more containers and leaves than so many. A tree that contains itself has no end.
     """
-    return sum(map(_leaf_bytes, _leaves(tree)))
+    nodes = islice(_nodes(tree), nodes_max)
+    return sum(_leaf_bytes(node) for node in nodes if not isinstance(node, _CONTAINERS))
 
 
 def leaf_count(tree: Any) -> int:
     """How many leaves a nested tree has: all that is no mapping, list or tuple. An empty container has none."""
-    return sum(1 for _ in _leaves(tree))
+    return sum(not isinstance(node, _CONTAINERS) for node in _nodes(tree))
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _nodes(tree: Any) -> Iterator[Any]:
     # Not by recursion: a tree may be deeper than the stack.
     rest = [tree]
     while rest:
         node = rest.pop()
+        yield node
         if isinstance(node, Mapping):
             rest.extend(node.values())
         elif isinstance(node, list | tuple):
             rest.extend(node)
-        else:
-            yield node
 
 
 def _leaf_bytes(leaf: Any) -> int:

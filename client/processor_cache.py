@@ -23,6 +23,7 @@ until it is answered nothing else is put, so that a daemon which does not answer
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -47,7 +49,9 @@ from ..errors import (
     UnsupportedLeaf,
     UsageError,
 )
+from ..shm.header import NODES_MAX
 from .cache import Client
+from .fields import check_seconds
 from .holds import Holds
 from .lease import ArrayLease, Lease
 from .measures import item_bytes, leaf_count
@@ -157,13 +161,11 @@ class ProcessorCache:
         put_wait_s: float = 0.02,
         copy: Copy = False,
     ) -> None:
-        if not put_wait_s >= 0:
-            raise UsageError(f"put_wait_s is {put_wait_s!r}; give seconds from 0 up")
         if copy not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; give False, True or "on_write"')
         self.namespace = namespace
         self._client = cache
-        self._put_wait_s = put_wait_s
+        self._put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._copy = copy
         self._bytes_max = bytes_max
         self._holds = Holds(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
@@ -173,6 +175,7 @@ class ProcessorCache:
         self._hits = self._total = 0
         self._passed: Counter[str] = Counter()
         self._told = Stats()
+        _everywhere.add(self)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(_key_of, namespace))
 
     # ---- the sender
@@ -231,7 +234,8 @@ class ProcessorCache:
     def held(self, hash: Hash) -> Any:
         """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is."""
         lease = self._holds.get(self.key(hash))
-        return lease.tree[_TREE] if lease is not None else None
+        payload = lease.tree if lease is not None else None
+        return payload.get(_TREE) if isinstance(payload, dict) else None
 
     def release(self) -> None:
         """Holds no more what `is_cached` and `touch` held for this thread. What was referred to stays for its time."""
@@ -320,6 +324,10 @@ class ProcessorCache:
         """Bytes of what this sender holds now."""
         return self._holds.held_bytes
 
+    def after_fork_in_child(self) -> None:
+        """Its lock may be taken by a thread that is not here. For the library."""
+        self._lock = threading.Lock()
+
     # ---- inside
 
     def _is_held(self, key: bytes) -> bool:
@@ -364,11 +372,11 @@ class ProcessorCache:
             if owing:
                 reasons[key] = "late"
                 continue
-            wait_s += item_bytes(tree) / _SLOW_BYTES_PER_S
             stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
             try:
+                wait_s += item_bytes(tree, nodes_max=NODES_MAX) / _SLOW_BYTES_PER_S
                 puts.append(self._client.put(key, stored, timeout_s=wait_s))
-            except (TensordError, RuntimeError, TypeError, ValueError) as error:
+            except Exception as error:
                 # What a leaf's own library raises (a tensor without memory, a lost device) is no error of the request.
                 reasons[key] = _reason(error)
         # From here on it is waiting; until here it was copying, which the tree's own way would have cost as well.
@@ -390,7 +398,7 @@ class ProcessorCache:
         if not was_there and item is None:
             # Evicted by order, or cleared, after is_cached: what is held is all that is left of it.
             reason = "gone"
-            item = _payload(lease, copy=True)[_TREE] if lease is not None else None
+            item = _payload(lease, copy=True).get(_TREE) if lease is not None else None
         if reason is None and lease is None:
             reason = "held"
         with self._lock:
@@ -411,7 +419,12 @@ class ProcessorCache:
 
     def _tree(self, hash: Hash, lease: Lease) -> Any:
         payload = _payload(lease, copy=self._copy)
-        if payload.keys() != {_HASH, _TREE} or bytes(payload[_HASH]) != _hash_bytes(hash):
+        named = payload.get(_HASH)
+        if (
+            payload.keys() != {_HASH, _TREE}
+            or not isinstance(named, np.ndarray)
+            or named.tobytes() != _hash_bytes(hash)
+        ):
             raise UsageError(f"what is referred to as {hash!r} was not stored under that hash; send its own reference")
         return payload[_TREE]
 
@@ -452,3 +465,14 @@ def _reason(error: BaseException | None) -> str:
         if isinstance(error, kind):
             return reason
     return "refused" if isinstance(error, TensordError) else "unsupported"
+
+
+_everywhere: Final[WeakSet[ProcessorCache]] = WeakSet()
+
+
+def _in_child() -> None:
+    for cache in list(_everywhere):
+        cache.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from tensord.client.processor_cache import (
     Feature,
     ProcessorCache,
     Reference,
+    Stats,
     item_bytes,
     leaf_count,
 )
@@ -192,6 +194,23 @@ def test_what_is_called_there_stays_until_it_is_asked_for(daemon: Daemon) -> Non
     assert is_picture(read(receiver(client), hash, sent), 1)
 
 
+def test_what_was_removed_and_stored_anew_is_held_as_others_find_it(daemon: Daemon) -> None:
+    client, other = daemon.client(), daemon.client()
+    frontend, engine = sender(client), receiver(daemon.client())
+    hash = fresh()
+    frontend.get_and_update([picture(1)], [hash])
+    assert other.evict(frontend.key(hash)) == 1
+    (sent,) = frontend.get_and_update([picture(1)], [hash])
+    assert isinstance(sent, Reference)
+    held_bytes = frontend.held_bytes
+    press(other, daemon)
+    assert is_picture(read(engine, hash, sent), 1)
+    assert frontend.is_cached([hash]) == [True]
+    assert frontend.held_bytes == held_bytes
+    frontend.forget()
+    assert frontend.held_bytes == 0
+
+
 def test_storing_one_item_evicts_none_of_the_same_call(daemon: Daemon) -> None:
     client = daemon.client()
     hashes = [fresh() for _ in range(5)]
@@ -273,6 +292,20 @@ def test_a_child_of_a_fork_holds_nothing_of_its_parents(shared: Daemon) -> None:
     assert frontend.held_bytes > 0
 
 
+def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
+    frontend = sender(shared.client())
+    with frontend._lock:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(5)
+                frontend.forget()
+                os._exit(0 if frontend.make_stats() == Stats() else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 # ---- what goes, and is said once
 
 
@@ -338,13 +371,27 @@ def test_a_reference_to_another_hash_or_to_what_no_processor_made_is_refused(sha
     engine = receiver(shared.client())
     with pytest.raises(UsageError, match="not stored under that hash"):
         read(engine, fresh(), sent)
-    for number, other in enumerate((np.zeros(3), {"hash": 1}, [1, 2])):
+    others: list[Any] = [np.zeros(3), {"hash": 1}, [1, 2]]
+    others += [{"hash": wrong, "tree": 1} for wrong in (None, 1 << 40, [300], "text", torch.zeros(3))]
+    for number, other in enumerate(others):
         key = NAMESPACE.key("encoder", "image", bytes([number]))
         client.put(key, other, wait=True, timeout_s=PATIENCE_S)
         with pytest.raises(UsageError, match="not stored under that hash"):
             read(engine, fresh(), Reference(key))
     with pytest.raises(BadKey):
         read(engine, fresh(), Reference(b"short"))
+
+
+def test_what_no_processor_made_is_nothing_to_a_sender_either(shared: Daemon) -> None:
+    client = shared.client()
+    frontend = sender(client)
+    for other in (np.zeros(3), [1, 2], "text" * 100):
+        key = frontend.key(hash := fresh())
+        client.put(key, other, wait=True, timeout_s=PATIENCE_S)
+        assert frontend.is_cached([hash]) == [True]
+        assert frontend.held(hash) is None
+        client.evict(key)
+        assert frontend.get_and_update([None], [hash]) == [None]
 
 
 # ---- what is passed through
@@ -378,6 +425,21 @@ def test_an_item_that_no_tree_can_hold_is_passed_through(shared: Daemon) -> None
     sent = frontend.get_and_update(trees, [fresh() for _ in trees])
     assert [item is tree for item, tree in zip(sent, trees, strict=True)] == [True] * 3
     assert frontend.make_stats().passed_through == {"unsupported": 3}
+
+
+def test_whatever_is_wrong_with_an_item_it_is_passed_through(shared: Daemon) -> None:
+    class Lost:
+        @property
+        def nbytes(self) -> int:
+            raise ZeroDivisionError
+
+    endless: list[Any] = []
+    endless += [endless, endless]
+    frontend = sender(shared.client())
+    for item in (Lost(), endless):
+        (sent,) = frontend.get_and_update([item], [fresh()])
+        assert sent is item
+    assert frontend.make_stats().passed_through == {"unsupported": 2}
 
 
 def test_without_a_daemon_everything_is_passed_through(tmp_path: Path) -> None:
@@ -490,7 +552,17 @@ def test_forget_ends_holds_and_counts_and_clear_the_entries_too(daemon: Daemon) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"entries_max": 0}, {"bytes_max": -1}, {"seconds": 0.0}, {"put_wait_s": -1.0}, {"copy": "maybe"}]
+    "wrong",
+    [
+        {"entries_max": 0},
+        {"entries_max": "many"},
+        {"bytes_max": -1},
+        {"seconds": 0.0},
+        {"seconds": math.inf},
+        {"put_wait_s": -1.0},
+        {"put_wait_s": math.inf},
+        {"copy": "maybe"},
+    ],
 )
 def test_an_argument_out_of_its_range_is_named(shared: Daemon, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
