@@ -330,9 +330,11 @@ class EncoderCacheManager:
             # Before the lookup: what was stored by now is found, or has gone for good.
             settled = put.state != "sent"
             known = self._outputs.get(key)
-            if known is not None and known.requests and known.lease is None:
-                known.lease = cache.hold(key)
-            if settled or (known is not None and known.lease is not None):
+            lease = cache.hold(key) if known is not None and known.requests else None
+            if known is not None and lease is not None:
+                # Whatever was pinned before may be what somebody has removed, and this replaces.
+                known.lease = lease
+            if settled or lease is not None:
                 del self._stored[key]
 
 

@@ -531,6 +531,19 @@ def test_what_a_running_request_needs_no_other_engine_evicts(
     assert np.array_equal(lease.tree, output())
 
 
+def test_what_was_removed_and_stored_again_for_a_running_request_is_pinned_as_it_is_now(
+    shared: Daemon, cache: tensord.Client, picture: bytes
+) -> None:
+    manager, other = EncoderCacheManager(10, cache), shared.client()
+    running = request("1", (picture, 4))
+    manager.allocate(running, 0)
+    stored(manager, running)
+    assert other.evict(picture) == 1
+    stored(manager, running)
+    fill(other)
+    assert other.contains(picture)
+
+
 def test_the_callers_lease_is_its_own(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
     manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
     manager.allocate(running, 0)
