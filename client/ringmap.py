@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, Final
@@ -61,9 +62,10 @@ class RingMap(mmap):
     identity: bytes
     fd = -1
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # `close` is taken while there is one: at the interpreter's end `os` may be gone before the last lease.
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
     def begin(self, lane: Lane, ring_fd: int, instance_id: int) -> None:
         """Takes up the lane, and a descriptor of its own; `ring_fd` stays the caller's."""
