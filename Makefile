@@ -32,7 +32,7 @@ help:
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
-	@echo "make bench-vllm   what the connector costs a vLLM engine that is asked for text, and saves one asked for pictures"
+	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connector, engines asked for text and pictures"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches"
 
@@ -92,6 +92,8 @@ bench-pressure: $(STAMPS)/bench
 	$(BIN)/python benchmarks/governor.py $(if $(JSON),--json "$(JSON)")
 
 bench-vllm: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/processor_cache.py $(if $(JSON),--json "$(JSON:.json=)-processor.json")
+	$(PEERS)/bin/python benchmarks/vllm_connector.py
 	$(PEERS)/bin/python benchmarks/vllm_text.py $(if $(JSON),--json "$(JSON)")
 
 bench-peers: $(PEERS)/.installed
