@@ -43,6 +43,8 @@ from .step import NOTHING, Load, Report, Save, StepMetadata
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
 """How many times as long as encoding and storing takes here another engine is given for it."""
+LOOK_UP_S: Final = 0.25
+"""How long looking up may take at least, however short the waiting for others is to be."""
 LAG_STEPS_MAX: Final = 256
 """Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
 that it is done, and is."""
@@ -64,7 +66,7 @@ class _Asking:
         """Its inputs are to be settled, from now on."""
         self.count = len(features)
         self.end = _end(features) if features else 0
-        self.order: list[Input] | None = None
+        self.order: list[str] | None = None
         self.reached = 0
         self.settled = False
         self.since = time.monotonic()
@@ -152,6 +154,11 @@ class SchedulerSide:
     def allocated(self, request: Any, index: int) -> None:
         """The engine's encoder cache has room for it: it is loaded, or encoded, in the step that is being made."""
         identifier = request.mm_features[index].identifier
+        # Twice in one step: who had it first was preempted in it, and may have meant another picture by that name.
+        self._loads.pop(identifier, None)
+        undone = self._saves.pop(identifier, None)
+        if undone is not None:
+            self._claims.settled(undone.key)
         self._allocated.add(identifier)
         asking = self._asking.get(request.request_id)
         wanted = asking.inputs.pop(identifier, None) if asking is not None else None
@@ -192,7 +199,7 @@ class SchedulerSide:
         """What the workers are to do in the step that was just made."""
         if scheduler_output.free_encoder_mm_hashes:
             self._local.difference_update(scheduler_output.free_encoder_mm_hashes)
-        if scheduler_output.total_num_scheduled_tokens:
+        if scheduler_output.total_num_scheduled_tokens or self._allocated:
             self._step += 1
         elif self._deferred:
             # Nothing runs in this step: the thread that settles what is waited for gets the interpreter.
@@ -267,10 +274,14 @@ class SchedulerSide:
 
     # ---- a request's inputs
 
+    def _is_local(self, name: str) -> bool:
+        """Whether the engine's own encoder cache has it, or will have by the end of the step."""
+        return name in self._local or name in self._allocated
+
     def _outdated(self, asking: _Asking, features: Sequence[Any], computed: int) -> bool:
         """Whether an input is needed that nothing is known of: of a longer prompt, or gone from the engine's cache."""
         return asking.count != len(features) or any(
-            name not in asking.inputs and name not in self._local and name not in self._allocated
+            name not in asking.inputs and not self._is_local(name)
             for name in (feature.identifier for feature in _ahead(features, computed))
         )
 
@@ -284,7 +295,7 @@ class SchedulerSide:
             self._leave(found, asking)
         for feature in _ahead(request.mm_features, computed):
             name, rows = feature.identifier, feature.mm_position.get_num_embeds()
-            if name in asking.inputs or name in self._local:
+            if name in asking.inputs or self._is_local(name):
                 continue
             known = fresh.setdefault(name, Input(feature.modality, rows, feature.data))
             if known.datas[-1] is not feature.data or known.rows != rows:
@@ -312,19 +323,28 @@ class SchedulerSide:
     def _settled(self, asking: _Asking) -> bool:
         """Whether there is nothing left that is worth waiting for."""
         now = time.monotonic()
+        for name in [name for name in asking.inputs if self._is_local(name)]:
+            # Encoded or loaded meanwhile, for another of the engine's requests.
+            self._let_go(asking.inputs.pop(name), asking)
         if asking.order is None:
             for name, found in asking.inputs.items():
                 if found.state == "asked":
-                    if now - asking.since < self._wait_s_max and not self._background.late:
+                    if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
                         return False
                     # Another in its place: what the thread finds out about this one, nobody will hear of.
                     self._counts.add("late")
                     asking.inputs[name] = late = Input(found.modality, found.rows, None)
                     late.state = "unshared"
-            missed = [found for found in asking.inputs.values() if found.state == "missed"]
-            asking.order = sorted(missed, key=lambda found: found.key or b"")
+            # Without a key it was settled before, by something that does not fit, or another producer.
+            missed = [
+                (found.key, name)
+                for name, found in asking.inputs.items()
+                if found.state == "missed" and found.key is not None
+            ]
+            asking.order = [name for _, name in sorted(missed)]
         while asking.reached < len(asking.order):
-            if self._waits(asking, asking.order[asking.reached], now):
+            found = asking.inputs.get(asking.order[asking.reached])
+            if found is not None and self._waits(asking, found, now):
                 return False
             asking.reached += 1
         return True

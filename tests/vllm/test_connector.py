@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.outputs import ECConnectorOutput
 
@@ -324,6 +325,48 @@ def test_waiting_ends_at_its_bound(shared: Daemon) -> None:
         assert counted(another, "wait_timeouts") == 1
 
 
+def test_with_no_time_to_wait_for_others_what_is_there_is_found(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    encode(first, picture)
+    with Steps(other_name(shared.socket, 1), wait_s_max=0) as another:
+        asked = request(picture)
+        assert right([asked], another.run(asked))
+        assert another.encoded == []
+
+
+def test_nobody_waits_for_what_the_engine_itself_is_storing(first: Steps) -> None:
+    picture = fresh()
+    one, another = request(picture), request(picture)
+    settled(first, first.add(one))
+    # It is looked up before the first is scheduled, and found to be missing while that stores what it encoded.
+    first.add(another)
+    stored = threading.Event()
+    worker = first.workers[0]._worker
+    assert worker is not None and worker._background.post(lambda _: _wait_for(stored))
+    try:
+        assert one.request_id in first.step()
+        first.step()
+        assert another.num_computed_tokens, "it is put off, though the engine has the picture"
+    finally:
+        stored.set()
+
+
+def _wait_for(event: threading.Event) -> None:
+    assert event.wait(PATIENCE_S)
+
+
+def test_an_input_that_was_settled_stays_so_when_its_request_grows(shared: Daemon, first: Steps) -> None:
+    picture = fresh()
+    settled(first, first.add(request(picture)))
+    with Steps(other_name(shared.socket, 1), "ec_producer") as producer:
+        # It encodes what another engine is encoding too, and does not store it.
+        settled(producer, asked := producer.add(request(picture)))
+        asked.mm_features.append(feature(item(fresh()), "more", 2 + ROWS))
+        settled(producer, asked)
+        producer.finish(asked)
+        nothing_left(producer)
+
+
 def test_engines_that_want_the_same_pictures_in_another_order_do_not_wait_in_a_circle(
     first: Steps, second: Steps
 ) -> None:
@@ -435,6 +478,43 @@ def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
         nothing_left(another)
         assert another.counts["loads"] == 2
         assert another.counts["saves"] == 1
+
+
+def test_a_step_whose_only_request_was_preempted_takes_no_lease_from_the_step_before(
+    first: Steps, second: Steps
+) -> None:
+    pictures = fresh(), fresh()
+    encode(first, *pictures)
+    for number in pictures:
+        settled(second, asked := request(number))
+        assert second.connector.has_cache_item(f"picture-{number}")
+        second.connector.update_state_after_alloc(asked, 0)
+        second.connector.request_finished(asked)
+        made = SchedulerOutput.make_empty()
+        made.total_num_scheduled_tokens = 1 if number == pictures[0] else 0
+        second.connector.build_connector_meta(made)
+    assert second.held["steps"] == 2
+    said = Report(loaded={0: 10**6})
+    second.connector.update_connector_output(ECConnectorOutput(ec_connector_worker_meta=said))
+    second.connector.build_connector_meta(_freed(*(f"picture-{number}" for number in pictures)))
+
+
+def _freed(*names: str) -> SchedulerOutput:
+    made = SchedulerOutput.make_empty()
+    made.free_encoder_mm_hashes = list(names)
+    return made
+
+
+def test_what_a_request_preempted_in_its_step_wanted_stored_is_not_made_of_anothers_picture(first: Steps) -> None:
+    name = f"clients-{fresh()}"
+    settled(first, one := request(feature(item(fresh()), name)))
+    another = request(feature(None, name))
+    assert first.connector.ensure_cache_available(another, 0)
+    for asked in (one, another):
+        first.connector.update_state_after_alloc(asked, 0)
+        first.connector.request_finished(asked)
+    assert first.connector.build_connector_meta(SchedulerOutput.make_empty()) is NOTHING
+    first.connector.build_connector_meta(_freed(name))
 
 
 def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
