@@ -343,8 +343,8 @@ class SchedulerSide:
             ]
             asking.order = [name for _, name in sorted(missed)]
         while asking.reached < len(asking.order):
-            found = asking.inputs.get(asking.order[asking.reached])
-            if found is not None and self._waits(asking, found, now):
+            needed = asking.inputs.get(asking.order[asking.reached])
+            if needed is not None and self._waits(asking, needed, now):
                 return False
             asking.reached += 1
         return True
