@@ -121,7 +121,7 @@ class Puts:
             else:
                 self._copy(pending, image, inbox, deadline)
         except TensordError as error:
-            self._settle(pending, _state_for(error), error)
+            self._not_sent(pending, error)
         return put
 
     def reserve(self, image_bytes: int, deadline: float) -> Region:
@@ -164,7 +164,7 @@ class Puts:
         try:
             self._send(pending.commit, *pending.parts)
         except TensordError as error:
-            self._settle(pending, _state_for(error), error)
+            self._not_sent(pending, error)
         return put
 
     def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
@@ -218,8 +218,9 @@ class Puts:
         self._tell_inbox(self._inbox, send)
         with self._lock:
             again = [pending for pending in self._pending.values() if pending.complete]
+            for pending in again:
+                pending.sent_again = True
         for pending in again:
-            pending.sent_again = True
             # The claim it was made under died with the old connection.
             pending.commit = messages.Commit(
                 pending.commit.id,
@@ -375,6 +376,14 @@ class Puts:
                 return True
         region.release()
         return False
+
+    def _not_sent(self, pending: Pending, error: TensordError) -> None:
+        """Sending it failed here. Where a new connection has taken it up meanwhile, it is on its way all the same: the
+        daemon counts it, and answers.
+        """
+        with self._lock:
+            if not pending.sent_again:
+                self._settle(pending, _state_for(error), error)
 
     def _settle(self, pending: Pending, state: PutState, error: TensordError | None) -> None:
         with self._lock:

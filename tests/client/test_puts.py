@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensord.client.puts import Put, Puts
-from tensord.errors import DaemonUnavailable, StoreFull
+from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError
 from tensord.ipc import messages
 from tensord.ipc.words import Limits
 from tensord.shm.tree import encode
@@ -102,6 +102,30 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: in
     desk.answer = go_away
     put = desk.put(image_bytes)
     assert put.state == "lost"
+    assert desk.used_bytes == 0
+    desk.puts.close()
+
+
+@pytest.mark.parametrize(
+    "error", [DaemonUnavailable("not attached yet"), ProtocolError("Commit with an id that is still open")], ids=repr
+)
+def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_sending_fails(
+    error: TensordError,
+) -> None:
+    desk = Desk()
+    sent_again: list[messages.Message] = []
+
+    def come_back(message: messages.Message) -> None:
+        if isinstance(message, messages.Commit):
+            desk.puts.send_again(lambda *sent, **_: sent_again.extend(sent))
+            raise error
+
+    desk.answer = come_back
+    put = desk.put(1000)
+    commits = [message for message in sent_again if isinstance(message, messages.Commit)]
+    assert desk.puts.in_flight == len(commits) == 1
+    desk.puts.acknowledged(messages.Committed(commits[0].id, "stored"))
+    assert put.wait(0).state == "stored"
     assert desk.used_bytes == 0
     desk.puts.close()
 
