@@ -142,7 +142,8 @@ def namespace_of(vllm_config: Any, settings: Settings) -> Namespace | None:
     called = "+".join(model.architectures) if Path(model.model).is_dir() else model.model
     overrides = getattr(model, "hf_overrides", None)
     if callable(overrides):
-        overrides = f"{overrides.__module__}.{overrides.__qualname__}"
+        # Two functions of one name are not one: what it made of the configuration is what counts.
+        overrides = hashlib.sha256(model.hf_config.to_json_string(use_diff=False).encode()).hexdigest()
     multimodal = getattr(model, "multimodal_config", None)
     processor = {
         "transformers": _version("transformers"),
@@ -150,7 +151,12 @@ def namespace_of(vllm_config: Any, settings: Settings) -> Namespace | None:
         "processor_kwargs": getattr(multimodal, "mm_processor_kwargs", None),
         "pruning": getattr(multimodal, "video_pruning_rate", None),
     }
-    weights = {"quantization": getattr(model, "quantization", None), "overrides": overrides or None}
+    weights = {
+        "quantization": getattr(model, "quantization", None),
+        "overrides": overrides or None,
+        "attention": getattr(multimodal, "mm_encoder_attn_dtype", None),
+        "scales": getattr(multimodal, "mm_encoder_fp8_scale_path", None),
+    }
     return Namespace(
         model=called,
         revision=_described(revision, weights),

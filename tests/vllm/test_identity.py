@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PretrainedConfig
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from tensord.client.vllm import identity
@@ -138,11 +139,22 @@ def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: P
             ),
             Settings(),
         ),
+        namespace_of(_config(folder, multimodal_config=SimpleNamespace(mm_encoder_attn_dtype="fp8")), Settings()),
         namespace_of(_config(folder), Settings(tenant="another")),
         namespace_of(_config(folder), Settings(revision="mine")),
     ]
     tags = {plain.tag, *(other.tag for other in others if other is not None)}
     assert len(tags) == len(others) + 1
+
+
+def test_functions_of_one_name_that_override_the_configuration_are_told_apart_by_what_they_make(tmp_path: Path) -> None:
+    folder = write_tiny_llava(tmp_path)
+
+    def overridden(layer: int) -> Any:
+        made = PretrainedConfig(vision_feature_layer=layer)
+        return namespace_of(_config(folder, hf_overrides=lambda config: made, hf_config=made), Settings())
+
+    assert overridden(-1) == overridden(-1) != overridden(-2)
 
 
 def test_a_given_revision_stands_for_weights_that_cannot_be_read() -> None:
