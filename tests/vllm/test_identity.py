@@ -151,7 +151,7 @@ def test_functions_of_one_name_that_override_the_configuration_are_told_apart_by
     folder = write_tiny_llava(tmp_path)
 
     def overridden(layer: int) -> Any:
-        made = PretrainedConfig(vision_feature_layer=layer)
+        made = PretrainedConfig.from_dict({"vision_feature_layer": layer})
         return namespace_of(_config(folder, hf_overrides=lambda config: made, hf_config=made), Settings())
 
     assert overridden(-1) == overridden(-1) != overridden(-2)
