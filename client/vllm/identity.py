@@ -26,6 +26,8 @@ WHOLE_BYTES_MAX: Final = 64 << 20
 
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 _DIGESTS_MAX: Final = 4096
+DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
+"""Where an item that the processor cache has read carries its `content_digest`, taken when it was stored."""
 
 
 # ---- weights
@@ -249,7 +251,7 @@ class Digests:
         self._known: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 
     def of(self, item: Any) -> bytes:
-        """`content_digest` of it, taken once.
+        """`content_digest` of it, taken once: here, or where the processor cache stored it.
 
         Raises:
             UnsupportedLeaf: it has none.
@@ -257,7 +259,7 @@ class Digests:
         known = self._known.get(id(item))
         if known is not None and known[0]() is item:
             return known[1]
-        digest = content_digest(item)
+        digest = getattr(item, DIGEST_ATTRIBUTE, None) or content_digest(item)
         if len(self._known) >= _DIGESTS_MAX:
             self._known = {number: entry for number, entry in self._known.items() if entry[0]() is not None}
             if len(self._known) >= _DIGESTS_MAX:

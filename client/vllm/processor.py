@@ -46,11 +46,10 @@ from ...errors import BadConfiguration, ReferenceLost, TensordError, Unsupported
 from ...shm.layout import KEY_BYTES
 from ..cache import Client
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
-from .identity import content_digest
+from .identity import DIGEST_ATTRIBUTE, content_digest
 from .items import item_tree, tree_item, tree_updates
 from .processor_identity import processor_namespace
 
-DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
 COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
 _COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_write": "on_write", "always": True}
 

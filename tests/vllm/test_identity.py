@@ -206,6 +206,14 @@ def test_what_only_stands_for_content_has_no_digest(fields: dict[str, Any]) -> N
         content_digest(item(**fields))
 
 
+def test_what_the_processor_cache_has_named_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = item(pixel_values=torch.zeros(3))
+    digest = content_digest(named)
+    setattr(named, identity.DIGEST_ATTRIBUTE, digest)
+    monkeypatch.setattr(identity, "content_digest", lambda _: pytest.fail("it was hashed"))
+    assert Digests().of(named) == digest
+
+
 def test_a_digest_is_taken_once_and_never_of_another_item(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 

@@ -194,7 +194,7 @@ def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
     hash, item = fresh(), an_item(6)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
     found = pair.p1.get_and_update_item(sent, hash)
-    assert getattr(found, processor.DIGEST_ATTRIBUTE) == identity.content_digest(item) == identity.content_digest(found)
+    assert getattr(found, identity.DIGEST_ATTRIBUTE) == identity.content_digest(item) == identity.content_digest(found)
 
 
 def test_loras_share_what_the_processor_made(pair: Pair) -> None:
