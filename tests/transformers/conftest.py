@@ -1,0 +1,7 @@
+"""These tests need transformers and torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("transformers") else ["test_*.py"]
