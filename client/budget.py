@@ -3,7 +3,8 @@
 Owns: the account, and the order in which entries go. Does not own the entries: whether one is still there, and whether
 anybody holds it, is asked of whoever knows. Locks nothing.
 
-Invariants: the account is the sum of its entries, within the budgets. Making room looks at each entry twice at most.
+Invariants: the account is the sum of its entries, within the budgets. Making room looks at each entry three times at
+most. What was taken away while it was under way is evicted once it is stored: nothing of ours stays uncounted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ class Own:
     @property
     def is_under_way(self) -> bool:
         """Whether it is not known yet what becomes of it."""
-        return self.put is None or self.put.state == "sent"
+        # First: once it is set, `put` stays what it is.
+        begun = self.begun.is_set()
+        return not begun if self.put is None else self.put.state == "sent"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is known to have been stored, by us; it may be gone again."""
+        return self.put is not None and self.put.state == "stored"
 
 
 class Budget:
@@ -55,6 +63,7 @@ class Budget:
         self._is_there = is_there
         self._is_held = is_held
         self._own: OrderedDict[bytes, Own] = OrderedDict()
+        self._dropped: list[tuple[bytes, Own]] = []
 
     def __len__(self) -> int:
         return len(self._own)
@@ -81,18 +90,25 @@ class Budget:
             self.bytes -= own.size_bytes
 
     def forget_all(self) -> None:
-        """Takes all out of the account."""
+        """Takes all out of the account, and has nothing evicted."""
         self._own.clear()
+        self._dropped.clear()
         self.bytes = 0
+
+    def drop_all(self) -> None:
+        """Takes all out of the account, for `take_due` to give what is there. Looks at every entry."""
+        self.forget_gone()
+        for key in list(self._own):
+            self._drop(key)
 
     def forget_gone(self) -> None:
         """Takes out of the account what is there no more. Looks at every entry."""
         for key in [key for key, own in self._own.items() if self._is_gone(key, own)]:
             self.forget(key)
 
-    def make_room(self, size_bytes: int) -> list[bytes]:
-        """Takes out of the account what has to go for an entry of `size_bytes`, which is within `bytes_max`, and gives
-        its keys: least recently used first, and what anybody holds last.
+    def make_room(self, size_bytes: int) -> None:
+        """Takes out of the account what has to go for an entry of `size_bytes`, which is within `bytes_max`, for
+        `take_due` to give: least recently used first, then what anybody holds, and what is under way last.
 
         Raises:
             BelowFloor: fewer entries than the floor would be left. Nothing has to go then.
@@ -109,13 +125,28 @@ class Budget:
                 f"queueing floor is {self.floor} entries; raise the budgets, or lower the floor"
             )
         for key in victims:
-            self.forget(key)
-        return victims
+            self._drop(key)
+
+    def take_due(self) -> list[bytes]:
+        """The keys that are to be evicted now. One that was still under way is given by the first call that sees it
+        stored: before that, the daemon has nothing to evict."""
+        dropped, self._dropped = self._dropped, []
+        due: list[bytes] = []
+        for key, own in dropped:
+            if own.is_under_way:
+                self._dropped.append((key, own))
+            elif own.is_stored:
+                due.append(key)
+        return due
 
     def check_invariants(self) -> None:
         """Asserts that the account is the sum of its entries, and within the budgets."""
         assert self.bytes == sum(own.size_bytes for own in self._own.values())
         assert self.bytes <= self.bytes_max and len(self._own) <= self.entries_max
+
+    def _drop(self, key: bytes) -> None:
+        self._dropped.append((key, self._own[key]))
+        self.forget(key)
 
     def _victims(self, size_bytes: int) -> list[bytes]:
         """What has to go, in the order to go. Entries found to be gone already leave the account."""
@@ -124,9 +155,13 @@ class Budget:
         gone: list[bytes] = []
         victims: list[bytes] = []
         held: list[bytes] = []
+        under_way: list[bytes] = []
         for key, own in self._own.items():
             if over_entries <= 0 and over_bytes <= 0:
                 break
+            if own.is_under_way:
+                under_way.append(key)
+                continue
             if self._is_gone(key, own):
                 gone.append(key)
             elif self._is_held(key):
@@ -136,7 +171,7 @@ class Budget:
                 victims.append(key)
             over_entries -= 1
             over_bytes -= own.size_bytes
-        for key in held:
+        for key in held + under_way:
             if over_entries <= 0 and over_bytes <= 0:
                 break
             victims.append(key)
@@ -148,6 +183,4 @@ class Budget:
 
     def _is_gone(self, key: bytes, own: Own) -> bool:
         """Whether it is not, or no longer, stored by us. One on its way counts as ours."""
-        if own.is_under_way:
-            return False
-        return own.put is None or own.put.state != "stored" or not self._is_there(key)
+        return not own.is_under_way and not (own.is_stored and self._is_there(key))

@@ -4,7 +4,7 @@ Owns: the key of a picture, what is stored beside its embedding, and the statist
 this process stored (budget), nor what the ring keeps: the daemon evicts by its own policy, whatever the budgets say.
 
 Invariants: a lookup sends no message. A store waits for no eviction. Budgets take nothing below the floor, and what
-clients hold last; leases on what went stay right.
+clients hold, or what is on its way, last; leases on what went stay right.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class VisualCache:
     """Embeddings by the SHA-256 of the raw bytes that were encoded, in a namespace. Safe to use from several threads.
 
     The budgets are over what this object stored, least recently used by this object first; what others stored under
-    the same namespace is found all the same, and counted nowhere here. A fork's child begins with nothing of its own.
+    the same namespace is found all the same, and counted nowhere here. What had to go while it was on its way is
+    evicted by the first `store`, `statistics` or `clear` after it was stored. A fork's child begins with nothing of its
+    own.
 
     Args:
         cache: the client to go through.
@@ -254,8 +256,8 @@ class VisualCache:
     ) -> Put:
         """Stores an embedding, within the budgets. Returns as `Client.put` does, once it is copied.
 
-        Own entries beyond the budgets are evicted, least recently used first and those that clients hold last. Where
-        the floor leaves too little to evict, nothing is, and the put is refused.
+        Own entries beyond the budgets are evicted, least recently used first; those that clients hold after them, and
+        those on their way last. Where the floor leaves too little to evict, nothing is, and the put is refused.
 
         Args:
             embedding: a tree as `Client.put` takes it, of any shape and dtype.
@@ -275,6 +277,7 @@ class VisualCache:
         sides = None if resolution is None else list(check_resolution(resolution))
         size_bytes = embedding_bytes(embedding)
         put = Put(key)
+        self._evict_due()
         if self._cache.contains(key):
             put.settle("existed")
             return put
@@ -290,7 +293,7 @@ class VisualCache:
                 other = self._budget.find(key)
                 if other is None or not other.is_under_way:
                     try:
-                        victims = self._budget.make_room(size_bytes)
+                        self._budget.make_room(size_bytes)
                     except BelowFloor as refusal:
                         put.settle("refused", refusal)
                         return put
@@ -302,7 +305,7 @@ class VisualCache:
                 return other.put
         body = {"embedding": embedding, "resolution": sides, "encoder": encoder}
         try:
-            self._evict(victims)
+            self._evict_due()
             own.put = self._cache.put(key, body, tokens=tokens, ttl_s=ttl_s)
         except BaseException:
             with self._lock:
@@ -324,8 +327,9 @@ class VisualCache:
         """
         count = self._cache.clear(self._namespace)
         with self._lock:
-            self._budget.forget_all()
+            self._budget.drop_all()
             self._reset_statistics()
+        self._evict_due()
         return count
 
     # ---- the floor
@@ -360,6 +364,7 @@ class VisualCache:
         `visual_vram_saved_bytes` sums the embeddings of all hits; `visual_cache_entries` counts what this object stored
         and is still there; `dp_mode_recommendations` counts lookups that recommended data parallel.
         """
+        self._evict_due()
         with self._lock:
             self._budget.forget_gone()
             lookups = self._hits + self._misses
@@ -388,8 +393,12 @@ class VisualCache:
         reuse = self._cache.reuse(key)
         return reuse is not None and reuse.holders > 0
 
-    def _evict(self, keys: list[bytes]) -> None:
+    def _evict_due(self) -> None:
         """Says what is to go, and waits for no answer. With the daemon away, what stays is the daemon's to evict."""
+        with self._lock:
+            keys = self._budget.take_due()
+        if not keys:
+            return
         link = self._cache.link
         most = link.limits.keys_per_request_max
         for start in range(0, len(keys), most):

@@ -247,6 +247,54 @@ def test_beyond_the_byte_budget_as_many_go_as_must(client: tensord.Client, names
     cache.check_invariants()
 
 
+def test_what_had_to_go_while_it_was_on_its_way_goes_once_it_is_stored(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=4)
+    names = [f"picture {number}".encode() for number in range(40)]
+    daemon.pause()
+    try:
+        puts = [cache.store("image", name, EMBEDDING) for name in names]
+    finally:
+        daemon.resume()
+    assert [put.wait(PATIENCE_S).state for put in puts] == ["stored"] * len(puts)
+    cache.check_invariants()
+    assert cache.statistics()["visual_cache_entries"] == 4
+    until(lambda: sum(hits(cache, *names)) <= 4, "no more are there than may be")
+    assert hits(cache, *names[-4:]) == [True] * 4
+    cache.check_invariants()
+
+
+def test_what_is_on_its_way_goes_after_what_is_there(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=2)
+    stored(cache, b"a")
+    daemon.pause()
+    try:
+        on_its_way = cache.store("image", b"b", EMBEDDING)
+        cache.lookup("image", b"a").release()
+        last = cache.store("image", b"c", EMBEDDING)
+    finally:
+        daemon.resume()
+    assert {on_its_way.wait(PATIENCE_S).state, last.wait(PATIENCE_S).state} == {"stored"}
+    until(lambda: hits(cache, b"a", b"b", b"c") == [False, True, True], "a went, though b was used before it")
+
+
+def test_what_is_on_its_way_when_all_is_cleared_goes_once_it_is_stored(
+    daemon: Daemon, namespace: tensord.Namespace
+) -> None:
+    with Slow(daemon) as slow, ThreadPoolExecutor(1) as threads:
+        cache = VisualCache(slow, namespace)
+        storing = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
+        assert slow.inside.wait(PATIENCE_S)
+        assert cache.clear() == 0 == cache.own_bytes
+        slow.leave.set()
+        assert storing.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
+        assert cache.statistics()["visual_cache_entries"] == 0
+        until(lambda: hits(cache, IMAGE) == [False], "it went")
+
+
 def test_what_a_client_holds_goes_last_and_stays_right_for_it(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
