@@ -196,13 +196,14 @@ class EncoderCacheManager:
         """The output as the ring has it, pinned once more for the caller.
 
         Returns:
-            None where the input is not allocated for the request, or its output is not in the ring (any more).
+            None where the input, with this key, is not allocated for the request, or its output is not in the ring
+            (any more).
 
         Raises:
             UsageError: the request has no such input.
         """
         wanted = _input(request, input_id)
-        if self._cache is None or input_id not in self._allocated.get(request.request_id, ()):
+        if self._cache is None or self._allocated.get(request.request_id, {}).get(input_id) != wanted.key:
             return None
         known = self._outputs[wanted.key]
         self._pin_stored(self._cache)

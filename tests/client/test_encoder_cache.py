@@ -505,6 +505,16 @@ def test_what_one_engine_stored_another_has_and_reads(shared: Daemon, cache: ten
     assert np.array_equal(lease.tree, output())
 
 
+def test_an_input_with_another_key_than_the_allocated_one_has_no_lease(cache: tensord.Client, picture: bytes) -> None:
+    manager, other = EncoderCacheManager(10, cache), key(next(_numbers), b"anothers")
+    mine, changed = request("1", (picture, 4)), request("1", (other, 4))
+    manager.allocate(mine, 0)
+    stored(manager, mine)
+    cache.put(other, output(), wait=True)
+    assert manager.lease(changed, 0) is None
+    assert manager.lease(mine, 0) is not None
+
+
 def test_what_only_the_ring_has_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:
     manager, wanted = EncoderCacheManager(10, cache), request("1", (picture, 4))
     cache.put(picture, output(), wait=True)
