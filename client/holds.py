@@ -75,32 +75,32 @@ class Holds:
 
         Returns:
             False where it is not kept: the rest is promised and leaves no room, or the lease is a copy of its own,
-            which keeps no entry from being evicted.
+            which keeps no entry from being evicted, or there is no thread to end it. What was kept before stays.
         """
         with self._lock:
             held = before = self._held.get(key)
             handle = lease.handle()
             if held is None or handle not in (None, held.handle):
+                if handle is None or not self._make_room(lease.image_bytes, before):
+                    return False
+                held = _Held(lease, handle)
                 if before is not None:
                     self._drop(key)
-                if handle is None or not self._make_room(lease.image_bytes):
-                    return False
-                held = self._held[key] = _Held(lease, handle)
-                self._bytes += lease.image_bytes
-                if before is not None:
                     held.lent, held.promised_to = before.lent, before.promised_to
+                self._held[key] = held
+                self._bytes += lease.image_bytes
             held.promised_to.add(threading.get_ident())
-            self._renew(key, held)
-            return True
+            return self._renew(key, held)
 
-    def lend(self, key: bytes) -> None:
-        """What the calling thread was promised under `key` is kept for others from now on."""
+    def lend(self, key: bytes) -> bool:
+        """What the calling thread was promised under `key` is kept for others from now on. False if nothing is kept."""
         with self._lock:
             held = self._held.get(key)
-            if held is not None:
-                held.lent = True
-                held.promised_to.discard(threading.get_ident())
-                self._renew(key, held)
+            if held is None:
+                return False
+            held.lent = True
+            held.promised_to.discard(threading.get_ident())
+            return self._renew(key, held)
 
     def release(self) -> None:
         """The calling thread has done with all that it was promised. What is lent stays for its time."""
@@ -137,36 +137,47 @@ class Holds:
 
     # ---- inside
 
-    def _make_room(self, image_bytes: int) -> bool:
-        if self._has_room(image_bytes):
+    def _make_room(self, image_bytes: int, before: _Held | None) -> bool:
+        """Whether one more, of so many bytes, fits; or one in place of `before`, which stays until then."""
+        more_entries = 1 if before is None else 0
+        more_bytes = image_bytes - (0 if before is None else before.lease.image_bytes)
+        if self._has_room(more_entries, more_bytes):
             return True
-        promised = [held.lease.image_bytes for held in self._held.values() if held.promised_to]
+        others = [(key, held) for key, held in self._held.items() if held is not before]
+        promised = [held.lease.image_bytes for _, held in others if held.promised_to]
         if len(promised) >= self.entries_max or sum(promised) + image_bytes > self.bytes_max:
             return False
-        for key in [key for key, held in self._held.items() if not held.promised_to]:
+        for key in [key for key, held in others if not held.promised_to]:
             self._drop(key)
-            if self._has_room(image_bytes):
+            if self._has_room(more_entries, more_bytes):
                 break
         return True
 
-    def _has_room(self, image_bytes: int) -> bool:
-        return len(self._held) < self.entries_max and self._bytes + image_bytes <= self.bytes_max
+    def _has_room(self, more_entries: int, more_bytes: int) -> bool:
+        return len(self._held) + more_entries <= self.entries_max and self._bytes + more_bytes <= self.bytes_max
 
     def _drop(self, key: bytes) -> None:
         self._bytes -= self._held.pop(key).lease.image_bytes
 
-    def _renew(self, key: bytes, held: _Held) -> None:
+    def _renew(self, key: bytes, held: _Held) -> bool:
         held.ends_at = time.monotonic() + self.seconds
         self._held.move_to_end(key)
-        if self._timer is None:
-            self._start_timer()
+        return self._timer is not None or self._start_timer()
 
-    def _start_timer(self) -> None:
+    def _start_timer(self) -> bool:
+        """Without a thread that ends them nothing is kept."""
         first = next(iter(self._held.values()))
         # The timer's thread must not keep alive what nobody else uses any more.
-        self._timer = threading.Timer(max(0.0, first.ends_at - time.monotonic()), _expire, [weakref.ref(self)])
-        self._timer.name, self._timer.daemon = "tensord-holds", True
-        self._timer.start()
+        timer = threading.Timer(max(0.0, first.ends_at - time.monotonic()), _expire, [weakref.ref(self)])
+        timer.name, timer.daemon = "tensord-holds", True
+        try:
+            timer.start()
+        except (RuntimeError, MemoryError):
+            self._held.clear()
+            self._bytes = 0
+            return False
+        self._timer = timer
+        return True
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -176,6 +187,9 @@ class Holds:
     def _end_what_is_over(self) -> None:
         now = time.monotonic()
         with self._lock:
+            if self._timer is not threading.current_thread():
+                # It had fired already when it was stopped.
+                return
             self._timer = None
             while self._held and next(iter(self._held.values())).ends_at <= now:
                 self._drop(next(iter(self._held)))

@@ -190,7 +190,7 @@ class ProcessorCache:
 
     def touch(self, hashes: Iterable[Hash]) -> int:
         """Counts as a use of each item that is there, and holds it as `is_cached` does. Returns how many are there."""
-        return sum(self._use(self.key(hash)) for hash in hashes)
+        return sum(self._use(self.key(hash)) is not None for hash in hashes)
 
     def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
         """What to send for each item: a Reference where it is stored, or its tree, passed through.
@@ -212,24 +212,28 @@ class ProcessorCache:
         trees = {
             key: (hash, item)
             for hash, key, item in zip(hashes, keys, items, strict=True)
-            if item is not None and not there[key]
+            if item is not None and there[key] is None
         }
+        # What an item without a tree is made of, whatever another thread ends meanwhile.
+        leases = {key: self._holds.get(key) if lease is None else lease for key, lease in there.items()}
         lost = [
             hash
             for hash, key in zip(hashes, keys, strict=True)
-            if not there[key] and key not in trees and self._holds.get(key) is None
+            if there[key] is None and key not in trees and _tree_of(leases[key], copy=False) is None
         ]
         if lost:
-            raise ReferenceLost(
-                f"no tree was given for {lost}, which are neither stored nor held: ask is_cached, and process what it "
-                "says False of",
-                lost,
-            )
+            raise _lost(lost)
         reasons = self._store(trees)
-        return [
-            self._sent(key, trees[key][1] if key in trees else item, there[key], reasons.get(key))
+        sent = [
+            self._sent(
+                key, trees[key][1] if key in trees else item, leases[key], there[key] is not None, reasons.get(key)
+            )
             for key, item in zip(keys, items, strict=True)
         ]
+        lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
+        if lost:
+            raise _lost(lost)
+        return sent
 
     def held(self, hash: Hash) -> Any:
         """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is."""
@@ -336,11 +340,12 @@ class ProcessorCache:
         lease = self._client.hold(key)
         return lease is not None and self._promise(key, lease)
 
-    def _use(self, key: bytes) -> bool:
+    def _use(self, key: bytes) -> Lease | None:
+        """Counts as a use of what is there, and holds it."""
         if self._is_distrusted(key):
-            return False
+            return None
         lease = self._client.get(key)
-        return lease is not None and self._promise(key, lease)
+        return lease if lease is not None and self._promise(key, lease) else None
 
     def _promise(self, key: bytes, lease: Lease) -> bool:
         view = self._client.link.view
@@ -364,7 +369,9 @@ class ProcessorCache:
         puts: list[Put] = []
         self._late = [put for put in self._late if put.state == "sent"]
         owing = bool(self._late)
+        # One for all of these, so that a daemon that makes no room is waited for once.
         wait_s = self._put_wait_s
+        began = time.monotonic()
         for key, (hash, tree) in trees.items():
             if self._is_distrusted(key) and self._client.contains(key):
                 reasons[key] = "invalidated"
@@ -375,12 +382,15 @@ class ProcessorCache:
             stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
             try:
                 wait_s += item_bytes(tree, nodes_max=NODES_MAX) / _SLOW_BYTES_PER_S
-                puts.append(self._client.put(key, stored, timeout_s=wait_s))
+                put = self._client.put(key, stored, timeout_s=max(0.0, began + wait_s - time.monotonic()))
+                puts.append(put)
+                owing = isinstance(put.error, TimedOut | LimitReached)
             except Exception as error:
                 # What a leaf's own library raises (a tensor without memory, a lost device) is no error of the request.
                 reasons[key] = _reason(error)
-        # From here on it is waiting; until here it was copying, which the tree's own way would have cost as well.
-        deadline = time.monotonic() + wait_s
+        # From here on it is waiting, unless it did so already; until here it was copying, which the tree's own way
+        # would have cost as well.
+        deadline = (began if owing else time.monotonic()) + wait_s
         for put in puts:
             try:
                 put.wait(max(0.0, deadline - time.monotonic()))
@@ -392,24 +402,23 @@ class ProcessorCache:
                 reasons[put.key] = "invalidated" if self._is_distrusted(put.key) else "held"
         return reasons
 
-    def _sent(self, key: bytes, item: Any, was_there: bool, reason: str | None) -> Any:
-        """The outcome for one item, and its count."""
-        lease = self._holds.get(key)
-        if not was_there and item is None:
+    def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
+        """The outcome for one item, and its count; None, and no count, where neither it nor its lease has a tree."""
+        if item is None and not was_there:
             # Evicted by order, or cleared, after is_cached: what is held is all that is left of it.
             reason = "gone"
-            item = _payload(lease, copy=True).get(_TREE) if lease is not None else None
-        if reason is None and lease is None:
-            reason = "held"
+        elif reason is None and not self._holds.lend(key):
+            reason = "gone" if item is None else "held"
+        if reason is not None:
+            item = _tree_of(lease, copy=True) if item is None else item
+            if item is None:
+                return None
         with self._lock:
             self._total += 1
             self._hits += was_there
             if reason is not None:
                 self._passed[reason] += 1
-        if reason is not None:
-            return item
-        self._holds.lend(key)
-        return Reference(key)
+        return item if reason is not None else Reference(key)
 
     def _lease_of(self, feature: Feature) -> Lease | None:
         """The lease of what a feature refers to; None if it is gone, or nothing is referred to."""
@@ -446,6 +455,19 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
     if not isinstance(payload, dict):
         return {}
     return _owned(payload) if copy is True else payload
+
+
+def _tree_of(lease: Lease | None, copy: bool) -> Any:
+    """The tree that a lease's entry has; None where there is none."""
+    return None if lease is None else _payload(lease, copy).get(_TREE)
+
+
+def _lost(hashes: list[Hash]) -> ReferenceLost:
+    return ReferenceLost(
+        f"no tree was given for {hashes}, which are neither stored nor held: ask is_cached, and process what it says "
+        "False of",
+        hashes,
+    )
 
 
 def _owned(node: Any) -> Any:

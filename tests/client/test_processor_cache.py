@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensord
+from tensord.client.holds import Holds
 from tensord.client.processor_cache import (
     Feature,
     ProcessorCache,
@@ -28,6 +31,7 @@ from tensord.client.processor_cache import (
     item_bytes,
     leaf_count,
 )
+from tensord.client.puts import Put
 from tensord.errors import BadKey, ReferenceLost, UsageError
 from tensord.shm.lanes import HEAD_AT
 
@@ -282,6 +286,66 @@ def test_bytes_bound_what_is_held_as_well(shared: Daemon) -> None:
     assert frontend.held_bytes <= MIB + MIB // 2
 
 
+def test_what_is_held_stays_where_its_larger_successor_has_no_room(shared: Daemon) -> None:
+    client, other = shared.client(), shared.client()
+    hash = fresh()
+    frontend = sender(client, bytes_max=MIB + MIB // 2)
+    sender(other).get_and_update([picture(1)], [hash])
+    assert frontend.is_cached([hash]) == [True]
+    other.evict(frontend.key(hash))
+    sender(other).get_and_update([picture(2, 2 * MIB)], [hash])
+    assert frontend.is_cached([hash]) == [False]
+    assert frontend.held(hash)["sizes"].tolist() == [1, 2]
+    (whole,) = frontend.get_and_update([None], [hash])
+    assert is_picture(whole, 1)
+
+
+def test_a_successor_needs_room_for_the_difference_only(shared: Daemon) -> None:
+    client, other = shared.client(), shared.client()
+    hash, sent = fresh(), fresh()
+    frontend = sender(client, entries_max=2, bytes_max=4 * MIB)
+    sender(other).get_and_update([picture(1), picture(1)], [hash, sent])
+    frontend.get_and_update([None], [sent])
+    assert frontend.is_cached([hash]) == [True]
+    other.evict(frontend.key(hash))
+    sender(other).get_and_update([picture(2, 2 * MIB)], [hash])
+    assert frontend.is_cached([hash]) == [True]
+    assert [frontend.held(one)["sizes"].tolist() for one in (hash, sent)] == [[2, 2], [1, 2]]
+
+
+def test_without_a_thread_that_ends_it_nothing_is_held(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = sender(shared.client())
+    (sent,) = sender(shared.client()).get_and_update([picture(1)], [hash := fresh()])
+
+    def no_thread(timer: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", no_thread)
+        assert frontend.is_cached([hash]) == [False]
+        assert frontend.held_bytes == 0
+    assert frontend.get_and_update([None], [hash]) == [sent]
+    assert frontend.held_bytes > 0
+
+
+def test_a_timer_that_was_stopped_too_late_leaves_the_next_one_be(shared: Daemon) -> None:
+    client = shared.client()
+    holds = Holds(1, MIB, 60.0)
+    key = os.urandom(32)
+    client.put(key, np.zeros(3), wait=True, timeout_s=PATIENCE_S)
+    lease = client.get(key)
+    assert lease is not None and holds.promise(key, lease)
+    stopped = holds._timer
+    holds.clear()
+    assert stopped is not None and holds.promise(key, lease)
+    current = holds._timer
+    late = threading.Thread(target=stopped.function, args=stopped.args)
+    late.start()
+    late.join()
+    assert holds._timer is current is not stopped
+    holds.clear()
+
+
 def test_a_child_of_a_fork_holds_nothing_of_its_parents(shared: Daemon) -> None:
     frontend = sender(shared.client())
     frontend.get_and_update([picture(1)], [hash := fresh()])
@@ -356,6 +420,47 @@ def test_what_was_evicted_by_order_is_sent_from_the_hold(shared: Daemon) -> None
     assert frontend.make_stats().passed_through == {"gone": 1}
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_another_thread_ends_during_the_call_is_sent_from_its_lease(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch, evicted: bool
+) -> None:
+    hash = fresh()
+    (stored,) = sender(shared.client()).get_and_update([picture(4)], [hash])
+    frontend = sender(shared.client())
+    assert frontend.is_cached([hash]) == [True]
+    if evicted:
+        shared.client().evict(stored.key)
+    store = frontend._store
+
+    def forgotten_meanwhile(trees: Any) -> dict[bytes, str]:
+        frontend.forget()
+        return store(trees)
+
+    monkeypatch.setattr(frontend, "_store", forgotten_meanwhile)
+    first, second = frontend.get_and_update([None, None], [hash, hash])
+    assert is_picture(first, 4) and is_picture(second, 4)
+    assert frontend.make_stats().passed_through == {"gone": 2}
+
+
+def test_what_was_there_without_a_tree_and_ends_during_the_call_is_named(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = shared.client()
+    frontend = sender(client)
+    hash, other = fresh(), fresh()
+    client.put(frontend.key(hash), np.zeros(3), wait=True, timeout_s=PATIENCE_S)
+
+    def forgotten_meanwhile(trees: Any) -> dict[bytes, str]:
+        frontend.forget()
+        return {}
+
+    monkeypatch.setattr(frontend, "_store", forgotten_meanwhile)
+    with pytest.raises(ReferenceLost) as raised:
+        frontend.get_and_update([None, None], [hash, hash])
+    assert raised.value.hashes == [hash, hash]
+    assert frontend.get_and_update([tree := picture(1)], [other]) == [tree]
+
+
 def test_nothing_given_for_what_is_not_there_names_all_of_it_and_stores_nothing(shared: Daemon) -> None:
     frontend = sender(shared.client())
     new, first, second = fresh(), fresh(), fresh()
@@ -391,7 +496,9 @@ def test_what_no_processor_made_is_nothing_to_a_sender_either(shared: Daemon) ->
         assert frontend.is_cached([hash]) == [True]
         assert frontend.held(hash) is None
         client.evict(key)
-        assert frontend.get_and_update([None], [hash]) == [None]
+        with pytest.raises(ReferenceLost) as raised:
+            frontend.get_and_update([None], [hash])
+        assert raised.value.hashes == [hash]
 
 
 # ---- what is passed through
@@ -471,6 +578,47 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(daemon: Daemon) -> Non
         daemon.resume()
     until(lambda: frontend.is_cached(hashes[:1]) == [True], "the late put to be visible")
     assert frontend.is_cached(hashes[1:]) == [False, False]
+
+
+def test_a_daemon_that_makes_no_room_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Daemon(limits_inbox_bytes_max=2 * MIB) as daemon:
+        client = daemon.start().client()
+        frontend = sender(client)
+        frontend.get_and_update([picture(0)], [fresh()])
+        until(lambda: client.link.puts.in_flight == 0, "the first put's answer")
+        frontend = sender(client, put_wait_s=0.2)
+        put, given, ended = client.put, [], []
+
+        def counted(key: bytes, tree: Any, *, timeout_s: float) -> Put:
+            given.append(timeout_s)
+            ended.append(put(key, tree, timeout_s=timeout_s))
+            return ended[-1]
+
+        monkeypatch.setattr(client, "put", counted)
+        trees = [picture(n, MIB * 3 // 4) for n in range(8)]
+        daemon.pause()
+        try:
+            sent = frontend.get_and_update(trees, [fresh() for _ in trees])
+        finally:
+            daemon.resume()
+    assert all(item is tree for item, tree in zip(sent, trees, strict=True))
+    assert [one.state for one in ended[-1:]] == ["lost"] and len(ended) < 8, "no more after the first without room"
+    assert frontend.make_stats().passed_through == {"late": 8}
+
+
+def test_all_puts_of_a_call_share_the_time_for_room(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = shared.client()
+    frontend = sender(client, put_wait_s=10.0)
+    put, given = client.put, []
+
+    def slow(key: bytes, tree: Any, *, timeout_s: float) -> Put:
+        given.append(timeout_s)
+        time.sleep(0.01)
+        return put(key, tree, timeout_s=timeout_s)
+
+    monkeypatch.setattr(client, "put", slow)
+    frontend.get_and_update([{"number": n} for n in range(3)], [fresh() for _ in range(3)])
+    assert sorted(given, reverse=True) == given and given[0] > given[-1]
 
 
 # ---- processes that end
