@@ -15,6 +15,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -22,11 +23,12 @@ from typing import Any, Final
 import torch
 import transformers
 
-from ...errors import TensordError
+from ...errors import LimitReached, TensordError, TimedOut
 from ..cache import Client
 from ..claim import Claim
 from ..lease import Lease
 from ..namespace import Namespace
+from ..puts import Put
 from .outputs import Batch, NotSplittable
 from .seams import Seam
 from .weights import Fingerprint, tensor_bytes, tensors_of
@@ -41,7 +43,9 @@ _KIND: Final = "transformers"
 _ANSWER_S: Final = 0.1
 """How long the daemon may take to say who encodes. It takes a round trip; only where it hangs, this is waited."""
 _PUT_S: Final = 1.0
-"""How long room in the inbox may take; without it an item is not stored."""
+"""How long room in the inbox may take for all items of a call; without it they are not stored."""
+_STORED_S: Final = 0.1
+"""How long the daemon may take to say what became of a call's puts. It is told as soon as they are copied."""
 _PAUSE_S_MIN: Final = 0.0001
 _PAUSE_S_MAX: Final = 0.005
 _UNSAID: Final = frozenset(
@@ -221,13 +225,34 @@ class Encoder:
             return None
 
     def _store(self, split: dict[bytes, Part], claims: dict[bytes, Claim]) -> None:
+        """Stores the parts, and ends their claims by what became of each."""
+        puts = self._sent(split)
+        deadline = time.monotonic() + _STORED_S
+        for put in puts:
+            # A put ends the claim of its key only where it succeeds: whoever waits for another one has to be told.
+            if claims[put.key].state == "compute":
+                with suppress(TensordError):
+                    put.wait(max(0.0, deadline - time.monotonic()))
+        for key in split:
+            if self._cache.contains(key):
+                claims[key].stored()
+            else:
+                claims[key].abandon()
+
+    def _sent(self, split: dict[bytes, Part]) -> list[Put]:
+        """The puts that are on their way; after one that found no room, no more are tried."""
+        deadline = time.monotonic() + _PUT_S
+        puts = []
         for key, part in split.items():
             try:
-                put = self._cache.put(key, part, timeout_s=_PUT_S)
+                put = self._cache.put(key, part, timeout_s=max(0.0, deadline - time.monotonic()))
             except TensordError:
                 continue
-            if put.state not in ("lost", "refused"):
-                claims[key].stored()
+            if put.state != "lost":
+                puts.append(put)
+            elif isinstance(put.error, TimedOut | LimitReached):
+                break
+        return puts
 
     # ---- what a call is about
 

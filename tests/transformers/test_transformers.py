@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tensord.client.transformers import Tally, cached, refresh, tally, uncached
 from tensord.client.transformers.outputs import Batch, NotSplittable
 from tensord.errors import UsageError
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
 
 PATCHES = 32
@@ -757,6 +758,22 @@ def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
     model = cached(llava(), client)
     assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))
     assert tally(model) == Tally(found=1)
+
+
+def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
+    family = FAMILIES["clip tower"]
+    numbers = range(1, 9)
+    with Daemon(ring_bytes="1MiB", limits_claim_s=PATIENCE_S, limits_claim_s_max=PATIENCE_S) as full:
+        client, other = full.start().client(), full.client()
+        pinned: list[Any] = []
+        while client.put(key := sha256(bytes([len(pinned)])).digest(), bytes(8192), wait=True).state == "stored":
+            pinned.append(client.get(key))
+        for each in (client, other):
+            model = cached(family.make(), each)
+            calls = rows(family, model)
+            family.call(model, family.inputs(*numbers))
+            store = client.status()["store"]
+            assert (store["entries"], store["claims_held"], calls) == (len(pinned), 0, [len(numbers)])
 
 
 # ---- the model itself
