@@ -119,7 +119,7 @@ def _wrapped_class(plain: type, seam: Seam) -> type:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         encoder: Encoder | None = vars(self).get("_tensord")
         if encoder is None or torch.compiler.is_compiling() or jit.is_tracing():
-            return original(self, *args, **kwargs)
+            return getattr(plain, seam.method)(self, *args, **kwargs)
         return encoder(self, args, kwargs)
 
     def reduced(self: Any, protocol: Any) -> Any:

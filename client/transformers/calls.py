@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
 import torch
+import torch.nn.modules.module as _modules
 import transformers
 
 from ...errors import LimitReached, TensordError, TimedOut
@@ -48,6 +50,8 @@ _STORED_S: Final = 0.1
 """How long the daemon may take to say what became of a call's puts. It is told as soon as they are copied."""
 _PAUSE_S_MIN: Final = 0.0001
 _PAUSE_S_MAX: Final = 0.005
+_EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
+"""Hooks that run with each module there is. torch changes these, and never replaces them."""
 _UNSAID: Final = frozenset(
     {"_name_or_path", "architectures", "dtype", "text_config", "torch_dtype", "transformers_version"}
 )
@@ -102,10 +106,15 @@ class Encoder:
         self._namespace = namespace
         self._exact = exact
         self._name = f"{plain.__module__}.{plain.__qualname__}"
-        self._original = getattr(plain, seam.method)
+        self._plain = plain
         self._signature = inspect.signature(self._original)
         self._modules = ("transformers.modeling_outputs", *(base.__module__ for base in plain.__mro__))
         self._fingerprint = Fingerprint()
+
+    @property
+    def _original(self) -> Any:
+        """The class's method as it is now: whoever patches it does not know of us."""
+        return getattr(self._plain, self._seam.method)
 
     def refresh(self) -> None:
         """Has the weights' fingerprint taken anew."""
@@ -115,8 +124,8 @@ class Encoder:
         """The output of the module's method for these arguments."""
         try:
             call = self._prepared(module, args, kwargs)
-        except (_Untouchable, TensordError, RuntimeError, TypeError, ValueError):
-            # What is wrong with the arguments, the model says best.
+        except Exception:
+            # What is wrong with the arguments, the model says best; and what is wrong with us is not its caller's.
             self.tally.passed += 1
             return self._original(module, *args, **kwargs)
         parts: dict[bytes, Part] = {}
@@ -266,6 +275,8 @@ class Encoder:
         given = self._arguments(module, args, kwargs)
         items = _plain(given.get(seam.items))
         parts = {name: getattr(module, name) for name in seam.parts} or {"": module}
+        if not _is_theirs_inside(self._original):
+            raise _Untouchable
         _check_still(items, parts.values())
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
             # A bare tuple does not say what its lists are.
@@ -370,6 +381,8 @@ def _plain(tensor: Any) -> torch.Tensor:
 def _check_still(items: Any, parts: Iterable[Any]) -> None:
     """That encoding is a function of the input and the weights: no gradients wanted, no dropout, all on one device, and
     nobody else's code in it."""
+    if any(_EVERYWHERE):
+        raise _Untouchable
     gradients = torch.is_grad_enabled()
     if gradients and items.requires_grad:
         raise _Untouchable
@@ -387,10 +400,15 @@ def _is_known(module: Any) -> bool:
     An adapter can be switched off, and a hook changes what it likes, without a weight being changed.
     """
     inside = vars(module)
+    kind = type(module)
+    if "forward" in inside:
+        # accelerate's hooks move tensors between devices, and change no value; they call what was there before.
+        before = inside.get("_old_forward")
+        if "_hf_hook" not in inside or getattr(before, "__func__", None) is not kind.forward:
+            return False
     return (
-        _is_theirs(type(module))
-        # accelerate's hooks move tensors between devices, and change no value.
-        and ("forward" not in inside or "_hf_hook" in inside)
+        _is_theirs(kind)
+        and _is_theirs_inside(kind.__dict__.get("_tensord_plain", kind).forward)
         and all(map(_is_theirs, inside["_forward_hooks"].values()))
         and all(map(_is_theirs, inside["_forward_pre_hooks"].values()))
     )
@@ -399,6 +417,18 @@ def _is_known(module: Any) -> bool:
 def _is_theirs(code: Any) -> bool:
     # transformers has hooks of its own, for outputs that are asked for by name.
     return str(getattr(code, "__module__", "")).startswith(("torch.", "transformers."))
+
+
+@lru_cache(4096)
+def _is_theirs_inside(method: Any) -> bool:
+    """Whether a function, and each that it wraps, was written in one of their files: a patch often takes the module's
+    name over from what it replaces.
+    """
+    while method is not None:
+        if not str(getattr(method, "__globals__", {}).get("__name__", "")).startswith(("torch.", "transformers.")):
+            return False
+        method = getattr(method, "__wrapped__", None)
+    return True
 
 
 def _described(value: Any) -> Any:

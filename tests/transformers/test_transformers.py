@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import threading
@@ -252,16 +253,16 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def on_entry(monkeypatch: pytest.MonkeyPatch, family: Family, model: Any, tell: Callable[[Any], object]) -> None:
-    """Has `tell` called with what enters a model's tower. By the class: a hook would end the caching."""
+    """Has `tell` called with what enters a model's tower. Before `forward`: a hook or a patch would end the caching."""
     first = family.first(model)
-    forward = type(first).forward
+    call: Any = type(first).__call__
 
     def noted(self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         if self is first:
             tell(given)
-        return forward(self, given, *args, **kwargs)
+        return call(self, given, *args, **kwargs)
 
-    monkeypatch.setattr(type(first), "forward", noted)
+    monkeypatch.setattr(type(first), "__call__", noted)
 
 
 def encoded(client: tensord.Client, model: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -507,13 +508,90 @@ def test_hooks_adapters_and_patches_pass_through(client: tensord.Client) -> None
     def patched(tower: Any) -> None:
         tower.encoder.layers[0].mlp.forward = lambda given: given * 2
 
-    for change in (hooked, hooked_before, adapted, patched):
+    def patched_under_accelerate(tower: Any) -> None:
+        patched(tower)
+        accelerated(tower.encoder.layers[0].mlp)
+
+    for change in (hooked, hooked_before, adapted, patched, patched_under_accelerate):
         plain, model = clip(), cached(clip(), client)
         encoded(client, model, model, **pixels(1))
         for each in (plain, model):
             change(each)
         assert same(model(**pixels(1)), plain(**pixels(1)))
         assert tally(model).passed == 1
+
+
+def test_accelerates_hooks_end_no_caching(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+    accelerated(model.encoder.layers[0].mlp)
+    model(**pixels(1))
+    assert tally(model) == Tally(found=1, encoded=1)
+
+
+def accelerated(module: Any) -> None:
+    """As accelerate puts a hook on a module."""
+    before = module.forward
+    module._old_forward, module._hf_hook = before, object()
+    module.forward = functools.update_wrapper(functools.partial(lambda _, given: before(given), module), before)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["CLIPMLP", "CLIPVisionModel"])
+def test_patched_classes_pass_through(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch, kind: str, masked: bool
+) -> None:
+    wrapped = cached(clip(), client)
+    encoded(client, wrapped, wrapped, **pixels(1))
+    patched = getattr(transformers.models.clip.modeling_clip, kind)
+    forward = patched.forward
+
+    def negated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        for features in [output] if isinstance(output, torch.Tensor) else output.values():
+            features.neg_()
+        return output
+
+    monkeypatch.setattr(patched, "forward", functools.wraps(forward)(negated) if masked else negated)
+    for model in (wrapped, cached(clip(), client)):
+        assert same(model(**pixels(1)), clip()(**pixels(1)))
+        assert tally(model).passed == 1
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_of_all_modules_pass_through(client: tensord.Client, before: bool) -> None:
+    plain, model = clip(), cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+
+    def doubled(module: Any, given: Any, *output: Any) -> Any:
+        if type(module).__name__ == "CLIPMLP":
+            return 2 * (output or given)[0]
+        return None
+
+    register: Any = torch.nn.modules.module.register_module_forward_hook
+    if before:
+        register = torch.nn.modules.module.register_module_forward_pre_hook
+    hook = register(doubled)
+    try:
+        assert same(model(**pixels(1)), plain(**pixels(1)))
+    finally:
+        hook.remove()
+    assert tally(model) == Tally(encoded=1, passed=1)
+    model(**pixels(1))
+    assert tally(model) == Tally(found=1, encoded=1, passed=1)
+
+
+def test_whatever_preparing_a_call_raises_the_model_is_called(
+    client: tensord.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, model = clip(), cached(clip(), client)
+
+    def fail() -> Any:
+        raise LookupError("the configuration")
+
+    monkeypatch.setattr(model.config, "to_dict", fail)
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+    assert tally(model) == Tally(passed=1)
 
 
 class Adapter(torch.nn.Module):
