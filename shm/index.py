@@ -30,6 +30,8 @@ from .layout import (
     KEY_BYTES,
     PLACE_OFFSET_MASK,
     PLACE_UNVERIFIED,
+    REUSE_HOLDERS_SHIFT,
+    REUSE_USES_MASK,
     REUSE_USES_MAX,
     SLOT_BYTES,
     SLOT_WORDS,
@@ -230,7 +232,7 @@ class IndexWriter:
         """Tells readers how often the entries of slots were used in all; `uses` by slot."""
         slots = np.fromiter(uses.keys(), np.intp, len(uses))
         counts = np.minimum(np.fromiter(uses.values(), np.uint64, len(uses)), np.uint64(REUSE_USES_MAX))
-        self._reuse[slots] = self._reuse[slots] & ~np.uint64(REUSE_USES_MAX) | counts
+        self._reuse[slots] = self._reuse[slots] & ~np.uint64(REUSE_USES_MASK) | counts
 
     def show_holders(self, slot: int, holders: int) -> None:
         """Tells readers how many clients hold the slot's entry now."""
@@ -242,7 +244,7 @@ class IndexWriter:
 
     def held(self) -> tuple[Array, Array]:
         """(span ids, holders) of all slots for which `show_holders` told more than none last, (n,) uint64 each."""
-        holders = self._reuse >> np.uint64(48)
+        holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
         slots = np.flatnonzero(holders)
         spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
         return spans[slots], holders[slots]

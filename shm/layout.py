@@ -69,8 +69,10 @@ PLACE_UNVERIFIED: Final = 1
 
 # A slot's reuse word: its entry's uses in all (bits 0 to 47), and the lanes that pin it (bits 48 to 63). Both are hints
 # of the daemon's, and stay at what they are where they would not fit.
-REUSE_USES_MAX: Final = (1 << 48) - 1
-REUSE_HOLDERS_MAX: Final = (1 << 16) - 1
+REUSE_HOLDERS_SHIFT: Final = 48
+REUSE_USES_MASK: Final = (1 << REUSE_HOLDERS_SHIFT) - 1
+REUSE_USES_MAX: Final = REUSE_USES_MASK
+REUSE_HOLDERS_MAX: Final = (1 << 64 - REUSE_HOLDERS_SHIFT) - 1
 
 
 def aligned(size_bytes: int) -> int:
@@ -92,12 +94,12 @@ def pack_place(offset: int, tree_bytes: int) -> int:
 
 def pack_reuse(uses: int, holders: int) -> int:
     """A slot's reuse word."""
-    return min(holders, REUSE_HOLDERS_MAX) << 48 | min(uses, REUSE_USES_MAX)
+    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | min(uses, REUSE_USES_MAX)
 
 
 def unpack_reuse(word: int) -> tuple[int, int]:
     """(uses, holders) of a reuse word."""
-    return word & REUSE_USES_MAX, word >> 48
+    return word & REUSE_USES_MASK, word >> REUSE_HOLDERS_SHIFT
 
 
 def span_id(epoch: int, counter: int) -> int:
