@@ -21,10 +21,12 @@ Resolution = int | tuple[int, int]
 
 FLAG: Final = ("--mm-encoder-tp-mode", "data")
 IMAGES_MIN: Final = 2
-PIXELS_MIN: Final = 512 * 512
+SIDE_MIN: Final = 512
+PIXELS_MIN: Final = SIDE_MIN * SIDE_MIN
 DEPTH_MIN: Final = 45
 MANY_IMAGES: Final = 10
-SMALL_PIXELS: Final = 256 * 256
+SMALL_SIDE: Final = 256
+SMALL_PIXELS: Final = SMALL_SIDE * SMALL_SIDE
 
 IMAGES_MAX: Final = 1 << 20
 SIDE_MAX: Final = 1 << 20
@@ -98,18 +100,20 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     depth = _Criterion("layers", depth_layers, _BY_DEPTH)
 
     if images_count >= MANY_IMAGES and pixels is not None and pixels <= SMALL_PIXELS:
+        small = _shape((SMALL_SIDE, SMALL_SIDE))
         return _recommendation(
-            False, f"diminishing returns: {images_count} images of {_shape(sides)}, at most 256×256", [images, size]
+            False, f"diminishing returns: {images_count} images of {_shape(sides)}, at most {small}", [images, size]
         )
+    least = _shape((SIDE_MIN, SIDE_MIN))
     met: list[tuple[_Criterion, str]] = []
     if images_count >= IMAGES_MIN:
         met.append((images, f"{images_count} images a batch, from {IMAGES_MIN} up"))
     if pixels is not None and pixels >= PIXELS_MIN:
-        met.append((size, f"{_shape(sides)}, from 512×512 up"))
+        met.append((size, f"{_shape(sides)}, from {least} up"))
     if depth_layers is not None and depth_layers >= DEPTH_MIN:
         met.append((depth, f"{depth_layers} layers, from {DEPTH_MIN} up"))
     if not met:
-        return _recommendation(False, "one image, below 512×512 and 45 layers as far as is known", [])
+        return _recommendation(False, f"one image, below {least} and {DEPTH_MIN} layers as far as is known", [])
     return _recommendation(True, "; ".join(reason for _, reason in met), [criterion for criterion, _ in met])
 
 
