@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from weakref import WeakSet
@@ -27,6 +26,7 @@ from .dp_mode import Recommendation, Resolution, check_resolution, recommend_dp_
 from .fields import check_count, check_name
 from .lease import Lease
 from .link import SAY_S
+from .measures import array_bytes
 from .namespace import Content, Namespace
 from .puts import Put
 
@@ -421,24 +421,7 @@ def embedding_bytes(tree: Any) -> int:
     What a tree has twice counts twice, as it does when it is stored. A tree that is too large to be stored, or that
     contains itself, is counted as far as one could be stored.
     """
-    total = 0
-    left = [tree]
-    for _ in range(NODES_MAX):
-        if not left:
-            break
-        node = left.pop()
-        if isinstance(node, dict):
-            left.extend(node.values())
-        elif isinstance(node, list | tuple):
-            left.extend(node)
-        elif isinstance(node, bytes):
-            total += len(node)
-        else:
-            # Arrays and tensors: their own word for it is right for 0 dimensions and for narrow dtypes too. A sparse
-            # tensor raises, and cannot be stored.
-            with suppress(RuntimeError):
-                total += int(getattr(node, "nbytes", 0))
-    return total
+    return array_bytes(tree, nodes_max=NODES_MAX)
 
 
 def _found(lease: Lease | None) -> _Found | None:
