@@ -59,8 +59,9 @@ class Entry:
 class Reuse:
     """How much an entry is shared, as the daemon last wrote it into the index.
 
-    `holders`: clients that hold it now, counted about once a second: those with a lease or a view of it, each once, a
-    client that is gone but whose views live included; what is borrowed or was copied out of a full lane is not.
+    `holders`: clients that hold it now, counted about once a second: those with a lease or a view of it, a client that
+    is gone but whose views live included; what is borrowed or was copied out of a full lane is not. What is counted is
+    their lanes, each once: a process that was forked off while it held has two, its parent's and its own.
     `uses`: how often it was got, touched, or put again while it was there, by anybody, since it was stored. It follows
     within about a second, and goes on when the daemon is started again, without what was read while there was none or
     in the tenth of a second before. Clients that read faster than the daemon takes in (some 40,000 gets a second
