@@ -231,8 +231,13 @@ class StoreActor:
 
     def _counted(self, pinned: list[Array]) -> None:
         """In a thread."""
-        changed = HoldersChanged(self._holders.changes(pinned))
-        self._loop.call_soon_threadsafe(self.inbox.tell_now, changed)
+        changes: list[tuple[int, int]] = []
+        try:
+            changes = self._holders.changes(pinned)
+        except Exception as error:
+            # What is shown stays as it was. Said all the same, for the next count to be made.
+            _log.error("holders could not be counted", lanes=len(pinned), why=repr(error))
+        self._loop.call_soon_threadsafe(self.inbox.tell_now, HoldersChanged(changes))
 
     async def _show_holders(self, holders: list[tuple[int, int]]) -> None:
         for start in range(0, len(holders), _HOLDERS_AT_ONCE):
