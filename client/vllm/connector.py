@@ -44,6 +44,9 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         if vllm_config.model_config.is_encoder_decoder:
             # vLLM keeps no encoder outputs for those, and would not load any.
             _log.warning("tensord: models with an encoder and a decoder share no encoder outputs")
+        elif vllm_config.parallel_config.pipeline_parallel_size > 1:
+            # vLLM hands on what the last stage's workers report, and the encoder runs in the first.
+            _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
             manager.listen_for_resets(self._weights_changed)

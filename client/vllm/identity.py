@@ -8,6 +8,7 @@ no name, and nothing is shared; two different things never get the same name but
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -142,10 +143,8 @@ def namespace_of(vllm_config: Any, settings: Settings) -> Namespace | None:
         return None
     # The content of a folder is named by its fingerprint, wherever it lies.
     called = "+".join(model.architectures) if Path(model.model).is_dir() else model.model
-    overrides = getattr(model, "hf_overrides", None)
-    if callable(overrides):
-        # Two functions of one name are not one: what it made of the configuration is what counts.
-        overrides = hashlib.sha256(model.hf_config.to_json_string(use_diff=False).encode()).hexdigest()
+    # What was made of the configuration is what counts, wherever it came from: files, overrides, functions.
+    config = _config_digest(model.hf_config)
     multimodal = getattr(model, "multimodal_config", None)
     processor = {
         "transformers": _version("transformers"),
@@ -155,7 +154,7 @@ def namespace_of(vllm_config: Any, settings: Settings) -> Namespace | None:
     }
     weights = {
         "quantization": getattr(model, "quantization", None),
-        "overrides": overrides or None,
+        "config": config,
         "attention": getattr(multimodal, "mm_encoder_attn_dtype", None),
         "scales": getattr(multimodal, "mm_encoder_fp8_scale_path", None),
     }
@@ -176,6 +175,16 @@ def with_adapter(namespace: Namespace, adapter: str) -> Namespace:
 def dtype_name(dtype: Any) -> str:
     """A torch dtype's name, as numpy's dtypes have it: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def _config_digest(config: Any) -> str:
+    """SHA-256 over a configuration, but for where it was read from."""
+
+    def placeless(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name != "_name_or_path"}
+
+    resolved = json.loads(config.to_json_string(use_diff=False), object_hook=placeless)
+    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
 
 
 def _described(name: str, properties: Mapping[str, object]) -> str:

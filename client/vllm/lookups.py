@@ -4,13 +4,18 @@ Owns: the namespace as the weights change, the digests that are known, the check
 done about it: that is the scheduler's side. Looking up is the background thread's; the step's thread says that the
 weights have changed, and takes what claims bring.
 
-Invariant: between a change of weights and the daemon's confirmation of it, nothing has a name.
+Invariants
+- Between a change of weights and the daemon's confirmation of it, nothing has a name.
+- Weights that were changed in place have a name of their own, which no other engine can come to: the number of changes
+  does not say what the weights are now, and nothing else here does.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -55,6 +60,7 @@ class Lookups:
         self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: Counts
     ) -> None:
         self._namespace = namespace
+        self._revision = namespace.revision if namespace is not None else ""
         self._dtype = dtype
         self._width_fits = width_fits
         self._counts = counts
@@ -132,13 +138,19 @@ class Lookups:
         return namespace.key("encoder", found.modality, digest)
 
     def _confirmed(self, client: Client) -> Namespace | None:
-        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed."""
+        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed.
+
+        Raises:
+            DaemonUnavailable, TimedOut: it has not.
+        """
         changes = self._changes
         if changes != self._changes_confirmed and self._namespace is not None:
             if time.monotonic() < self._retry_at:
                 return None
             self._retry_at = time.monotonic() + RETRY_S
-            self._namespace = client.invalidate(self._namespace)
+            # What was stored under the old name between the change and its being told was made by other weights.
+            namespace = client.invalidate(self._namespace)
+            self._namespace = replace(namespace, revision=f"{self._revision} changed={secrets.token_hex(16)}")
             self._retry_at = 0.0
             self._changes_confirmed = changes
         return self._namespace

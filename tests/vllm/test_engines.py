@@ -176,7 +176,7 @@ def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, 
         newest = fresh()
         stand.encode(one, newest)
         another.generate(newest)
-        assert by_another() == 2, "both have the new weights, and share again"
+        assert by_another() == 3, "nothing says that both have the same new weights"
 
 
 def test_a_request_aborted_in_the_midst_of_its_answer_leaves_nothing_held(stand: Stand) -> None:

@@ -107,6 +107,10 @@ def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
 # ---- the namespace
 
 
+def _resolved(layer: int) -> Any:
+    return PretrainedConfig.from_dict({"vision_feature_layer": layer})
+
+
 def _config(folder: Path, **about: Any) -> Any:
     model = {
         "model": str(folder),
@@ -115,7 +119,7 @@ def _config(folder: Path, **about: Any) -> Any:
         "architectures": ["Tiny"],
         "dtype": torch.bfloat16,
         "quantization": None,
-        "hf_overrides": {},
+        "hf_config": _resolved(-1),
         "multimodal_config": SimpleNamespace(mm_processor_kwargs=None, video_pruning_rate=None),
         **about,
     }
@@ -131,7 +135,7 @@ def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: P
     others = [
         namespace_of(_config(folder, dtype=torch.float16), Settings()),
         namespace_of(_config(folder, quantization="fp8"), Settings()),
-        namespace_of(_config(folder, hf_overrides={"vision_feature_layer": -2}), Settings()),
+        namespace_of(_config(folder, hf_config=_resolved(-2)), Settings(revision="mine")),
         namespace_of(_config(folder, architectures=["Other"]), Settings()),
         namespace_of(
             _config(
@@ -147,14 +151,13 @@ def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: P
     assert len(tags) == len(others) + 1
 
 
-def test_functions_of_one_name_that_override_the_configuration_are_told_apart_by_what_they_make(tmp_path: Path) -> None:
-    folder = write_tiny_llava(tmp_path)
-
-    def overridden(layer: int) -> Any:
-        made = PretrainedConfig.from_dict({"vision_feature_layer": layer})
-        return namespace_of(_config(folder, hf_overrides=lambda config: made, hf_config=made), Settings())
-
-    assert overridden(-1) == overridden(-1) != overridden(-2)
+def test_one_model_in_two_folders_has_one_name(tmp_path: Path) -> None:
+    names = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        config = _resolved(-1)
+        config._name_or_path = str(write_tiny_llava(folder))
+        names.append(namespace_of(_config(folder, hf_config=config), Settings()))
+    assert names[0] == names[1]
 
 
 def test_a_given_revision_stands_for_weights_that_cannot_be_read() -> None:
