@@ -172,7 +172,13 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """A reference to what was found, or what is left of it where it is stored no more."""
         item, updates = mm_item
         hash = _hash(scope, mm_hash)
-        (sent,) = self.cache.get_and_update([None], [hash])
+        try:
+            (sent,) = self.cache.get_and_update([None], [hash])
+        except ReferenceLost:
+            # Cleared by another thread since it was found.
+            if item is None:
+                raise MultiModalCacheMissError([mm_hash]) from None
+            return mm_item
         if isinstance(sent, Reference):
             return _handle(sent, scope), updates
         return item if item is not None else tree_item(sent), updates

@@ -190,6 +190,29 @@ def test_views_are_the_ring_itself_but_for_what_stays_on_the_cpu(config: VllmCon
     assert other == item
 
 
+def test_what_is_cleared_while_it_is_asked_for_goes_whole_or_is_asked_for_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash, item = fresh(), an_item(7)
+    cache = pair.p0.cache
+    plain = cache.get_and_update
+
+    def cleared_first(*given: Any) -> list[Any]:
+        cache.clear()
+        return plain(*given)
+
+    def asked(given: Any) -> Any:
+        pair.p0.get_and_update_item((item, UPDATES), hash)
+        assert pair.p0.is_cached_item(hash)
+        with monkeypatch.context() as patched:
+            patched.setattr(cache, "get_and_update", cleared_first)
+            return pair.p0.get_and_update_item(given, hash)
+
+    assert asked((item, UPDATES)) == (item, UPDATES)
+    with pytest.raises(MultiModalCacheMissError):
+        asked(None)
+
+
 def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
     hash, item = fresh(), an_item(6)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
