@@ -1,7 +1,7 @@
 """A call of a wrapped encoder: what its items' keys are, which are found, which are encoded, and by whom.
 
-Owns: what of a call makes a key, when a call goes through untouched, and the order of look-up, claim, encoding, store
-and waiting. Does not own the pieces of an output (outputs), nor what names the weights (weights).
+Owns: a call's items and their keys, and the order of look-up, claim, encoding, store and waiting. Does not own the
+pieces of an output (outputs), what names the weights (weights), nor what else an output follows from (conditions).
 
 Invariants: no claim outlives its call. While others encode something, what is ours to encode is encoded first; so two
 calls that want the same items in any order wait for each other only forwards. Nothing is raised but what the model
@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
 import torch
-import torch.nn.modules.module as _modules
 import transformers
 
 from ...errors import LimitReached, TensordError, TimedOut
@@ -31,9 +28,10 @@ from ..claim import Claim
 from ..lease import Lease
 from ..namespace import Namespace
 from ..puts import Put
+from .conditions import Untouchable, check_still, described, is_theirs_inside, machine, plain_tensor, settings
 from .outputs import Batch, NotSplittable
 from .seams import Seam
-from .weights import Fingerprint, tensor_bytes, tensors_of
+from .weights import Fingerprint, tensor_bytes
 
 __all__ = ["Encoder", "Tally"]
 
@@ -50,12 +48,6 @@ _STORED_S: Final = 0.1
 """How long the daemon may take to say what became of a call's puts. It is told as soon as they are copied."""
 _PAUSE_S_MIN: Final = 0.0001
 _PAUSE_S_MAX: Final = 0.005
-_EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
-"""Hooks that run with each module there is. torch changes these, and never replaces them."""
-_UNSAID: Final = frozenset(
-    {"_name_or_path", "architectures", "dtype", "text_config", "torch_dtype", "transformers_version"}
-)
-"""Of a configuration: what makes no difference to an encoder's output, or stands elsewhere in the key."""
 
 
 @dataclass(slots=True)
@@ -74,10 +66,6 @@ class Tally:
         self.waited += other.waited
         self.encoded += other.encoded
         self.passed += other.passed
-
-
-class _Untouchable(Exception):
-    """The call has to go through as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,22 +257,22 @@ class Encoder:
         """The call's items.
 
         Raises:
-            _Untouchable: it has to go through as it is.
+            Untouchable: it has to go through as it is.
         """
         seam = self._seam
         given = self._arguments(module, args, kwargs)
-        items = _plain(given.get(seam.items))
+        items = plain_tensor(given.get(seam.items))
         parts = {name: getattr(module, name) for name in seam.parts} or {"": module}
-        if not _is_theirs_inside(self._original):
-            raise _Untouchable
-        _check_still(items, parts.values())
+        if not is_theirs_inside(self._original):
+            raise Untouchable
+        check_still(items, parts.values())
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
             # A bare tuple does not say what its lists are.
-            raise _Untouchable
+            raise Untouchable
         rows, beside = self._rows(given, items)
         said = {name: value for name, value in given.items() if name not in (seam.items, seam.grid, seam.beside)}
         said.pop("return_dict", None)
-        described = _described({name: value for name, value in said.items() if value is not None})
+        said = {name: value for name, value in said.items() if value is not None}
         starts = [0, *accumulate(rows)]
         data = tensor_bytes(items)
         row_bytes = len(data) // max(1, starts[-1])
@@ -298,9 +286,9 @@ class Encoder:
         common = {
             "class": self._name,
             "weights": fingerprint,
-            "settings": _settings(module, parts.values()),
-            "arguments": described,
-            "machine": _machine(items.device),
+            "settings": settings(module, parts.values()),
+            "arguments": described(said),
+            "machine": machine(items.device),
             "dtype": str(items.dtype),
             "row": list(items.shape[1:]),
         }
@@ -338,7 +326,7 @@ class Encoder:
             if parameter.kind is parameter.VAR_KEYWORD:
                 given |= given.pop(name, {})
             elif parameter.kind is parameter.VAR_POSITIONAL and given.pop(name, ()):
-                raise _Untouchable
+                raise Untouchable
         del given[next(iter(self._signature.parameters))]
         return given
 
@@ -346,18 +334,18 @@ class Encoder:
         """How many rows each item has, and what else of it belongs to its key."""
         seam = self._seam
         if seam.grid is not None:
-            beside: list[Any] = _plain(given.get(seam.grid)).tolist()
+            beside: list[Any] = plain_tensor(given.get(seam.grid)).tolist()
             rows = [t * h * w for t, h, w in beside]
         else:
             rows = [1] * items.shape[0]
             beside = [None] * len(rows)
             if given.get(seam.beside or "") is not None:
-                more = _plain(given.get(seam.beside or ""))
+                more = plain_tensor(given.get(seam.beside or ""))
                 if more.shape[0] != len(rows):
-                    raise _Untouchable
+                    raise Untouchable
                 beside = [[str(row.dtype), list(row.shape), hashlib.sha256(tensor_bytes(row)).digest()] for row in more]
         if not rows or min(rows) < 1 or sum(rows) != items.shape[0]:
-            raise _Untouchable
+            raise Untouchable
         return rows, beside
 
 
@@ -368,113 +356,3 @@ def _firsts(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]
         if key not in parts:
             found.setdefault(key, at)
     return found
-
-
-def _plain(tensor: Any) -> torch.Tensor:
-    """The tensor, which is one with rows in plain memory."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.ndim == 0 or tensor.layout is not torch.strided:
-        raise _Untouchable
-    plain: torch.Tensor = tensor
-    return plain
-
-
-def _check_still(items: Any, parts: Iterable[Any]) -> None:
-    """That encoding is a function of the input and the weights: no gradients wanted, no dropout, all on one device, and
-    nobody else's code in it."""
-    if any(_EVERYWHERE):
-        raise _Untouchable
-    gradients = torch.is_grad_enabled()
-    if gradients and items.requires_grad:
-        raise _Untouchable
-    for part in parts:
-        if any(each.training or not _is_known(each) for each in part.modules()):
-            raise _Untouchable
-        for tensor in tensors_of(part):
-            if (gradients and tensor.requires_grad) or tensor.device != items.device:
-                raise _Untouchable
-
-
-def _is_known(module: Any) -> bool:
-    """Whether what a module does follows from its class, and that is one of torch's or transformers'.
-
-    An adapter can be switched off, and a hook changes what it likes, without a weight being changed.
-    """
-    inside = vars(module)
-    kind = type(module)
-    if "forward" in inside:
-        # accelerate's hooks move tensors between devices, and change no value; they call what was there before.
-        before = inside.get("_old_forward")
-        if "_hf_hook" not in inside or getattr(before, "__func__", None) is not kind.forward:
-            return False
-    return (
-        _is_theirs(kind)
-        and _is_theirs_inside(kind.__dict__.get("_tensord_plain", kind).forward)
-        and all(map(_is_theirs, inside["_forward_hooks"].values()))
-        and all(map(_is_theirs, inside["_forward_pre_hooks"].values()))
-    )
-
-
-def _is_theirs(code: Any) -> bool:
-    # transformers has hooks of its own, for outputs that are asked for by name.
-    return str(getattr(code, "__module__", "")).startswith(("torch.", "transformers."))
-
-
-@lru_cache(4096)
-def _is_theirs_inside(method: Any) -> bool:
-    """Whether a function, and each that it wraps, was written in one of their files: a patch often takes the module's
-    name over from what it replaces.
-    """
-    while method is not None:
-        if not str(getattr(method, "__globals__", {}).get("__name__", "")).startswith(("torch.", "transformers.")):
-            return False
-        method = getattr(method, "__wrapped__", None)
-    return True
-
-
-def _described(value: Any) -> Any:
-    """A value as a key can hold it, type and all: True is not 1."""
-    if value is None or type(value) in (bool, int, float, str):
-        return [type(value).__name__, value]
-    if type(value) in (list, tuple):
-        return ["list", [_described(each) for each in value]]
-    if type(value) is dict and all(type(name) is str for name in value):
-        return ["dict", [[name, _described(value[name])] for name in sorted(value)]]
-    raise _Untouchable
-
-
-def _settings(module: Any, parts: Iterable[Any]) -> list[str]:
-    """The configurations that the output follows, also those that are changed on a living model."""
-    found = []
-    for each in (module, *parts):
-        config = getattr(each, "config", None)
-        if config is not None:
-            said = {name: value for name, value in config.to_dict().items() if name not in _UNSAID}
-            found += [json.dumps(said, sort_keys=True, default=str), str(getattr(config, "_attn_implementation", None))]
-    return found
-
-
-def _machine(device: torch.device) -> list[Any]:
-    """What else changes the bits of a result from one process of a host to another."""
-    kind = device.type
-    said: list[Any] = [
-        torch.__version__,
-        transformers.__version__,
-        kind,
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None,
-    ]
-    if kind == "cpu":
-        backends = torch.backends
-        said += [torch.get_num_threads(), backends.cpu.get_cpu_capability(), backends.mkldnn.enabled]
-    elif kind == "cuda":
-        cuda: Any = torch.backends.cuda
-        said += [
-            torch.cuda.get_device_name(device),
-            cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            cuda.matmul.allow_fp16_reduced_precision_reduction,
-            cuda.matmul.allow_bf16_reduced_precision_reduction,
-            [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()],
-        ]
-    return said

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_PLACES = {"EncoderCacheManager": ".manager", "TensordECConnector": ".connector"}
+_PLACES = {"EncoderCacheManager": ".encoder_cache", "TensordECConnector": ".connector"}
 
 __all__ = list(_PLACES)
 

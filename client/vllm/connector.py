@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
-from . import manager
+from . import encoder_cache
 from .identity import dtype_name, namespace_of
 from .scheduler import SchedulerSide
 from .settings import Settings
@@ -49,7 +49,7 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
-            manager.listen_for_resets(self._weights_changed)
+            encoder_cache.listen_for_resets(self._weights_changed)
         else:
             self._worker = _worker_side(vllm_config, settings, self.is_producer)
 

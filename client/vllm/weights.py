@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from .manager import tell_listeners
+from .encoder_cache import tell_listeners
 
 # What vLLM's workers offer that leaves the weights alone. Whatever is not named here may change them.
 LEAVES_WEIGHTS: Final = frozenset(

@@ -36,7 +36,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.manager import EncoderCacheManager
+from tensord.client.vllm.encoder_cache import EncoderCacheManager
 from tests.daemon_process import until
 
 from .tiny_llava import WIDTH, write_tiny_llava

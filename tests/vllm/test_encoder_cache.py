@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from tensord.client.vllm import EncoderCacheManager, manager, weights
+from tensord.client.vllm import EncoderCacheManager, encoder_cache, weights
 from tensord.errors import BadConfiguration
 
 PLENTY = 1 << 30
@@ -62,7 +62,7 @@ def schedule(cache: Any, one: Request, at: int = 0) -> None:
 class Listener:
     def __init__(self) -> None:
         self.heard = 0
-        manager.listen_for_resets(self.changed)
+        encoder_cache.listen_for_resets(self.changed)
 
     def changed(self) -> None:
         self.heard += 1
@@ -231,7 +231,7 @@ def test_a_listener_that_is_gone_is_not_called_and_one_that_listens_twice_hears_
 
     passing = Passing()
     del passing
-    manager.listen_for_resets(listener.changed)
+    encoder_cache.listen_for_resets(listener.changed)
     made(10).reset()
     assert listener.heard == 1
     assert not heard
