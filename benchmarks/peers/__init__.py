@@ -84,7 +84,7 @@ class BaseWriter:
         """Store `value`; returns when the caller may go on. What a reader needs beyond the key, as
         JSON, or None.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
 
     def put_visible(self, key: bytes, value: Array) -> Any:
         """The same; returns when every reader would find it."""
@@ -108,11 +108,11 @@ class BaseReader:
 
     def get(self, key: bytes) -> None:
         """Get one value as a numpy array, and release it."""
-        raise NotImplementedError
+        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
 
     def get_consume(self, key: bytes) -> int:
         """Get one value, read every byte of it (`consume`), and release it."""
-        raise NotImplementedError
+        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
 
     def batch(self, keys: Sequence[bytes]) -> Any:
         """The keys of a batch in the form that this peer likes best; made untimed."""
@@ -120,11 +120,11 @@ class BaseReader:
 
     def get_many(self, batch: Any) -> None:
         """Get a batch of values that can be indexed, and release it."""
-        raise NotImplementedError
+        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
 
     def get_many_views(self, batch: Any) -> None:
         """Get a batch and make a numpy array of every value in it; release all."""
-        raise NotImplementedError
+        raise NotImplementedError  # each peer has its own of what its `ops` name; the rest is not called
 
     def close(self) -> None:
         """Let go of everything."""

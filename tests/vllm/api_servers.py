@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 if __name__ != "__main__" and __name__ != "__mp_main__":
-    from .engine import PATIENCE_S
+    from .engine import PATIENCE_S, kill_session
     from .engine_process import picture
 
 NAME: Final = "tiny"
@@ -124,11 +123,7 @@ class ApiServers:
 
     def close(self) -> None:
         """Ends all of its processes."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+        kill_session(self._process)
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,6 +34,13 @@ class Answer:
     tokens: list[int]
     logprobs: list[dict[str, float]]
     took_s: float = field(compare=False, default=0.0)
+
+
+def kill_session(process: subprocess.Popen[Any]) -> None:
+    """SIGKILL to a process that leads a session, and to all in it; waits for the leader's end."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class EngineError(Exception):
@@ -210,12 +218,7 @@ class Engine:
 
     def kill(self) -> None:
         """SIGKILL to it and all of its processes, and waits for its end."""
-        # They have its session in common with it.
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+        kill_session(self._process)
 
     def __enter__(self) -> Self:
         return self
