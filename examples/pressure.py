@@ -81,6 +81,14 @@ class Seen:
         }
         return [text for text, fulfilled in wanted.items() if not fulfilled]
 
+    def came_to(self, mode: str, since: int) -> bool:
+        """Whether `mode` stood when `since` modes had been seen, or has come after them.
+
+        Among all of them, not the last one: what leaves the card may end a mode as soon as it has begun. And the one
+        that stood counts: evictions may have brought the card there before anybody asked for it.
+        """
+        return mode in self.modes[max(since - 1, 0) :]
+
 
 class Timeline:
     """Prints what happens, with the time since the beginning."""
@@ -305,8 +313,7 @@ class Demonstration:
             self._occupied_bytes = max(0, int(share * total_bytes) - (used_bytes - self._occupied_bytes))
             self._card.occupy(self._occupied_bytes)
             with self._modes:
-                # Among all since, not the last one: what leaves the card may end a mode as soon as it has begun.
-                if self._modes.wait_for(lambda: mode in self.seen.modes[since:], REFILL_S):
+                if self._modes.wait_for(lambda: self.seen.came_to(mode, since), REFILL_S):
                     return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the card was not {mode} within {PATIENCE_S:g} s: {self.seen.modes[since:]}")
