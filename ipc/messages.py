@@ -51,16 +51,19 @@ from .governance import UseEntries as UseEntries
 from .words import (
     ENTRIES_MAX,
     NUMBER_MAX,
+    Blocks,
     Bytes,
     Code,
     Count,
     Id,
     Key,
     Keys,
+    Milliseconds,
     Name,
     NamespaceTag,
     NoneOrOne,
     One,
+    PrefixBytes,
     Seconds,
     SecondsOrNone,
     SomeBytes,
@@ -107,6 +110,9 @@ class Commit(Message, frozen=True):
     """Begins a put; one or more Parts of the same id follow, `image_bytes` in sum.
 
     `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
+    `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
+    `prefix_bytes`: the image's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
+    (`shm.prefix`); 0: it is none. `follows`: the key of the piece before, None where the sequence begins.
     """
 
     id: Id
@@ -117,6 +123,10 @@ class Commit(Message, frozen=True):
     ttl_s: Seconds | None = None
     claim: Token | None = None
     acks: bool = True
+    cost_ms: Milliseconds = 0.0
+    agent: Name = ""
+    prefix_bytes: PrefixBytes = 0
+    follows: Key | None = None
 
 
 class Part(Message, frozen=True):
@@ -190,6 +200,34 @@ class Limit(Message, frozen=True):
     limit_bytes: SomeBytes
 
 
+class MatchPrefix(Message, frozen=True):
+    """Asks for the longest cached prefix of a sequence. Its record of `query_bytes` (a `shm.prefix.Piece`: all tokens,
+    folded, and all media) stands at `inbox_offset` of the inbox; the place is free again with the answer.
+    """
+
+    id: Id
+    namespace: NamespaceTag
+    inbox_offset: Bytes
+    query_bytes: PrefixBytes
+    agent: Name = ""
+
+
+class EvictPrefixes(Message, frozen=True):
+    """Evicts a namespace's pieces of sequences, of all its generations, and nothing else of it."""
+
+    id: Id
+    namespace: NamespaceTag
+
+
+class AgentTurn(Message, frozen=True):
+    """What is known of an agent's next turn: a call of it has ended in a tool call, whose result it will go on with;
+    or its turn has ended, and somebody has to speak first; or it is finished, and uses nothing again."""
+
+    id: Id
+    agent: Name
+    state: Literal["tool_call", "turn_ended", "finished"]
+
+
 # ---- control answers and pushes
 
 
@@ -260,6 +298,16 @@ class Pinned(Message, frozen=True):
 
     id: Id
     lasts_s: SecondsOrNone
+
+
+class Matched(Message, frozen=True):
+    """The first `offset` tokens are cached: `blocks` have them, the last as far as needed. `snapshot`: the one that
+    stands exactly there. Nothing is pinned: what has gone when it is looked up shortens the match."""
+
+    id: Id
+    offset: Count
+    blocks: Blocks
+    snapshot: Key | None = None
 
 
 class Limited(Message, frozen=True):
@@ -369,6 +417,9 @@ ControlRequest = (
     | Pin
     | Unpin
     | Limit
+    | MatchPrefix
+    | EvictPrefixes
+    | AgentTurn
     | GovernorRequest
 )
 ControlAnswer = (
@@ -382,6 +433,7 @@ ControlAnswer = (
     | Generation
     | Pinned
     | Limited
+    | Matched
     | Error
     | GovernorAnswer
 )

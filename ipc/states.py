@@ -37,7 +37,7 @@ Kind = type[Message]
 
 # These need no lane, so that a command can send them without attaching.
 UNATTACHED: Final[frozenset[Kind]] = frozenset(
-    {m.Evict, m.Touch, m.Clear, m.Invalidate, m.Limit, *kinds(m.GovernorRequest).values()}
+    {m.Evict, m.Touch, m.Clear, m.Invalidate, m.Limit, m.EvictPrefixes, m.AgentTurn, *kinds(m.GovernorRequest).values()}
 )
 ATTACHED: Final[frozenset[Kind]] = frozenset(kinds(m.ControlRequest).values()) - {
     m.Hello,
@@ -95,6 +95,9 @@ ANSWERS: Final[dict[Kind, frozenset[Kind]]] = {
     m.Pin: frozenset({m.Pinned}),
     m.Unpin: COUNTS,
     m.Limit: frozenset({m.Limited}),
+    m.MatchPrefix: frozenset({m.Matched}),
+    m.EvictPrefixes: COUNTS,
+    m.AgentTurn: COUNTS,
     m.Subscribe: frozenset({m.Modes}),
     m.OpenDevice: frozenset({m.DeviceOpened}),
     m.RegisterEntry: frozenset({m.Registered}),

@@ -16,6 +16,11 @@ PROTOCOL_VERSION: Final = 1
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
 ENTRIES_MAX: Final = 1024
+BLOCKS_MAX: Final = 1024
+"""Blocks of one sequence."""
+PREFIX_BYTES_MAX: Final = 64 << 20
+COST_MS_MAX: Final = 86_400_000.0
+AGENT_NAME_CHARS_MAX: Final = 128
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
@@ -40,6 +45,12 @@ Name = Annotated[str, Meta(max_length=128)]
 Code = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
+PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
+"""Of a piece's record, or of a query."""
+Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
+Scope = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""A namespace at one of its generations."""
+Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
 NoneOrOne = Annotated[int, Meta(ge=0, le=1)]
 One = Annotated[int, Meta(ge=1, le=1)]
@@ -60,6 +71,7 @@ class Limits(Struct, frozen=True):
     pins_per_client_max: Some = 1024
     pin_s_max: Seconds = 600.0
     keys_per_request_max: Annotated[int, Meta(ge=1, le=KEYS_MAX)] = KEYS_MAX
+    prefix_tokens_max: Some = 1 << 20
     tree_depth_max: Annotated[int, Meta(ge=1, le=256)] = 32
 
 

@@ -59,7 +59,7 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@9Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddI4x")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddIId")
 _LANE_HEADER: Final = struct.Struct("@QQQ?")
 
 # A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
@@ -203,7 +203,8 @@ class SpanHeader:
     """The 128 bytes before an image: enough to rebuild the index from the ring, and to check the image.
 
     `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are Unix seconds; `expires_unix_s` is 0
-    where nothing expires.
+    where nothing expires. `prefix_bytes`: of the record that is the image's first leaf where it is a piece of a
+    sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
     """
 
     key: bytes
@@ -215,6 +216,8 @@ class SpanHeader:
     created_unix_s: float
     expires_unix_s: float
     owner_uid: int
+    prefix_bytes: int = 0
+    cost_ms: float = 0.0
 
     def pack(self) -> bytes:
         return _SPAN_HEADER.pack(
@@ -229,6 +232,8 @@ class SpanHeader:
             self.created_unix_s,
             self.expires_unix_s,
             self.owner_uid,
+            self.prefix_bytes,
+            self.cost_ms,
         ).ljust(SPAN_HEADER_BYTES, b"\0")
 
     @classmethod
@@ -238,10 +243,12 @@ class SpanHeader:
         Raises:
             Corrupt: these bytes are no span header.
         """
-        magic, tree, span_id, key, image, checksum, tokens, _, created, expires, uid = _SPAN_HEADER.unpack_from(span)
+        magic, tree, span_id, key, image, checksum, tokens, _, created, expires, uid, prefix, cost = (
+            _SPAN_HEADER.unpack_from(span)
+        )
         if magic != _SPAN_MAGIC:
             raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
-        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid)
+        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid, prefix, cost)
 
 
 def pack_lane_header(lane_id: int, *, fenced: bool) -> bytes:

@@ -9,6 +9,7 @@
     │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
     │   ├── BadStep               a workflow that is not known, or moved backwards
     │   ├── BadGaugeFile          a line that is no reading
+    │   ├── BadPrefix             a sequence whose tokens, media, layers or blocks do not fit together
     │   ├── TokensDiffer          one key with two counts of encoder tokens
     │   └── UnknownOrder          an acknowledgement, or a reservation, that the daemon knows nothing of
     ├── Refusal                   the daemon said no; nothing changed, nothing stored was lost
@@ -20,6 +21,7 @@
     │   ├── DeviceFull            not so much of the device is free, or within its budget
     │   ├── NoGauge               nothing is known of the device, or of how full it is
     │   ├── OwnedElsewhere        another client has registered that key on that device
+    │   ├── PredecessorGone       a piece of a sequence whose piece before is not stored
     │   ├── ClaimLost             a commit under a claim that has ended
     │   └── Invalidated           the key's namespace was invalidated meanwhile
     ├── Unavailable               nobody answered; reads are misses meanwhile
@@ -91,6 +93,10 @@ class UnknownOrder(UsageError):
     """An acknowledgement or a reservation that the daemon knows nothing of; nothing has changed."""
 
 
+class BadPrefix(UsageError):
+    """A sequence whose tokens, media, layers or blocks do not fit together."""
+
+
 class TokensDiffer(UsageError):
     """One key with two token counts: two contents under one name, or an encoder that was changed."""
 
@@ -129,6 +135,10 @@ class NoGauge(Refusal):
 
 class OwnedElsewhere(Refusal):
     """Another client has registered that key on that device."""
+
+
+class PredecessorGone(Refusal):
+    """A piece of a sequence whose piece before is not stored."""
 
 
 class ClaimLost(Refusal):

@@ -32,7 +32,10 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One allocated span and what is known of it. Times are monotonic seconds."""
+    """One allocated span and what is known of it. Times are monotonic seconds.
+
+    `parent`: the piece before, of a cached sequence; `followers`: the published entries whose parent this is.
+    """
 
     key: bytes
     span_id: int
@@ -51,6 +54,11 @@ class Entry:
     sequence: int = 0
     state: State = State.FILLING
     reason: str = ""
+    cost_ms: float = 0.0
+    agent: str = ""
+    prefix_bytes: int = 0
+    parent: Entry | None = None
+    followers: int = 0
 
     @property
     def tag(self) -> bytes:

@@ -26,6 +26,7 @@ from typing import Final
 from ...shm.index import IndexWriter
 from ...shm.layout import span_bytes, span_id
 from ...shm.ring import Ring
+from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
 from .entries import Entries, Entry, State
 
@@ -181,13 +182,14 @@ class Memory:
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self.entries.add(entry)
-        self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
+        self.policy.inserted(_newcomer(entry), now)
 
     def hide(self, victims: Iterable[tuple[Entry, str]]) -> None:
         """Unpublishes entries that may go, each for its reason, if nobody pins them."""
         for entry, reason in victims:
             self.index.unpublish(entry.slot)
             self.entries.hide(entry)
+            self.policy.hidden(entry.span_id)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
 
@@ -271,7 +273,7 @@ class Memory:
         self.taken_entries += 1
         self.taken_tokens += entry.tokens
         self.entries.add(entry)
-        self.policy.inserted(entry.span_id, entry.key, entry.span_bytes, entry.tokens, now)
+        self.policy.inserted(_newcomer(entry), now)
         return True
 
     def check_invariants(self) -> None:
@@ -307,14 +309,16 @@ class Memory:
     def _republish(self, entry: Entry, now: float, *, used: bool) -> None:
         self.index.republish(entry.slot)
         self.entries.show(entry)
+        self.policy.shown(entry.span_id)
         entry.reason = ""
         if used:
             self.policy.accessed(entry.span_id, now)
 
     def _leave(self, entry: Entry) -> None:
         """The entry is stored no more: it no longer counts against the budgets of entries and tokens."""
+        evicted = entry.state is State.VICTIM
         self.entries.remove(entry)
-        self.policy.removed(entry.span_id)
+        self.policy.removed(entry.span_id, evicted=evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
 
@@ -323,3 +327,15 @@ class Memory:
         del self._by_offset[entry.offset]
         self.index.release(entry.slot)
         self.ring.free(entry.offset)
+
+
+def _newcomer(entry: Entry) -> Newcomer:
+    return Newcomer(
+        entry.span_id,
+        entry.key,
+        entry.span_bytes,
+        entry.tokens,
+        entry.cost_ms,
+        entry.parent.span_id if entry.parent is not None else None,
+        entry.agent,
+    )

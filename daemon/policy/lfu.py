@@ -12,6 +12,9 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from .kin import Kin
+from .newcomer import Newcomer
+
 
 class LFU:
     """Buckets of equal priority, each in order of last use.
@@ -29,21 +32,30 @@ class LFU:
         self._sorted_levels: list[int] = []
         self._age = 0
         self._clock = 0
+        self._kin = Kin()
 
     def __len__(self) -> int:
         return len(self._uses)
 
-    def inserted(self, span_id: int, key: bytes, size_bytes: int, tokens: int, now: float) -> None:
-        assert span_id not in self._uses, span_id
-        self._uses[span_id] = 1
-        self._raise_to(span_id, 1 + self._age)
+    def inserted(self, new: Newcomer, now: float) -> None:
+        assert new.span_id not in self._uses, new.span_id
+        self._uses[new.span_id] = 1
+        self._raise_to(new.span_id, 1 + self._age)
+        self._kin.inserted(new.span_id, new.parent)
 
-    def accessed(self, span_id: int, now: float) -> None:
+    def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._uses[span_id] += 1
         self._leave_level(span_id)
         self._raise_to(span_id, self._uses[span_id] + self._age)
 
-    def removed(self, span_id: int) -> None:
+    def hidden(self, span_id: int) -> None:
+        self._kin.hidden(span_id)
+
+    def shown(self, span_id: int) -> None:
+        self._kin.shown(span_id)
+
+    def removed(self, span_id: int, *, evicted: bool) -> None:
+        self._kin.removed(span_id)
         priority = self._priority[span_id]
         if priority == self._sorted_levels[0]:
             self._age = max(self._age, priority)
@@ -51,9 +63,11 @@ class LFU:
         del self._uses[span_id]
         del self._priority[span_id]
 
+    def turn(self, agent: str, state: str, now: float) -> None:
+        """Nothing follows from it."""
+
     def coldest(self) -> Iterator[int]:
-        for level in self._sorted_levels:
-            yield from self._levels[level]
+        return self._kin.leaves_first(span for level in self._sorted_levels for span in self._levels[level])
 
     def rank(self, span_id: int) -> tuple[int, int]:
         priority = self._priority[span_id]
@@ -63,6 +77,7 @@ class LFU:
         assert self._sorted_levels == sorted(self._levels), "the levels are out of order"
         assert all(self._levels.values()), "an empty level was kept"
         members = {span: level for level, spans in self._levels.items() for span in spans}
+        self._kin.check_invariants(set(self._uses))
         assert members == self._priority and members.keys() == self._uses.keys()
 
     def _raise_to(self, span_id: int, priority: int) -> None:

@@ -7,11 +7,14 @@ Policies name spans, not keys, because the access log that readers keep does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
 from .lfu import LFU
 from .lru import LRU
+from .newcomer import Newcomer
+
+Turn = Literal["tool_call", "turn_ended", "finished"]
 
 
 class Replacement(Protocol):
@@ -24,24 +27,37 @@ class Replacement(Protocol):
 
     def __len__(self) -> int: ...
 
-    def inserted(self, span_id: int, key: bytes, size_bytes: int, tokens: int, now: float) -> None:
-        """A new span, not known so far; its publication is its first use."""
+    def inserted(self, new: Newcomer, now: float) -> None:
+        """A new span, not known so far; its publication is its first use. Its parent, if it has one, is known."""
         ...
 
-    def accessed(self, span_id: int, now: float) -> None:
-        """A use of a known span."""
+    def accessed(self, span_id: int, now: float, agent: str = "") -> None:
+        """A use of a known span, for `agent` where that is known. Of a sequence the first piece comes first."""
         ...
 
-    def removed(self, span_id: int) -> None:
-        """A known span is gone, whether as a victim or otherwise."""
+    def hidden(self, span_id: int) -> None:
+        """A known span was chosen as a victim. What follows it was hidden before, or is gone."""
+        ...
+
+    def shown(self, span_id: int) -> None:
+        """A hidden span stays after all: somebody holds it."""
+        ...
+
+    def removed(self, span_id: int, *, evicted: bool) -> None:
+        """A known span is gone: as a victim (`evicted`), or otherwise."""
+        ...
+
+    def turn(self, agent: str, state: Turn, now: float) -> None:
+        """What is known of an agent's next turn."""
         ...
 
     def coldest(self) -> Iterator[int]:
-        """Every known span, coldest first. Lazy: valid until the next change."""
+        """The known spans that are not hidden, coldest first, in the order in which they should go: one that others
+        follow comes after all of those. Lazy: valid until the next change."""
         ...
 
     def rank(self, span_id: int) -> tuple[float, ...]:
-        """A known span's place in the order: lower is colder, and no two are equal."""
+        """A known span's warmth: lower is colder, and no two are equal."""
         ...
 
     def check_invariants(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tensord.daemon.policy.lfu import LFU
 from tensord.daemon.policy.lru import LRU
+from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.replacement import POLICIES, Replacement, by_name
 from tensord.errors import BadConfiguration
 
@@ -36,7 +37,7 @@ class AnyPolicy(RuleBasedStateMachine):
     @rule(span=st.integers(1, 20))
     def insert(self, span: int) -> None:
         if span not in self.known:
-            self.policy.inserted(span, bytes(32), 64, 1, 0.0)
+            self.policy.inserted(Newcomer(span, bytes(32), 64, 1), 0.0)
             self.known.add(span)
             self.uses.pop(span, None)
             self.use(span)
@@ -52,7 +53,7 @@ class AnyPolicy(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         span = data.draw(st.sampled_from(sorted(self.known)))
-        self.policy.removed(span)
+        self.policy.removed(span, evicted=True)
         self.known.discard(span)
 
     @invariant()
@@ -96,7 +97,7 @@ TestLRU.settings = TestLFU.settings = settings(
 
 def filled(policy: Replacement, spans: range) -> Replacement:
     for span in spans:
-        policy.inserted(span, bytes(32), 64, 1, 0.0)
+        policy.inserted(Newcomer(span, bytes(32), 64, 1), 0.0)
     return policy
 
 
@@ -112,10 +113,10 @@ def test_lfu_forgets_old_popularity() -> None:
     for _ in range(5):
         policy.accessed(1, 0.0)
     for span in range(2, 30):
-        policy.inserted(span, bytes(32), 64, 1, 0.0)
+        policy.inserted(Newcomer(span, bytes(32), 64, 1), 0.0)
         policy.accessed(span, 0.0)
         coldest = next(policy.coldest())
-        policy.removed(coldest)
+        policy.removed(coldest, evicted=True)
         if coldest == 1:
             return
     pytest.fail("what was popular once is never evicted")

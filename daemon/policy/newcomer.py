@@ -1,0 +1,26 @@
+"""What a policy is told of a new span. Imports nothing, so that every policy may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A span that was published.
+
+    Args:
+        size_bytes: of the ring.
+        tokens: that it stands for, 0 where nobody said.
+        cost_ms: what computing it took, 0 where nobody said.
+        parent: the span of the piece before, of a cached sequence; without it the span is of use by itself.
+        agent: on whose behalf it was stored.
+    """
+
+    span_id: int
+    key: bytes
+    size_bytes: int
+    tokens: int = 0
+    cost_ms: float = 0.0
+    parent: int | None = None
+    agent: str = ""
