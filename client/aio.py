@@ -176,11 +176,21 @@ class AsyncClient:
         *,
         tokens: int = 0,
         ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
         return await asyncio.to_thread(
-            self._client.put, key, tree, tokens=tokens, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s
+            self._client.put,
+            key,
+            tree,
+            tokens=tokens,
+            ttl_s=ttl_s,
+            cost_ms=cost_ms,
+            agent=agent,
+            wait=wait,
+            timeout_s=timeout_s,
         )
 
     async def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
@@ -214,9 +224,9 @@ class AsyncClient:
                         outcome = await compute()
                     case Compute():
                         outcome = await asyncio.to_thread(compute)
-                    case Store(value, claim):
+                    case Store(value, claim, cost_ms):
                         outcome = await asyncio.to_thread(
-                            self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim
+                            self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
                         )
             except BaseException as raised:
                 error = raised

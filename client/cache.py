@@ -23,14 +23,13 @@ from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
-from ..ipc.words import NUMBER_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
 from .claim import Claim
 from .device import reservation
-from .fields import check_count, check_key, check_seconds
+from .fields import check_key, check_seconds
 from .governor import Governor, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
@@ -40,6 +39,7 @@ from .once import Answer, Compute, Steps, Store, Tally, compute_once
 from .puts import Put
 from .reservation import Reservation
 from .ring import Ring
+from .terms import Terms
 from .view import Entry, Reuse, View
 from .workflow import Workflow
 
@@ -181,6 +181,8 @@ class Client:
         *,
         tokens: int = 0,
         ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
@@ -190,6 +192,9 @@ class Client:
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
             tokens: how many encoder tokens it stands for; counts against max_tokens.
             ttl_s: seconds until it expires, more than 0; without it the daemon's default.
+            cost_ms: milliseconds that computing it took: what is dear is kept for longer, if the policy is one that
+                weighs it.
+            agent: on whose behalf it is stored, where the policy is to know.
             wait: return only when it is visible to everybody, or refused.
             timeout_s: how long room in the inbox, and with `wait` the daemon, may take.
 
@@ -198,12 +203,12 @@ class Client:
 
         Raises:
             BadKey, UnsupportedLeaf: what was given is no key, or no payload.
-            UsageError: `tokens` or `ttl_s` is out of its range.
+            UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         check_key(key)
         deadline = self._deadline(timeout_s)
-        put = self._put(key, tree, tokens, ttl_s, None, deadline)
+        put = self._put(key, tree, Terms(tokens, ttl_s, None, cost_ms, agent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
@@ -226,24 +231,15 @@ class Client:
             region.release()
             raise
 
-        def commit(held: Region, key: bytes, *, tokens: int, ttl_s: float | None, wait: bool, timeout_s: float) -> Put:
+        def commit(held: Region, key: bytes, terms: Terms, *, wait: bool, timeout_s: float) -> Put:
             try:
                 check_key(key)
-                tokens, ttl_s = _checked_terms(tokens, ttl_s)
+                terms = terms.checked()
             except BaseException:
                 held.release()
                 raise
             deadline = self._deadline(timeout_s)
-            put = self._link.puts.commit(
-                key,
-                held,
-                image.image_bytes,
-                len(image.header),
-                tokens=tokens,
-                ttl_s=ttl_s,
-                claim=None,
-                deadline=deadline,
-            )
+            put = self._link.puts.commit(key, held, image.image_bytes, len(image.header), terms, deadline=deadline)
             return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
         return Reservation(tree, region, commit)
@@ -285,8 +281,8 @@ class Client:
                         outcome = self._link.answer(future, deadline - time.monotonic())
                     case Compute():
                         outcome = compute()
-                    case Store(computed, claim):
-                        outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim)
+                    case Store(computed, claim, cost_ms):
+                        outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms)
             except BaseException as raised:
                 error = raised
 
@@ -309,9 +305,11 @@ class Client:
         self._attach()
         return compute_once(key, self.get, self._link, self._tally, self._timeout_s)
 
-    def store(self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None) -> Put:
+    def store(
+        self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
+    ) -> Put:
         """The put of a computed value, under the claim it was computed under."""
-        return self._put(key, value, tokens, ttl_s, claim, self._deadline(None))
+        return self._put(key, value, Terms(tokens, ttl_s, claim, cost_ms), self._deadline(None))
 
     # ---- what changes entries
 
@@ -504,9 +502,8 @@ class Client:
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
-    def _put(self, key: bytes, tree: Any, tokens: int, ttl_s: float | None, claim: int | None, deadline: float) -> Put:
-        # The daemon ends the connection of who says what cannot be.
-        tokens, ttl_s = _checked_terms(tokens, ttl_s)
+    def _put(self, key: bytes, tree: Any, terms: Terms, deadline: float) -> Put:
+        terms = terms.checked()
         self._attach()
         try:
             image = encode(tree, depth_max=self._link.limits.tree_depth_max)
@@ -514,7 +511,7 @@ class Client:
             put = Put(key)
             put.settle("refused", error)
             return put
-        return self._link.puts.put(key, image, tokens=tokens, ttl_s=ttl_s, claim=claim, deadline=deadline)
+        return self._link.puts.put(key, image, terms, deadline=deadline)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
         self._attach()
@@ -533,14 +530,6 @@ def _checked(keys: Iterable[bytes]) -> list[bytes]:
     for key in listed:
         check_key(key)
     return listed
-
-
-def _checked_terms(tokens: int, ttl_s: float | None) -> tuple[int, float | None]:
-    """Raises UsageError for what no put can have."""
-    return (
-        check_count("tokens", tokens, NUMBER_MAX),
-        None if ttl_s is None else check_seconds("ttl_s", ttl_s, above_0=True),
-    )
 
 
 def _joined(keys: Keys) -> np.ndarray[Any, Any]:

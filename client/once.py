@@ -6,6 +6,7 @@ waited for, or computed, and is sent the outcome.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..errors import TensordError
 from ..ipc import messages
+from ..ipc.words import COST_MS_MAX
 from .lease import Lease
 from .link import Link
 from .puts import Put
@@ -32,10 +34,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put the value under the claim (None: without one)."""
+    """Put the value under the claim (None: without one). `cost_ms`: how long computing it took."""
 
     value: Any
     claim: int | None
+    cost_ms: float
 
 
 @dataclass(slots=True)
@@ -80,9 +83,11 @@ def compute_once(
     if claimed is not None and claimed.answer == "compute":
         token = claimed.token
     try:
+        began_s = time.perf_counter()
         value = yield Compute()
+        cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
-        put: Put = yield Store(value, token)
+        put: Put = yield Store(value, token, cost_ms)
     except BaseException:
         _abandon(link, token)
         raise

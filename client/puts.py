@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+from msgspec.structs import replace
+
 from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
 from ..shm.layout import aligned
 from ..shm.tree import Image
 from .inbox import Inbox, Region
+from .terms import Terms
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
 PART_BYTES: Final = 4 << 20
@@ -100,18 +103,14 @@ class Puts:
         self._inbox_refused: TensordError | None = None
         self.limits = messages.Limits()
 
-    def put(
-        self, key: bytes, image: Image, *, tokens: int, ttl_s: float | None, claim: int | None, deadline: float
-    ) -> Put:
+    def put(self, key: bytes, image: Image, terms: Terms, *, deadline: float) -> Put:
         """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
         try:
             inbox = self._open_inbox(image.image_bytes)
             # A payload that takes more than half of the inbox is streamed through it.
             streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
-            pending = self._begin(
-                put, inbox, image.image_bytes, len(image.header), tokens, ttl_s, claim, deadline, streamed=streamed
-            )
+            pending = self._begin(put, inbox, image.image_bytes, len(image.header), terms, deadline, streamed=streamed)
         except TensordError as error:
             put.settle(_state_for(error), error)
             return put
@@ -139,21 +138,12 @@ class Puts:
         return self._region(inbox, image_bytes, deadline)
 
     def commit(
-        self,
-        key: bytes,
-        region: Region,
-        image_bytes: int,
-        tree_bytes: int,
-        *,
-        tokens: int,
-        ttl_s: float | None,
-        claim: int | None,
-        deadline: float,
+        self, key: bytes, region: Region, image_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
     ) -> Put:
         """Sends a region that holds a whole image."""
         put = Put(key)
         try:
-            pending = self._begin(put, region.inbox, image_bytes, tree_bytes, tokens, ttl_s, claim, deadline)
+            pending = self._begin(put, region.inbox, image_bytes, tree_bytes, terms, deadline)
         except TensordError as error:
             region.release()
             put.settle(_state_for(error), error)
@@ -222,15 +212,7 @@ class Puts:
                 pending.sent_again = True
         for pending in again:
             # The claim it was made under died with the old connection.
-            pending.commit = messages.Commit(
-                pending.commit.id,
-                pending.commit.key,
-                pending.commit.image_bytes,
-                pending.commit.tree_bytes,
-                pending.commit.tokens,
-                pending.commit.ttl_s,
-                acks=False,
-            )
+            pending.commit = replace(pending.commit, claim=None, acks=False)
             send(pending.commit, *pending.parts)
 
     def close(self) -> None:
@@ -293,15 +275,24 @@ class Puts:
         inbox: Inbox,
         image_bytes: int,
         tree_bytes: int,
-        tokens: int,
-        ttl_s: float | None,
-        claim: int | None,
+        terms: Terms,
         deadline: float,
         *,
         streamed: bool = False,
     ) -> Pending:
         commit = messages.Commit(
-            self._next_id(), put.key, image_bytes, tree_bytes, tokens, ttl_s, claim, acks=streamed
+            self._next_id(),
+            put.key,
+            image_bytes,
+            tree_bytes,
+            terms.tokens,
+            terms.ttl_s,
+            terms.claim,
+            streamed,
+            terms.cost_ms,
+            terms.agent,
+            terms.prefix_bytes,
+            terms.follows,
         )
         pending = Pending(put, commit, {}, whole=not streamed)
         most = self.limits.commits_in_flight_max

@@ -10,6 +10,7 @@ from typing import Any
 
 from .inbox import Region
 from .puts import Put
+from .terms import Terms
 
 
 class Reservation:
@@ -27,7 +28,15 @@ class Reservation:
         self._commit = commit
 
     def commit(
-        self, key: bytes, *, tokens: int = 0, ttl_s: float | None = None, wait: bool = False, timeout_s: float = 5.0
+        self,
+        key: bytes,
+        *,
+        tokens: int = 0,
+        ttl_s: float | None = None,
+        cost_ms: float = 0.0,
+        agent: str = "",
+        wait: bool = False,
+        timeout_s: float = 5.0,
     ) -> Put:
         """Hands the arrays over as the payload of `key`. See `Client.put`.
 
@@ -37,7 +46,8 @@ class Reservation:
         region, self._region, self.tree = self._region, None, None
         if region is None:
             raise ValueError("this reservation was committed or abandoned before; reserve again")
-        return self._commit(region, key, tokens=tokens, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
+        terms = Terms(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
+        return self._commit(region, key, terms, wait=wait, timeout_s=timeout_s)
 
     def abandon(self) -> None:
         """Gives the memory back once no array of it lives."""

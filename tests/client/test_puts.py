@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tensord.client.puts import Put, Puts
-from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError
+from tensord.client.terms import Terms
+from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
 from tensord.ipc.words import Limits
 from tensord.shm.tree import encode
@@ -35,10 +36,10 @@ class Desk:
             self.sent.append(message)
             self.answer(message)
 
-    def put(self, image_bytes: int) -> Put:
+    def put(self, image_bytes: int, terms: Terms = Terms()) -> Put:
         image = encode(np.zeros(image_bytes - 64, np.uint8))
         deadline = time.monotonic() + 0.2
-        return self.puts.put(bytes(32), image, tokens=0, ttl_s=None, claim=None, deadline=deadline)
+        return self.puts.put(bytes(32), image, terms, deadline=deadline)
 
     def refuse(self, message: messages.Message) -> None:
         """As a full store does: the Commit is refused at once, and parts are acknowledged as not wanted."""
@@ -128,6 +129,26 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
     assert put.wait(0).state == "stored"
     assert desk.used_bytes == 0
     desk.puts.close()
+
+
+def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_its_claim() -> None:
+    desk = Desk()
+    terms = Terms(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, follows=b"p" * 32)
+    desk.put(1000, terms)
+    again: list[messages.Message] = []
+    desk.puts.send_again(lambda *sent, **_: again.extend(sent))
+    (first,) = [message for message in desk.sent if isinstance(message, messages.Commit)]
+    (second,) = [message for message in again if isinstance(message, messages.Commit)]
+    said = [(c.tokens, c.ttl_s, c.cost_ms, c.agent, c.prefix_bytes, c.follows) for c in (first, second)]
+    assert said == [(7, 60.0, 12.5, "planner", 96, b"p" * 32)] * 2
+    assert (first.claim, second.claim) == (5, None)
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("terms", [Terms(cost_ms=-1.0), Terms(cost_ms=float("nan")), Terms(agent="a" * 129)], ids=repr)
+def test_terms_that_no_put_can_have_are_named(terms: Terms) -> None:
+    with pytest.raises(UsageError, match="cost_ms is|agent is"):
+        terms.checked()
 
 
 def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended() -> None:
