@@ -16,7 +16,7 @@ from ...ipc.modes import Mode
 from ...ipc.words import NUMBER_MAX
 from ..fields import check_count, check_key, check_name, check_seconds
 from ..lease import Lease
-from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration
+from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration, ToHost
 from .interface import Device
 from .reservation import DeviceReservation
 from .upkeep import Upkeep
@@ -63,6 +63,7 @@ class DeviceCache:
         *,
         tokens: int = 0,
         agent: str = "",
+        to_host: ToHost | None = None,
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Registration:
@@ -77,6 +78,9 @@ class DeviceCache:
             tensors: a tree of tensors, as for `Client.put`.
             tokens: how many encoder tokens they stand for: what computing them again is reckoned by.
             agent: whose they are, for workflows.
+            to_host: called with the tree's copy in host memory when it is offloaded, in place of `Client.put` under
+                its key; what it returns says whether the host tier has it. It is called in this cache's thread, and
+                is let go with the entry. Such an entry comes back by whoever knows where it went, never by `get`.
             wait: return only when the daemon has answered; without a daemon at once.
             timeout_s: how long that may take; without it the client's timeout.
 
@@ -102,6 +106,7 @@ class DeviceCache:
             registration.settle("refused", blocked)
             return registration
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
+        entry.to_host = to_host
         if not self._entries.put(entry):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
@@ -151,6 +156,32 @@ class DeviceCache:
         if deleted:
             self._upkeep.wake()
         return deleted
+
+    def offload(self, *keys: bytes, wait: bool = False, timeout_s: float | None = None) -> int:
+        """Sends entries to the host tier, in the background, as an order of the daemon would.
+
+        What somebody uses goes once nobody does. What the host tier does not take is not dropped, as it would be for
+        an order: it stays on the device, `tally.stayed` counts it, and the log says so.
+
+        Args:
+            wait: return only when each was tried once.
+            timeout_s: how long that may take; without it the client's timeout. What was not tried by then is later.
+
+        Returns:
+            How many of them are on the device, and so are going to be tried; with `wait` how many have gone.
+
+        Raises:
+            BadKey: one of them is not 32 bytes; nothing is sent.
+        """
+        for key in keys:
+            check_key(key)
+        if self.closed:
+            return 0
+        leaving = self._upkeep.send_away(keys)
+        if not wait:
+            return leaving.count
+        leaving.wait(self._client.timeout_s if timeout_s is None else timeout_s)
+        return leaving.gone
 
     def clear(self) -> int:
         """Deletes all entries. Returns how many there were."""

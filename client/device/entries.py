@@ -11,14 +11,15 @@ finalizer may do so at any point of any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ..lease import Lease
+from ..puts import PutState
 from .interface import Device, Mark
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
@@ -26,6 +27,25 @@ DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
 _leases = count(1)
 _serials = count(1)
+
+
+class HostCopy(Protocol):
+    """What becomes of an entry's copy in the host tier, as a `Put` says it: with "stored" and "existed" it is there."""
+
+    @property
+    def state(self) -> PutState: ...
+
+    def wait(self, timeout_s: float | None = None) -> object:
+        """Waits until it is known what became of it.
+
+        Raises:
+            TimedOut: it is not known after `timeout_s`.
+        """
+        ...
+
+
+ToHost = Callable[[Any], HostCopy]
+"""What is done with the copy of an entry's tree, in host memory, for it to be in the host tier."""
 
 
 class Registration:
@@ -78,6 +98,7 @@ class DeviceEntry:
     `marks`: what streams must have reached before the tensors may be copied or dropped. `leases`: who uses them now.
     `uses`: since it was put, that put included. `before`: what a put replaced, until the daemon has agreed to it.
     `said`: the daemon is being asked. `known`: one has had it registered. `serial`: tells entries of one key apart.
+    `to_host`: what stands in for `Client.put` under its key.
     """
 
     key: bytes
@@ -90,6 +111,7 @@ class DeviceEntry:
     leases: dict[int, None] = field(default_factory=dict)
     uses: int = 1
     before: DeviceEntry | None = None
+    to_host: ToHost | None = None
     said: bool = False
     known: bool = False
     serial: int = field(default_factory=_serials.__next__)
@@ -179,7 +201,8 @@ class DeviceLease:
 class DeviceTally:
     """What one DeviceCache did: lookups by where they ended, and what became of entries.
 
-    `blocked`: puts refused in emergency without asking the daemon, among `refused`.
+    `blocked`: puts refused in emergency without asking the daemon, among `refused`. `stayed`: entries that their owner
+    sent to the host tier, which did not take them, among `kept`.
     """
 
     hits: int = 0
@@ -191,6 +214,7 @@ class DeviceTally:
     offloaded: int = 0
     dropped: int = 0
     kept: int = 0
+    stayed: int = 0
     promoted: int = 0
     freed_bytes: int = 0
 
@@ -301,8 +325,8 @@ class Entries:
             return gone
 
     def leave(self, entry: DeviceEntry, uses: int) -> Literal["left", "in use", "replaced", "deleted"]:
-        """Takes an entry out because the daemon said so, unless it is wanted here: it has been used since `uses` was
-        read of it, or is being used now. One that has left holds no tensors, whoever still holds the entry."""
+        """Takes an entry out because the daemon or its owner said so, unless it is wanted here: it has been used since
+        `uses` was read of it, or is being used now. One that has left holds no tensors, whoever still holds it."""
         with self.lock:
             current = self._table.get(entry.key)
             if current is None:
@@ -315,7 +339,7 @@ class Entries:
             self._count(entry, -1)
             self.unsaid.pop(entry.key, None)
             entry.give_up()
-            entry.tree = entry.before = None
+            entry.tree = entry.before = entry.to_host = None
             entry.marks.clear()
             return "left"
 

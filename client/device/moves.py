@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
 from ..lease import Lease
-from ..puts import Put
-from .entries import DeviceEntry, Entries, Registration
+from .entries import DeviceEntry, Entries, HostCopy, Registration
 from .interface import Device, Mark
 
 if TYPE_CHECKING:
@@ -32,12 +31,14 @@ _log = logging.getLogger("tensord")
 
 @dataclass(slots=True)
 class Moved:
-    """What became of keys, each in one of the lists. `unknown`: not here, or deleted meanwhile."""
+    """What became of keys, each in one of the lists. `unknown`: not here, or deleted meanwhile. `stayed`: those of
+    `kept` of which the host tier has no copy."""
 
     offloaded: list[bytes] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
     unknown: list[bytes] = field(default_factory=list)
+    stayed: list[bytes] = field(default_factory=list)
     freed_bytes: int = 0
     error: Exception | None = None
 
@@ -51,13 +52,16 @@ class Moves:
         self._entries = entries
         self._remembered: dict[bytes, tuple[int, str]] = {}
 
-    def away(self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool]) -> Moved:
+    def away(
+        self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
+    ) -> Moved:
         """Copies entries into the ring (`offload`), drops them here, gives their memory back to the driver.
 
-        What cannot be copied is dropped; what is in use is kept; so is all of it once the daemon has gone.
+        What cannot be copied is dropped, or kept without `may_drop`; what is in use is kept; so is all of it once the
+        daemon has gone.
         """
         moved = Moved()
-        leaving: list[tuple[DeviceEntry, int, Put | None]] = []
+        leaving: list[tuple[DeviceEntry, int, HostCopy | None]] = []
         deadline = time.monotonic() + _MARK_S
         for key in keys:
             entry = self._entries.find(key)
@@ -71,13 +75,15 @@ class Moves:
             leaving.append((entry, uses, self._copied(entry, moved) if offload else None))
         for entry, uses, put in leaving:
             stored = put is not None and _is_stored(put)
-            if offload and not stored and not has_daemon():
+            stands_under_its_key = entry.to_host is None
+            if offload and not stored and not (may_drop and has_daemon()):
                 moved.kept.append(entry.key)
+                moved.stayed.append(entry.key)
                 continue
             match self._entries.leave(entry, uses):
                 case "left":
                     (moved.offloaded if stored else moved.dropped).append(entry.key)
-                    if stored:
+                    if stored and stands_under_its_key:
                         self._remember(entry)
                 case "deleted":
                     moved.unknown.append(entry.key)
@@ -118,13 +124,15 @@ class Moves:
         tokens, agent = self._remembered.get(key) or (self._tokens(key), "")
         return DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
 
-    def _copied(self, entry: DeviceEntry, moved: Moved) -> Put | None:
+    def _copied(self, entry: DeviceEntry, moved: Moved) -> HostCopy | None:
         marks = list(entry.marks)
         try:
             host = self._device.to_host(entry.tree, marks[-1])
+            if entry.to_host is not None:
+                return entry.to_host(host)
             return self._client.put(entry.key, host, tokens=entry.tokens, timeout_s=_PUT_S)
         except Exception as error:
-            _log.warning("%s of %s is dropped instead of copied: %s", entry.key.hex(), self._device.name, error)
+            _log.warning("%s of %s is not copied to the host tier: %s", entry.key.hex(), self._device.name, error)
             if not isinstance(error, TensordError):
                 moved.error = error
             return None
@@ -145,7 +153,7 @@ def _reached(marks: list[Mark], deadline: float) -> bool:
     return all(mark.wait(max(0.0, deadline - time.monotonic())) for mark in marks)
 
 
-def _is_stored(put: Put) -> bool:
+def _is_stored(put: HostCopy) -> bool:
     try:
         put.wait(_PUT_S)
     except TimedOut:

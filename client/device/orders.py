@@ -1,19 +1,23 @@
-"""What the daemon wants of one cache: orders that wait, how they are carried out, and the words that say so.
+"""What is wanted of one cache: orders of the daemon, and what its owner sends away; how they are carried out and said.
 
-Owns: the orders and what is left of each. Does not own how an entry moves (moves.py), what the daemon was told of
-(ledger.py), nor when an order's turn comes (upkeep.py): but for `told`, all of it runs in that thread.
+Owns: the orders and what is left of each, which of the owner's entries wait until nobody uses them. Does not own how an
+entry moves (moves.py), what the daemon was told of (ledger.py), nor when an order's turn comes (upkeep.py): but for
+`told` and `send_away`, all of it runs in that thread.
 
 An acknowledgement names only keys of the order that the daemon still has registered: a key that was deleted here is
 released before, and not acknowledged.
 
 Invariants: of an order, each key is acknowledged or released exactly once, as long as the connection lasts. An order
-of a former connection is nobody's.
+of a former connection is nobody's. What its owner sends away leaves only for the host tier.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -30,18 +34,40 @@ ORDERS_MAX: Final = 4096
 """Orders that wait; more are not taken, and the daemon hears nothing of them."""
 _SLICE_ENTRIES: Final = 16
 _SLICE_BYTES: Final = 256 << 20
+_AGAIN_S: Final = 1.0
+"""After which what was used while it was copied is copied again: each time costs a copy."""
 _log = logging.getLogger("tensord")
+
+
+class Leaving:
+    """Entries that their owner sends to the host tier. `count`: of how many; `gone`: how many have left by now."""
+
+    __slots__ = ("_ended", "count", "gone")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.gone = 0
+        self._ended = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until each was tried once; False if that was not so within `timeout_s`."""
+        return self._ended.wait(timeout_s)
+
+    def end(self) -> None:
+        """Each was tried. For the library."""
+        self._ended.set()
 
 
 @dataclass(slots=True)
 class Errand:
     """An order, and what is left of it: keys, and since when each was registered as it came. Without `order` it is our
-    own: nobody waits for its end."""
+    own: nobody waits for its end. With `leaving` it is the owner's, and each key comes with its entry's serial."""
 
     order: int | None
     kind: Literal["offload", "drop", "promote"]
     keys: deque[tuple[bytes, int | None]]
     connected: Connected | None
+    leaving: Leaving | None = None
 
 
 class Orders:
@@ -58,6 +84,7 @@ class Orders:
         self._post = post
         self._errands: deque[Errand] = deque()
         self._taken = 0
+        self._in_use: dict[bytes, tuple[int, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether something is left to be done."""
@@ -87,10 +114,39 @@ class Orders:
             keys = deque([(key, self._ledger.since(key))])
             self._errands.append(Errand(None, "offload", keys, self._ledger.connected))
 
+    def send_away(self, entries: Iterable[tuple[bytes, int]]) -> Leaving:
+        """Has entries of these keys and serials go to the host tier, and nowhere else; from any thread."""
+        keys: deque[tuple[bytes, int | None]] = deque(entries)
+        leaving = Leaving(len(keys))
+        if keys:
+            self._post(lambda: self._errands.append(Errand(None, "offload", keys, None, leaving)))
+        else:
+            leaving.end()
+        return leaving
+
+    def send_released_away(self) -> None:
+        """What its owner sent away while somebody used it, and nobody does now."""
+        now = time.monotonic()
+        for key, (serial, not_before) in list(self._in_use.items()):
+            entry = self._entries.find(key)
+            if entry is not None and entry.serial == serial and (entry.in_use or now < not_before):
+                continue
+            del self._in_use[key]
+            self._errands.append(Errand(None, "offload", deque([(key, serial)]), None, Leaving(1)))
+
     def forget_daemon(self) -> None:
-        """Nobody waits for any of it any more."""
+        """Nobody waits for what it ordered any more."""
         self._taken -= sum(errand.order is not None for errand in self._errands)
+        self._errands = deque(errand for errand in self._errands if errand.leaving is not None)
+
+    def close(self) -> None:
+        """Nothing is here any more that could go."""
+        for errand in self._errands:
+            if errand.leaving is not None:
+                errand.leaving.end()
         self._errands.clear()
+        self._in_use.clear()
+        self._taken = 0
 
     # ---- doing it
 
@@ -109,11 +165,16 @@ class Orders:
                 self._promote(key)
             return None
         try:
-            moved = self._moves.away(
-                keys,
-                offload=errand.kind == "offload",
-                has_daemon=lambda: self._link.connection is errand.connected,
-            )
+            if errand.leaving is not None and self._link.connection is None:
+                # Nobody is there to take a copy, so none is made.
+                moved = Moved(kept=keys, stayed=list(keys))
+            else:
+                moved = self._moves.away(
+                    keys,
+                    offload=errand.kind == "offload",
+                    has_daemon=lambda: self._link.connection is errand.connected,
+                    may_drop=errand.leaving is None,
+                )
         except Exception:
             # Wherever it ended, what is here still is kept, and what is not is gone.
             moved = Moved()
@@ -133,6 +194,8 @@ class Orders:
                 # What the order was about was released on the way; what stands here is something else.
                 continue
             entry = self._entries.find(key)
+            if errand.leaving is not None and (entry is None or entry.serial != since):
+                continue
             size_bytes += entry.size_bytes if entry is not None else 0
             keys.append(key)
         return keys
@@ -154,6 +217,9 @@ class Orders:
         tally.dropped += len(moved.dropped)
         tally.kept += len(moved.kept)
         tally.freed_bytes += moved.freed_bytes
+        if errand.leaving is not None:
+            self._finish_leaving(errand, errand.leaving, moved)
+            return
         connected = self._ledger.connected
         if errand.order is None or connected is None or connected is not errand.connected:
             return
@@ -162,6 +228,26 @@ class Orders:
             self._ledger.forget(key)
         if moved.offloaded or moved.dropped or moved.kept:
             self._acknowledge(errand.order, moved, connected)
+
+    def _finish_leaving(self, errand: Errand, leaving: Leaving, moved: Moved) -> None:
+        gone = [*moved.offloaded, *moved.dropped]
+        leaving.gone += len(moved.offloaded)
+        self._entries.tally.stayed += len(moved.stayed)
+        for key in moved.stayed:
+            _log.warning("%s stays on %s: the host tier did not take it", key.hex(), self._device_name)
+        stayed = set(moved.stayed)
+        for key in moved.kept:
+            entry = self._entries.find(key)
+            if entry is not None and key not in stayed:
+                self._in_use[key] = entry.serial, time.monotonic() + (0.0 if entry.in_use else _AGAIN_S)
+        if gone:
+            self._post(partial(self._have_released, gone))
+        if not errand.keys:
+            leaving.end()
+
+    def _have_released(self, keys: list[bytes]) -> None:
+        with self._entries.lock:
+            self._entries.untold.update(dict.fromkeys(keys))
 
     def _acknowledge(self, order: int, moved: Moved, connected: Connected) -> None:
         self._link.ask(

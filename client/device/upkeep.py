@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -27,7 +27,7 @@ from .entries import Entries
 from .interface import Device
 from .ledger import Ledger
 from .moves import Moves
-from .orders import Orders
+from .orders import Leaving, Orders
 
 if TYPE_CHECKING:
     from ..cache import Client
@@ -98,6 +98,12 @@ class Upkeep:
             self._awake = True
             self._events.put(self._slept)
 
+    def send_away(self, keys: Iterable[bytes]) -> Leaving:
+        """Has those of the keys that are here go to the host tier."""
+        with self._entries.lock:
+            found = [self._entries.find(key) for key in dict.fromkeys(keys)]
+        return self._orders.send_away([(entry.key, entry.serial) for entry in found if entry is not None])
+
     @property
     def refuses(self) -> bool:
         """Whether the device takes nothing new in."""
@@ -164,6 +170,7 @@ class Upkeep:
         """Takes in what has happened, says what is to be said, and does some of what is to be done."""
         self._take_events()
         self._orders.send_unwelcome_away()
+        self._orders.send_released_away()
         if self.ledger.tell_differences():
             self.wake()
         if self._orders:
@@ -240,7 +247,7 @@ class Upkeep:
             if entry.registration.state == "sent":
                 entry.registration.settle("lost", DaemonUnavailable("the device cache was closed"))
         self._take_events_that_came()
-        self._orders.forget_daemon()
+        self._orders.close()
         self.ledger.close()
 
     def _take_events_that_came(self) -> None:

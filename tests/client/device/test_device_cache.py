@@ -227,6 +227,25 @@ def test_tensors_are_not_freed_under_a_reader_of_another_stream(
     assert np.array_equal(seen[0], values(0))
 
 
+def test_what_its_owner_offloads_is_on_the_host_when_the_call_returns_and_the_daemon_knows(
+    cache: tensord.DeviceCache, vram: FakeVram, running: Daemon
+) -> None:
+    put_some(cache, vram, range(3), tokens=2)
+    lease = held(cache, key(0))
+    assert cache.offload(key(0), key(1), key(7), wait=True) == 1
+    assert (cache.contains(key(0)), cache.contains(key(1)), cache.contains(key(2))) == (True, False, True)
+    lease.release()
+    until(lambda: not cache.contains(key(0)), "the one that was used to go")
+    assert cache.offload(key(2)) == 1
+    until(lambda: cache.size == 0, "the last one to go")
+    for n in range(3):
+        with held(cache, key(n)) as found:
+            assert found.tier == "host" and np.array_equal(host_values(found.tree), values(n))
+    until(lambda: device_row(running)["entries"] == 0, "the daemon to hear of it")
+    with pytest.raises(BadKey):
+        cache.offload(b"short")
+
+
 def test_in_emergency_nothing_new_is_taken_in_and_afterwards_it_is(
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:

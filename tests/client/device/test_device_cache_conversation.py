@@ -79,6 +79,10 @@ class Conversation(RuleBasedStateMachine):
         if lease is not None:
             self.leases.append(lease)
 
+    @rule(keys=st.sets(st.sampled_from(KEYS)))
+    def send_away(self, keys: set[bytes]) -> None:
+        self.upkeep.send_away(keys)
+
     @rule()
     def give_leases_back(self) -> None:
         for lease in self.leases:

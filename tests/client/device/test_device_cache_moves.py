@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensord.client.device import orders
 from tensord.client.device.entries import DeviceEntry, DeviceLease, Entries, Registration
 from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
 from tensord.client.device.interface import Mark
 from tensord.client.device.moves import Moved, Moves
 from tensord.client.device.upkeep import Upkeep
+from tensord.client.puts import Put
 from tensord.daemon.core.governor.events import Sample, Sampled
 from tensord.ipc import messages
 from tensord.ipc.modes import Tier
@@ -233,3 +235,94 @@ def test_what_a_new_daemon_does_not_take_in_again_is_copied_to_the_host_first(ow
     assert entry.registration.state == "refused"
     assert len(owner.entries) == 0 and owner.wire.registered() == set()
     assert np.array_equal(owner.host.trees[key(1)], values(1))
+
+
+# ---- what its owner sends away
+
+
+def test_what_its_owner_sends_away_is_in_the_host_tier_and_released(owner: Owner) -> None:
+    for n in (1, 2):
+        owner.put(n)
+    owner.exchange()
+    leaving = owner.upkeep.send_away([key(1), key(1), key(9)])
+    owner.exchange()
+    assert (leaving.count, leaving.gone, leaving.wait(0)) == (1, 1, True)
+    assert np.array_equal(owner.host.trees[key(1)], values(1))
+    assert owner.wire.registered() == {key(2)} == set(owner.entries.keys())
+    assert owner.wire.governor.counters.released == 1
+
+
+def test_what_the_host_does_not_take_stays_with_its_owner(owner: Owner) -> None:
+    owner.host.full = True
+    owner.put(1)
+    owner.exchange()
+    leaving = owner.upkeep.send_away([key(1)])
+    owner.exchange()
+    assert (leaving.gone, leaving.wait(0)) == (0, True)
+    assert owner.wire.registered() == {key(1)} == set(owner.entries.keys())
+    assert (owner.entries.tally.stayed, owner.entries.tally.dropped) == (1, 0)
+    owner.host.full = False
+    owner.upkeep.send_away([key(1)])
+    owner.exchange()
+    assert key(1) in owner.host.trees and len(owner.entries) == 0
+
+
+def test_what_is_used_goes_once_nobody_uses_it_unless_it_was_put_anew(owner: Owner) -> None:
+    for n in (1, 2):
+        owner.put(n)
+    leases = [owner.get(n) for n in (1, 2)]
+    owner.upkeep.send_away([key(1), key(2)])
+    owner.exchange()
+    assert len(owner.entries) == 2 and not owner.host.trees
+    owner.put(2)
+    for lease in leases:
+        lease.release()
+    owner.exchange()
+    assert set(owner.entries.keys()) == {key(2)} == owner.wire.registered()
+    assert set(owner.host.trees) == {key(1)}
+
+
+def test_without_a_daemon_nothing_is_copied_and_nothing_goes(owner: Owner) -> None:
+    owner.put(1)
+    owner.wire.connection = None
+    copies: list[int] = []
+    owner.device.meanwhile = lambda: copies.append(1)
+    leaving = owner.upkeep.send_away([key(1)])
+    owner.turn()
+    assert leaving.wait(0) and len(owner.entries) == 1 and not copies
+
+
+def test_a_daemon_that_comes_anew_does_not_undo_what_its_owner_wants(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_SLICE_ENTRIES", 1)
+    for n in range(3):
+        owner.put(n)
+    owner.exchange()
+    leaving = owner.upkeep.send_away([key(n) for n in range(3)])
+    owner.turn()
+    assert (leaving.gone, leaving.wait(0)) == (1, False)
+    owner.wire.connect()
+    owner.exchange()
+    assert (leaving.gone, leaving.wait(0), len(owner.entries), owner.wire.registered()) == (3, True, 0, set())
+
+
+def test_the_host_copy_is_what_the_put_said(owner: Owner) -> None:
+    """It is made by its owner, is found by its owner only, and is refused as any other."""
+    given: list[Any] = []
+    state: Any = "stored"
+
+    def to_host(tree: Any) -> Put:
+        given.append(tree)
+        put = Put(key(99))
+        put.settle(state)
+        return put
+
+    for n in (1, 2, 3):
+        owner.put(n).to_host = to_host
+    assert owner.away(1).offloaded == [key(1)]
+    assert np.array_equal(given[0], values(1)) and not owner.host.trees
+    assert key(1) not in owner.moves._remembered
+    state = "refused"
+    assert owner.away(2).dropped == [key(2)]
+    assert owner.moves.away([key(3)], offload=True, has_daemon=lambda: True, may_drop=False).kept == [key(3)]
