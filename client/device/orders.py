@@ -129,7 +129,7 @@ class Orders:
         now = time.monotonic()
         for key, (serial, not_before) in list(self._in_use.items()):
             entry = self._entries.find(key)
-            if entry is not None and entry.serial == serial and (entry.in_use or now < not_before):
+            if entry is not None and (entry.in_use or now < not_before):
                 continue
             del self._in_use[key]
             self._errands.append(Errand(None, "offload", deque([(key, serial)]), None, Leaving(1)))

@@ -267,6 +267,18 @@ def test_what_the_host_does_not_take_stays_with_its_owner(owner: Owner) -> None:
     assert key(1) in owner.host.trees and len(owner.entries) == 0
 
 
+def test_what_is_being_copied_when_the_daemon_goes_stays_with_its_owner(owner: Owner) -> None:
+    def goes() -> None:
+        owner.wire.connection = None
+
+    owner.host.full = True
+    owner.put(1)
+    owner.device.meanwhile = goes
+    leaving = owner.upkeep.send_away([key(1)])
+    owner.turn()
+    assert leaving.wait(0) and set(owner.entries.keys()) == {key(1)}
+
+
 def test_what_is_used_goes_once_nobody_uses_it_unless_it_was_put_anew(owner: Owner) -> None:
     for n in (1, 2):
         owner.put(n)
