@@ -102,8 +102,14 @@ class Piece:
 
     def pack(self, folded: Tokens) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The record, (record_bytes,) uint8; `folded`: its tokens, (count,) uint32."""
-        assert folded.dtype == np.uint32 and folded.shape == (self.count,), (folded.dtype, folded.shape)
         record = np.empty(self.record_bytes, np.uint8)
+        self.pack_into(record, folded)
+        return record
+
+    def pack_into(self, record: np.ndarray[Any, np.dtype[np.uint8]], folded: Tokens) -> None:
+        """Writes the record to `record`, (record_bytes,) uint8, which begins at a multiple of 4."""
+        assert folded.dtype == np.uint32 and folded.shape == (self.count,), (folded.dtype, folded.shape)
+        assert record.shape == (self.record_bytes,), record.shape
         memory = record.data
         flags = _SNAPSHOT * self.snapshot | _EXACT * self.exact | _ROOT * (self.parent is None)
         _HEADER.pack_into(
@@ -125,7 +131,6 @@ class Piece:
             _MEDIA.pack_into(memory, at, item.start, item.length, MODALITIES.index(item.modality), item.hash)
             at += MEDIA_BYTES
         record[at:].view(np.uint32)[:] = folded
-        return record
 
     @classmethod
     def unpack(cls, record: bytes | bytearray | memoryview) -> Piece:
