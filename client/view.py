@@ -202,28 +202,18 @@ class View:
 
     def get_many(self, keys: Array) -> Batch:
         """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
-        found, at, seq, spans, places, lengths = self._index.find_many(keys)
-        lane = self.lane
-        lane_words = lane.words
-        hits = np.flatnonzero(found)
-        words = lane.take_many(len(hits))
-        hits, rest = hits[: len(words)], hits[len(words) :]
-        found[rest] = False
-        root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
-        numbers = lane.tie_many(words, root)
-        np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
-        # SYNC POINT: as in get, pins are stored before any seq is looked at again.
-        unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
-        found[hits] = unchanged
-        for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
-            found[i] = self._is_sound(int(places[i]), int(lengths[i]))
-        lane.log_many(spans[hits][found[hits]])
-        lane.log_misses(len(keys) - len(rest) - int(found.sum()))
-        batch = Batch(self, root, found, places, lengths)
+        batch, spans, rest = self._pinned_many(keys)
+        found = batch.found
+        self.lane.log_many(spans[found])
+        self.lane.log_misses(len(keys) - len(rest) - int(found.sum()))
         for i in rest:
             # A full lane copies out, here as in get.
             batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
         return batch
+
+    def hold_many(self, keys: Array) -> Batch:
+        """`get_many` that is counted neither as uses nor as hits or misses. What a full lane cannot pin is a miss."""
+        return self._pinned_many(keys)[0]
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. No lease, no recency."""
@@ -279,6 +269,25 @@ class View:
         except Corrupt:
             self.lane.log_miss()
             return None
+
+    def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
+        """What is there of (n, 32) uint8 keys, pinned; their span ids; those that a full lane had no word for."""
+        found, at, seq, spans, places, lengths = self._index.find_many(keys)
+        lane = self.lane
+        lane_words = lane.words
+        hits = np.flatnonzero(found)
+        words = lane.take_many(len(hits))
+        hits, rest = hits[: len(words)], hits[len(words) :]
+        found[rest] = False
+        root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
+        numbers = lane.tie_many(words, root)
+        np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
+        # SYNC POINT: as in get, pins are stored before any seq is looked at again.
+        unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
+        found[hits] = unchanged
+        for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
+            found[i] = self._is_sound(int(places[i]), int(lengths[i]))
+        return Batch(self, root, found, places, lengths), spans, rest
 
     def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
         lane = self.lane
