@@ -1,0 +1,324 @@
+"""Sequences of tokens and what a model's layers keep of them: the longest cached prefix, pictures included.
+
+Owns: the public calls, and the question to the daemon. Does not own what matches (the daemon's index does), how layers
+are cut into blocks (prefix_layers), nor a sequence's way there (prefix_put).
+
+Invariants: what a match gives is exact to the token, agrees in its media, and every layer can go on from there. Without
+a daemon, or with one that does not answer in time, a match is a miss and a put is lost; neither raises for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from ..errors import BadPrefix, LimitReached, Refusal, TensordError
+from ..ipc import messages
+from ..ipc.words import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
+from ..shm.layout import KEY_BYTES
+from ..shm.prefix import (
+    BLOCK_TOKENS_MAX,
+    BLOCK_TOKENS_MIN,
+    LAYOUT_BYTES,
+    Media,
+    Piece,
+    Tokens,
+    fold,
+    kept,
+    uncut,
+)
+from .fields import check_count, check_name, check_seconds
+from .link import SAY_S
+from .namespace import Namespace
+from .prefix_keys import scope_of
+from .prefix_layers import PrefixLayer, Snapshots, layers_of
+from .prefix_match import HeldBlocks, PrefixMatch
+from .prefix_put import PrefixPut, PrefixSequence, store
+from .prefix_tokens import GivenMedia, GivenTokens, media_of, tokens_of
+from .terms import Terms
+
+if TYPE_CHECKING:
+    from .cache import Client
+    from .device.cache import DeviceCache
+
+BLOCK_TOKENS: Final = 256
+_NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
+_SEQUENCES_MAX: Final = 1 << 20
+_BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
+
+
+class PrefixCache:
+    """What was computed for sequences of tokens, to go on from. Safe to use from several threads.
+
+    Args:
+        client: its daemon keeps the blocks, for all processes of the host.
+        namespace: what makes two models' layers differ.
+        block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks; those of caches
+            with another number do not meet in blocks, though in matches.
+        n_on_device: so many sequences stay on the device; the oldest above it are offloaded to the host.
+        device: where they stay; without it all go to the host.
+        enabled: whether anything is stored and matched; `enabled` may be set at any time.
+
+    Raises:
+        BadPrefix: `block_tokens` is no such number.
+        UsageError: `n_on_device` is no number from 0 up.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: Namespace,
+        *,
+        block_tokens: int = BLOCK_TOKENS,
+        n_on_device: int = 0,
+        device: DeviceCache | None = None,
+        enabled: bool = True,
+    ) -> None:
+        if block_tokens not in _BLOCK_SIZES:
+            raise BadPrefix(
+                f"block_tokens is {block_tokens!r}; it is a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
+            )
+        self.enabled = enabled
+        self._client = client
+        self._namespace = namespace
+        self._block_tokens = block_tokens
+        self._n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
+        self._device = device
+        self._tag = namespace.tag
+        self._scope = scope_of(namespace)
+
+    @property
+    def namespace(self) -> Namespace:
+        return self._namespace
+
+    @property
+    def block_tokens(self) -> int:
+        return self._block_tokens
+
+    # ---- sequences
+
+    def put(
+        self,
+        tokens: GivenTokens,
+        layers: Sequence[PrefixLayer],
+        *,
+        media: GivenMedia = (),
+        snapshots: Snapshots | None = None,
+        agent: str = "",
+        cost_ms: float = 0.0,
+        ttl_s: float | None = None,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> PrefixPut:
+        """Stores a sequence. Returns once it is copied out of the layers' arrays, which may then be changed.
+
+        Only blocks that are not there are copied: those of its beginning that another sequence has are shared.
+
+        Args:
+            tokens: n whole numbers from 0 to 2**32 - 1: an array, a tensor, bytes (4 for each), best uint32; a list is
+                converted.
+            layers: all of the model's, each with n tokens.
+            media: which tokens stand for which image, audio or video. The last may end past the sequence's end.
+            snapshots: by position before the end, a state for each layer that can be continued only from one.
+            agent: on whose behalf.
+            cost_ms: milliseconds that computing took, of those tokens that were not cached.
+            ttl_s: seconds until it expires; without it the daemon's default.
+            wait: return only when it is known what became of it.
+            timeout_s: how long room for it, and with `wait` the daemon, may take.
+
+        Returns:
+            What became of it. A refusal or an absent daemon is a state of it, and raises nothing.
+
+        Raises:
+            BadPrefix: tokens, media, layers or snapshots are none, or do not fit together; nothing is stored.
+            LimitReached: more tokens than prefix_tokens_max, or more than 1024 blocks; nothing is stored.
+            UnsupportedLeaf: an array that no payload can hold; nothing is stored.
+            UsageError: a value is out of its range.
+            TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
+        """
+        if not self.enabled:
+            return PrefixPut().settle("refused", Refusal("this prefix cache is switched off: set enabled"))
+        deadline = self._deadline(timeout_s)
+        sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
+        put = self._kept(sequence, deadline)
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    def match(
+        self, tokens: GivenTokens, *, media: GivenMedia = (), agent: str = "", timeout_s: float | None = None
+    ) -> PrefixMatch | None:
+        """The longest cached prefix of a sequence, pinned; None where nothing of it is cached.
+
+        At least one token remains, so that there is something to go on from. A picture that differs ends the match
+        where it begins. It counts as a use of all its blocks.
+
+        Args:
+            tokens, media, agent: as for `put`; no item ends past the end.
+            timeout_s: how long the daemon may take; without it the client's timeout.
+
+        Returns:
+            None, too, where there is no daemon, or it did not answer in time.
+
+        Raises:
+            BadPrefix: tokens or media are none, or do not fit together.
+            LimitReached: more tokens than prefix_tokens_max.
+            UsageError: `agent` or `timeout_s` is out of its range.
+        """
+        if not self.enabled:
+            return None
+        deadline = self._deadline(timeout_s)
+        query = tokens_of(tokens)
+        self._check_tokens(len(query))
+        items = media_of(media, len(query), may_be_cut=False)
+        check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
+        if len(query) < 2:
+            return None
+        return self._host_match(query, items, agent, deadline)
+
+    def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
+        """An agent's turn has ended: with `tool_call` in a call of a tool, whose result it goes on with; else somebody
+        has to speak first. Waits for nothing; without a daemon nothing happens.
+
+        Raises:
+            UsageError: `agent` can be no agent's name.
+        """
+        self._say(agent, "tool_call" if tool_call else "turn_ended")
+
+    def finished(self, agent: str) -> None:
+        """An agent uses none of its sequences again. Waits for nothing; without a daemon nothing happens.
+
+        Raises:
+            UsageError: `agent` can be no agent's name.
+        """
+        self._say(agent, "finished")
+
+    # ---- making room
+
+    def evict_caches(self) -> int:
+        """Offloads what is on the device above `n_on_device` to the host now. Returns how many sequences."""
+        return 0
+
+    def evict_all(self) -> int:
+        """Evicts all sequences of the namespace, of all its generations, whoever stored them; leases stay right.
+
+        Returns:
+            How many blocks and snapshots there were.
+
+        Raises:
+            DaemonUnavailable, TimedOut: nobody answered.
+        """
+        link = self._client.link
+        link.start()
+        timeout_s = self._client.timeout_s
+        asked = link.ask(lambda number: messages.EvictPrefixes(number, self._tag), timeout_s)
+        count: int = link.answer(asked, timeout_s).count
+        return count
+
+    # ---- inside
+
+    def _sequence(
+        self,
+        tokens: GivenTokens,
+        layers: Sequence[PrefixLayer],
+        media: GivenMedia,
+        snapshots: Snapshots,
+        agent: str,
+        cost_ms: float,
+        ttl_s: float | None,
+    ) -> PrefixSequence:
+        """A sequence to be stored, checked."""
+        terms = Terms(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
+        given = tokens_of(tokens)
+        count = len(given)
+        self._check_tokens(count)
+        if count > BLOCKS_MAX * self._block_tokens:
+            enough = next((size for size in _BLOCK_SIZES if count <= BLOCKS_MAX * size), None)
+            raise LimitReached(
+                f"{count} tokens are more than {BLOCKS_MAX} blocks of {self._block_tokens}; "
+                + (f"use block_tokens={enough}" if enough else f"store {BLOCKS_MAX * BLOCK_TOKENS_MAX} at most")
+            )
+        items = media_of(media, count, may_be_cut=True)
+        checked = layers_of(layers, count, snapshots, self._block_tokens)
+        return PrefixSequence(given, items, checked, terms.agent, terms.cost_ms, terms.ttl_s)
+
+    def _check_tokens(self, count: int) -> None:
+        most = self._client.link.limits.prefix_tokens_max
+        if count > most:
+            raise LimitReached(f"{count} tokens are more than prefix_tokens_max of {most}; raise it at the daemon")
+
+    def _kept(self, sequence: PrefixSequence, deadline: float) -> PrefixPut:
+        """Where a sequence goes that was put."""
+        return self.store(sequence, deadline)
+
+    def store(self, sequence: PrefixSequence, deadline: float | None = None) -> PrefixPut:
+        """Puts a sequence, with its arrays in host memory, into the host tier. For the library."""
+        deadline = self._deadline(None) if deadline is None else deadline
+        self._client.link.start()
+        chain = sequence.chain(self._tag, self._scope, self._block_tokens)
+        return store(self._client, sequence, chain, deadline)
+
+    def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
+        """What the host tier has of a sequence."""
+        matched = self._ask(query, media, agent, deadline)
+        view = self._client.link.view
+        if matched is None or view is None or not matched.blocks or not 0 < matched.offset < len(query):
+            return None
+        keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
+        batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+        blocks, offset = len(matched.blocks), matched.offset
+        snapshot_at = None if matched.snapshot is None else blocks
+        if not batch.found.all():
+            # Something went between the daemon's answer and the pin.
+            there = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
+            if not there:
+                return None
+            end, last = HeldBlocks(batch, there, 0, None).end_of(there)
+            offset = uncut(min(offset, end), media)
+            if last.exact or not offset:
+                return None
+            blocks, snapshot_at = -(-offset // last.block_tokens), None
+        held = HeldBlocks(batch, blocks, offset, snapshot_at)
+        return PrefixMatch(offset, query[offset:], kept(offset, media), held)
+
+    def _ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
+        """The daemon's answer; None where there is none.
+
+        Raises:
+            BadPrefix: the daemon takes it for no sequence.
+        """
+        link = self._client.link
+        if not link.connected:
+            link.start()
+        piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
+        try:
+            region = link.puts.reserve(piece.record_bytes, deadline)
+        except TensordError:
+            return None
+        try:
+            assert region.memory is not None
+            piece.pack_into(region.memory, fold(query, media))
+            left_s = max(0.0, deadline - time.monotonic())
+            asked = link.ask(
+                lambda number: messages.MatchPrefix(number, self._tag, region.offset, piece.record_bytes, agent),
+                left_s,
+            )
+            answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
+        except BadPrefix:
+            raise
+        except TensordError:
+            return None
+        finally:
+            # Where it was not answered in time, the daemon may read another put's bytes here: nobody hears the answer.
+            region.release()
+        return answer
+
+    def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
+        check_name("agent", agent, AGENT_NAME_CHARS_MAX)
+        link = self._client.link
+        link.ask(lambda number: messages.AgentTurn(number, agent, state), SAY_S)
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        limit_s = self._client.timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        return time.monotonic() + limit_s

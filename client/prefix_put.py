@@ -1,0 +1,204 @@
+"""A sequence on its way into the host tier: which of its pieces are missing, and their puts, in order.
+
+Owns: the order, and what became of all of it together. Does not own single puts (puts.py).
+
+Whatever of it arrives is a sequence: the blocks from the start as far as they came, each snapshot after the block that
+it belongs to. What fails ends it, since the daemon takes no block whose predecessor it does not have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ..errors import ObjectTooLarge, TensordError
+from ..shm.prefix import Media, Tokens, fold
+from ..shm.tree import Image, encode
+from .prefix_keys import Keyed, chain_of, snapshot_of
+from .prefix_layers import Layers
+from .puts import Put, PutState
+from .terms import Terms
+
+if TYPE_CHECKING:
+    from .cache import Client
+    from .lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSequence:
+    """A sequence that was checked, and what its owner says of it.
+
+    Args:
+        tokens: (n,) uint32, as they were given.
+        media: in the order of (start, modality); the last of a modality may end past the sequence's end.
+        layers: with the snapshots.
+        cost_ms: what computing the tokens took that were not there before.
+    """
+
+    tokens: Tokens
+    media: tuple[Media, ...]
+    layers: Layers
+    agent: str = ""
+    cost_ms: float = 0.0
+    ttl_s: float | None = None
+
+    def chain(self, tag: bytes, scope: bytes, block_tokens: int) -> list[Keyed]:
+        """Its blocks, with their keys."""
+        folded = fold(self.tokens, self.media)
+        return chain_of(tag, scope, self.layers.digest, self.layers.exact, folded, self.media, block_tokens)
+
+
+class PrefixPut:
+    """What became of a put of a sequence. `state` is as of a `Put`:
+
+    - "sent": on its way; the arrays may be changed.
+    - "stored": all of it can be read, and some of it was not there before.
+    - "existed": all of it was there.
+    - "refused", "lost": not all of it is there, and `error` says why. What there is, is a valid shorter sequence.
+
+    `blocks`: of the whole sequence; `snapshots`: that came with it.
+    """
+
+    __slots__ = ("_ended", "_puts", "_there", "blocks", "snapshots")
+
+    def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
+        self.blocks = blocks
+        self.snapshots = snapshots
+        self._there = 0
+        self._puts: list[tuple[bool, Put]] = []
+        self._ended: tuple[PutState, TensordError | None] | None = None
+
+    @property
+    def state(self) -> PutState:
+        return self._outcome()[0]
+
+    @property
+    def error(self) -> TensordError | None:
+        return self._outcome()[1]
+
+    @property
+    def blocks_existed(self) -> int:
+        """Blocks that were there before, as far as is known."""
+        return self._there + self._counted("existed")
+
+    @property
+    def blocks_stored(self) -> int:
+        """Blocks that were stored by this put, as far as is known."""
+        return self._counted("stored")
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until it is known what became of all of it.
+
+        Raises:
+            TimedOut: it is not known after `timeout_s`; the put goes on.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for _, put in self._puts:
+            put.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self
+
+    def settle(self, state: PutState, error: TensordError | None = None) -> Self:
+        """Says what became of it, whatever became of what was sent. For the library."""
+        self._ended = state, error
+        return self
+
+    def _outcome(self) -> tuple[PutState, TensordError | None]:
+        if self._ended is not None:
+            return self._ended
+        state: PutState = "existed"
+        for _, put in self._puts:
+            # Read once: the link's thread settles it, with the error first seen last.
+            now = put.state
+            if now in ("refused", "lost"):
+                return now, put.error
+            if now == "sent" or (now == "stored" and state == "existed"):
+                state = now
+        return state, None
+
+    def _counted(self, state: PutState) -> int:
+        return sum(is_block and put.state == state for is_block, put in self._puts)
+
+    def __repr__(self) -> str:
+        state, error = self._outcome()
+        return f"PrefixPut({self.blocks} blocks, {state}{f', {error!r}' if error else ''})"
+
+
+def store(client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float) -> PrefixPut:
+    """Puts what is missing of a sequence, in order. Returns once it is copied out of its arrays.
+
+    No more is on its way at once than commits_in_flight_max allows; waiting for that, and for room in the inbox, ends
+    at `deadline` (monotonic seconds).
+
+    Raises:
+        UnsupportedLeaf: an array that no payload can hold; nothing was sent.
+    """
+    link = client.link
+    result = PrefixPut(len(chain), len(sequence.layers.snapshots))
+    if not link.connected:
+        return result.settle("lost", link.unavailable())
+    there, lease = _leading(client, chain)
+    result._there = there
+    try:
+        _send(client, sequence, chain, there, result, deadline)
+    finally:
+        # Up to here it kept what the new blocks follow; from here on those that are on their way do.
+        if lease is not None:
+            lease.release()
+    return result
+
+
+def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]:
+    """How many of the blocks are there, and a lease on the last of those, which keeps all of them."""
+    there = 0
+    while there < len(chain) and client.contains(chain[there].key):
+        there += 1
+    while there:
+        lease = client.hold(chain[there - 1].key)
+        if lease is not None:
+            return there, lease
+        there -= 1
+    return 0, None
+
+
+def _send(
+    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], there: int, result: PrefixPut, deadline: float
+) -> None:
+    layers = sequence.layers
+    depth_max = client.link.limits.tree_depth_max
+    block_tokens = chain[0].piece.block_tokens
+    missing = sum(keyed.piece.count for keyed in chain[there:])
+
+    def image_of(keyed: Keyed, parts: list[Any]) -> Image:
+        # The record is the first leaf: the daemon finds it without reading the tree.
+        return encode({"prefix": keyed.record, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
+
+    def put(keyed: Keyed, image: Image, tokens: int) -> bool:
+        cost_ms = sequence.cost_ms * keyed.piece.count / missing if missing else 0.0
+        terms = Terms(tokens, sequence.ttl_s, None, cost_ms, sequence.agent, len(keyed.record), keyed.piece.parent)
+        sent = client.link.puts.put(keyed.key, image, terms, deadline=deadline)
+        result._puts.append((not keyed.piece.snapshot, sent))
+        return sent.state not in ("refused", "lost")
+
+    try:
+        # First, so that nothing is sent if one of them cannot be.
+        snapshots = [
+            (keyed, image_of(keyed, states))
+            for position, states in layers.snapshots.items()
+            if not client.contains((keyed := snapshot_of(chain, position)).key)
+        ]
+        for number, keyed in enumerate(chain):
+            piece = keyed.piece
+            if number >= there:
+                stop = piece.start + piece.count
+                if not put(keyed, image_of(keyed, layers.block(piece.start, stop)), piece.count):
+                    return
+            while snapshots and (snapshots[0][0].piece.start - 1) // block_tokens == number:
+                if not put(*snapshots.pop(0), 0):
+                    return
+    except ObjectTooLarge as error:
+        result.settle("refused", error)
+
+
+__all__ = ["PrefixPut", "PrefixSequence", "store"]
