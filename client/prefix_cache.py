@@ -77,7 +77,7 @@ class PrefixCache:
         device: DeviceCache | None = None,
         enabled: bool = True,
     ) -> None:
-        if block_tokens not in _BLOCK_SIZES:
+        if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
             raise BadPrefix(
                 f"block_tokens is {block_tokens!r}; it is a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
             )

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from .client.lease import Batch as Batch
     from .client.lease import Lease as Lease
     from .client.namespace import Namespace as Namespace
+    from .client.prefix_cache import PrefixCache as PrefixCache
+    from .client.prefix_layers import NormalLayer as NormalLayer
+    from .client.prefix_layers import RecurrentLayer as RecurrentLayer
+    from .client.prefix_layers import RotatingLayer as RotatingLayer
+    from .client.prefix_layers import SharedLayer as SharedLayer
+    from .client.prefix_match import PrefixMatch as PrefixMatch
+    from .client.prefix_put import PrefixPut as PrefixPut
     from .client.processor_cache import Feature as Feature
     from .client.processor_cache import ProcessorCache as ProcessorCache
     from .client.processor_cache import Reference as Reference
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     from .ipc.modes import Tier as Tier
     from .ipc.steps import AgentStep as AgentStep
     from .ipc.steps import AgentStepGraph as AgentStepGraph
+    from .shm.prefix import Media as Media
     from .shm.tree import Spec as Spec
 
 _PLACES = {
@@ -61,17 +69,25 @@ _PLACES = {
     "Entry": ".client.view",
     "Feature": ".client.processor_cache",
     "Lease": ".client.lease",
+    "Media": ".shm.prefix",
     "Mode": ".ipc.modes",
     "ModeChange": ".client.governor",
     "Namespace": ".client.namespace",
+    "NormalLayer": ".client.prefix_layers",
+    "PrefixCache": ".client.prefix_cache",
+    "PrefixMatch": ".client.prefix_match",
+    "PrefixPut": ".client.prefix_put",
     "ProcessorCache": ".client.processor_cache",
     "Put": ".client.puts",
     "Recommendation": ".client.dp_mode",
+    "RecurrentLayer": ".client.prefix_layers",
     "Reference": ".client.processor_cache",
     "Registration": ".client.device.entries",
     "Reservation": ".client.reservation",
     "Reuse": ".client.view",
     "Ring": ".client.ring",
+    "RotatingLayer": ".client.prefix_layers",
+    "SharedLayer": ".client.prefix_layers",
     "Spec": ".shm.tree",
     "Subscription": ".client.governor",
     "TensordError": ".errors",
