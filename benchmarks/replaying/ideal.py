@@ -1,0 +1,113 @@
+"""A cache of exactly so many bytes, without fragmentation, in which a policy of the store's decides what goes.
+
+Does not own: what the policy does; the ring, the index and scans, which the store's own replay has (real.py).
+"""
+
+from __future__ import annotations
+
+from replaying.counts import Counts
+from replaying.traces import Request, Step, Trace
+
+from tensord.daemon.policy.newcomer import Newcomer
+from tensord.daemon.policy.replacement import Replacement
+
+
+def key_of(block: int) -> bytes:
+    """The key that a block is stored under: 32 bytes, the namespace's tag first."""
+    return b"replayed" + block.to_bytes(24, "little")
+
+
+class Ideal:
+    """The blocks that are there, as one policy has it.
+
+    As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the newcomer's
+    predecessors); a put for which there is no room is refused, and with it what would follow.
+    """
+
+    def __init__(self, trace: Trace, policy: Replacement, capacity_bytes: int, *, steps: bool = False) -> None:
+        """`steps`: whether the policy is told how agents' calls ended."""
+        self._trace = trace
+        self._policy = policy
+        self._free_bytes = capacity_bytes
+        self._capacity_bytes = capacity_bytes
+        self._steps = steps
+        self._span_of: list[int] = [0] * len(trace.sizes)
+        self._block_of: dict[int, int] = {}
+        self._spans_made = 0
+        self.counts = Counts()
+        self.evicted = 0
+
+    def run(self) -> Counts:
+        """Replays the whole trace."""
+        for event in self._trace.events:
+            if isinstance(event, Request):
+                self.ask(event)
+            elif self._steps:
+                self.step(event)
+        return self.counts
+
+    def step(self, step: Step) -> None:
+        self._policy.turn(step.agent, step.state, step.at)
+
+    def ask(self, request: Request) -> None:
+        """Counts what is there, uses it first piece first, and stores the rest."""
+        span_of, policy = self._span_of, self._policy
+        blocks: list[int] = request.blocks.tolist()
+        there = 0
+        for block in blocks:
+            if not span_of[block]:
+                break
+            there += 1
+        self.counts.count(self._trace, request, blocks, there, [])
+        path = [span_of[block] for block in blocks[:there]]
+        for span in path:
+            policy.accessed(span, request.at, request.agent)
+        stays = set(path)
+        parent = path[-1] if path else None
+        for block in blocks[there:]:
+            parent = self._store(block, parent, stays, request)
+            if parent is None:
+                break
+
+    def check_invariants(self) -> None:
+        """Asserts that the policy knows what is there, and that it fits."""
+        assert len(self._policy) == len(self._block_of)
+        taken = sum(self._trace.sizes[block] for block in self._block_of.values())
+        assert 0 <= self._free_bytes == self._capacity_bytes - taken
+
+    def _store(self, block: int, parent: int | None, stays: set[int], request: Request) -> int | None:
+        """The span of a block that was not there; None where there is no room for it."""
+        size_bytes = self._trace.sizes[block]
+        if size_bytes > self._free_bytes and not self._make_room(size_bytes, stays):
+            return None
+        self._spans_made += 1
+        span = self._span_of[block] = self._spans_made
+        self._block_of[span] = block
+        self._free_bytes -= size_bytes
+        tokens = self._trace.tokens[block]
+        new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, parent, request.agent)
+        self._policy.inserted(new, request.at)
+        stays.add(span)
+        return span
+
+    def _make_room(self, size_bytes: int, stays: set[int]) -> bool:
+        sizes, block_of = self._trace.sizes, self._block_of
+        lacking = size_bytes - self._free_bytes
+        victims: list[int] = []
+        if size_bytes <= self._capacity_bytes:
+            for span in self._policy.coldest():
+                if span not in stays:
+                    victims.append(span)
+                    lacking -= sizes[block_of[span]]
+                    if lacking <= 0:
+                        break
+        if lacking > 0:
+            return False
+        for span in victims:
+            self._policy.hidden(span)
+            self._policy.removed(span, evicted=True)
+            block = block_of.pop(span)
+            self._span_of[block] = 0
+            self._free_bytes += sizes[block]
+        self.evicted += len(victims)
+        return True
