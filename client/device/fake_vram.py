@@ -164,6 +164,14 @@ class FakeTensor:
         self.device.launch(lambda: np.copyto(array, values))
         return self
 
+    def clone(self) -> FakeTensor:
+        """A copy of its own on the card.
+
+        Raises:
+            DeviceFull: the card has no room for it.
+        """
+        return self.device.empty(self.shape, self.dtype).copy_(self)
+
     def numpy(self) -> Array:
         """A copy on the host, after what the current stream was told to do is done."""
         copied: Array = self.device.to_host(self, self.device.mark())
