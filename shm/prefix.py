@@ -35,6 +35,8 @@ LAYOUT_BYTES: Final = 16
 TOKEN_BYTES: Final = 4
 BLOCK_TOKENS_MIN: Final = 16
 BLOCK_TOKENS_MAX: Final = 4096
+MEDIA_MAX: Final = 8192
+"""Items of one sequence."""
 
 _MAGIC: Final = 0x58465054  # "TPFX"
 _HEADER: Final = struct.Struct("@IBBBx16s16sQII32s8x")
@@ -43,6 +45,7 @@ _SNAPSHOT, _EXACT, _ROOT = 1, 2, 4
 HEADER_BYTES: Final = _HEADER.size
 MEDIA_BYTES: Final = _MEDIA.size
 _NO_KEY: Final = bytes(32)
+_NUMBERS: Final[dict[str, int]] = {modality: number for number, modality in enumerate(MODALITIES)}
 
 Tokens = np.ndarray[Any, np.dtype[np.uint32]]
 
@@ -126,11 +129,8 @@ class Piece:
             len(self.media),
             self.parent or _NO_KEY,
         )
-        at = HEADER_BYTES
-        for item in self.media:
-            _MEDIA.pack_into(memory, at, item.start, item.length, MODALITIES.index(item.modality), item.hash)
-            at += MEDIA_BYTES
-        record[at:].view(np.uint32)[:] = folded
+        memory[HEADER_BYTES : self.text_at] = packed_media(self.media)
+        record[self.text_at :].view(np.uint32)[:] = folded
 
     @classmethod
     def unpack(cls, record: bytes | bytearray | memoryview) -> Piece:
@@ -149,7 +149,9 @@ class Piece:
             raise BadPrefix(f"a record of {size} bytes says that it has {items} media and {count} tokens")
         if start + count >= 1 << 48:
             raise BadPrefix(f"a record begins at token {start} with {count} tokens, behind any sequence's end")
-        media = tuple(_media(record, HEADER_BYTES + MEDIA_BYTES * number) for number in range(items))
+        if items > MEDIA_MAX:
+            raise BadPrefix(f"a record of {items} media; {MEDIA_MAX} are possible")
+        media = unpacked_media(memoryview(record)[HEADER_BYTES : HEADER_BYTES + MEDIA_BYTES * items])
         return cls(
             scope,
             layout,
@@ -163,11 +165,24 @@ class Piece:
         )
 
 
-def _media(record: Any, at: int) -> Media:
-    start, length, modality, digest = _MEDIA.unpack_from(record, at)
-    if modality >= len(MODALITIES):
-        raise BadPrefix(f"a record has an item of modality {modality}; there are {len(MODALITIES)}")
-    return Media(start, length, MODALITIES[modality], digest)
+def packed_media(media: Iterable[Media]) -> bytes:
+    """Media as they stand in a record, MEDIA_BYTES each."""
+    pack, number = _MEDIA.pack, _NUMBERS
+    return b"".join([pack(start, length, number[modality], digest) for start, length, modality, digest in media])
+
+
+def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
+    """Reads them back.
+
+    Raises:
+        BadPrefix: an item is of no modality.
+    """
+    found = []
+    for start, length, modality, digest in _MEDIA.iter_unpack(packed):
+        if modality >= len(MODALITIES):
+            raise BadPrefix(f"a record has an item of modality {modality}; there are {len(MODALITIES)}")
+        found.append(Media(start, length, MODALITIES[modality], digest))
+    return tuple(found)
 
 
 def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
@@ -181,6 +196,8 @@ def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[M
         BadPrefix: an item is out of its range, ends past the end, or overlaps another of its modality; it is named.
     """
     items = sorted((Media(*item) for item in media), key=lambda item: (item.start, item.modality))
+    if len(items) > MEDIA_MAX:
+        raise BadPrefix(f"a sequence with {len(items)} media; {MEDIA_MAX} are possible")
     ends: dict[str, Media] = {}
     for item in items:
         if item.modality not in MODALITIES:
