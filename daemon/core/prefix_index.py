@@ -1,0 +1,483 @@
+"""Which of the cached sequences agrees with a query for longest, exactly to the token and to the item.
+
+    namespace ─ scope ─ layout: a tree ─ block ─ block ─ block …      each block a node, its text in the ring
+                                  └ block …        └ snapshot         what follows one in the order of its text
+
+Every max(1024, block_tokens) tokens a checkpoint stands: a running digest, 128 bits, of all tokens and media before.
+A match digests the query so, up to the last checkpoint that is known, takes the path from there to the beginning, and
+walks on from there exactly. It takes no more steps than the query has checkpoints and blocks, each O(log n) of what is
+stored, and no more than SNAPSHOTS_MAX looks for snapshots, in each of LAYOUTS_MAX trees at most.
+
+What is removed takes everything that follows it along at once: a path is good only where it stands unbroken up to the
+beginning. The pieces that followed are known until each is removed.
+
+Owns the trees. Does not own the pieces' entries, nor when they go. Pure: reads the ring through a callable, has no
+clock. Not copied: text and media stand in the ring alone, so a piece has to be removed, or hidden for good, before its
+place is used again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...errors import BadPrefix, PredecessorGone
+from ...ipc.words import BLOCKS_MAX
+from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...shm.prefix import (
+    BLOCK_TOKENS_MAX,
+    BLOCK_TOKENS_MIN,
+    MEDIA_BYTES,
+    TOKEN_BYTES,
+    Piece,
+    Tokens,
+    agreed,
+    unpacked_media,
+)
+from .prefix_query import Query, beginning, checked, following, stand
+from .prefix_tree import COUNT_BITS, COUNT_MASK, Extra, Node, Order, Read, Snapshot, Tree, common, count, each
+
+LAYOUTS_MAX: Final = 64
+SNAPSHOTS_MAX: Final = 1024
+_NOTHING: Final[dict[str, int]] = {}
+
+
+class Found(NamedTuple):
+    """The first `offset` tokens of a query are cached: `blocks` have them, from the beginning, the last as far as
+    needed. `snapshot`: the one that stands exactly there."""
+
+    offset: int
+    blocks: list[bytes]
+    snapshot: bytes | None
+
+
+_NONE: Final = Found(0, [], None)
+
+
+class PrefixIndex:
+    """The trees of blocks.
+
+    Args:
+        read: (address, bytes) → what stands there in the ring: the folded tokens of a piece, and its media, packed,
+            right before them, as in its record.
+        seed: of the digests: random, and nobody else's.
+    """
+
+    def __init__(self, read: Read, seed: int) -> None:
+        self._order = Order(read)
+        self._start = beginning(seed)
+        self._nodes: dict[bytes, Node | Snapshot] = {}
+        self._trees: dict[bytes, dict[bytes, dict[tuple[bytes, int, bool], Tree]]] = {}
+        self._hidden: dict[Node, dict[Node, Tree]] = {}
+        self._stands: dict[int, dict[Snapshot, None]] = {}
+        self._names = 0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def __len__(self) -> int:
+        """Pieces, those included that are hidden or follow one that was removed."""
+        return len(self._nodes)
+
+    def add(self, key: bytes, piece: Piece, text_at: int) -> None:
+        """A new piece, whose tokens stand at `text_at` of the ring.
+
+        Raises:
+            PredecessorGone: the piece before is not known, or a victim.
+            BadPrefix: it does not fit to the piece before, or within itself; or the same one is known. Nothing has
+                changed, in either case.
+        """
+        if key in self._nodes:
+            raise BadPrefix(f"the piece {key.hex()} is known already")
+        if piece.snapshot:
+            self._add_snapshot(key, piece)
+            return
+        parent = self._parent(key, piece)
+        tree = parent.tree
+        assert tree is not None
+        size = tree.block_tokens
+        if piece.start != parent.depth * size or parent.place & COUNT_MASK != size:
+            raise BadPrefix(f"a block begins at token {piece.start}, and the one before is not whole or ends elsewhere")
+        if not 0 < piece.count <= size:
+            raise BadPrefix(f"a block has {piece.count} tokens; 1 to {size} are possible")
+        if parent.depth >= BLOCKS_MAX:
+            raise BadPrefix(f"a sequence has more than {BLOCKS_MAX} blocks")
+        node = Node(key, parent, tree, text_at << COUNT_BITS | piece.count, parent.depth + 1)
+        if piece.media or (parent.extra is not None and parent.extra.overhang is not None):
+            node.extra = _with_media(piece, parent)
+        if piece.count == size and not node.depth * size % tree.step:
+            node.digest = self._digest(node, tree)
+        self._order.insert(parent, node)
+        if parent is tree:
+            scopes = self._trees.setdefault(tree.name[0], {})
+            scopes.setdefault(piece.scope, {})[tree.name[2:]] = tree
+        self._nodes[key] = node
+        if node.digest is not None:
+            tree.checkpoints[node.digest] = node
+
+    def hide(self, key: bytes) -> None:
+        """A known piece is a victim: it is not matched until it is shown again. What follows it was hidden before."""
+        piece = self._nodes[key]
+        if isinstance(piece, Snapshot):
+            piece.hidden = True
+            self._unlist(piece)
+        elif piece.tree is not None:
+            assert piece.parent is not None
+            self._hidden.setdefault(piece.parent, {})[piece] = piece.tree
+            self._take_out(piece, piece.parent, piece.tree)
+
+    def show(self, key: bytes) -> None:
+        """A hidden piece stays after all. What it follows was shown before."""
+        piece = self._nodes[key]
+        if isinstance(piece, Snapshot):
+            if piece.hidden:
+                piece.hidden = False
+                self._list(piece)
+            return
+        parent = piece.parent
+        assert parent is not None
+        if piece.tree is not None:
+            return
+        piece.tree = tree = self._unhide(parent, piece)
+        self._order.restore(parent, piece)
+        if piece.digest is not None:
+            tree.checkpoints.setdefault(piece.digest, piece)
+
+    def remove(self, key: bytes) -> list[bytes]:
+        """A known piece is gone, and with it whatever follows it is not matched any more. What followed it directly,
+        hidden or not, is answered: each is to be removed, soon, by itself."""
+        piece = self._nodes.pop(key)
+        if isinstance(piece, Snapshot):
+            self._unlist(piece)
+            extra = piece.block.extra
+            if extra is not None and extra.snapshots is not None and piece in extra.snapshots:
+                extra.snapshots.remove(piece)
+            return []
+        parent = piece.parent
+        assert parent is not None
+        if piece.tree is None:
+            tree = self._unhide(parent, piece)
+        else:
+            tree = piece.tree
+            self._take_out(piece, parent, tree)
+        if parent is tree and tree.followers is None and tree not in self._hidden:
+            self._drop(tree)
+        followed = [node.key for node in each(piece.followers)]
+        followed += [node.key for node in self._hidden.get(piece, ())]
+        if piece.extra is not None and piece.extra.snapshots is not None:
+            for snapshot in piece.extra.snapshots:
+                self._unlist(snapshot)
+                followed.append(snapshot.key)
+        return followed
+
+    def match(self, tag: bytes, query: Piece, folded: Tokens) -> Found:
+        """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no item, and can be
+        continued in its layout.
+
+        Args:
+            tag: of the namespace; its trees of the query's scope are searched, whatever their layout.
+            query: the whole sequence and all its media.
+            folded: its tokens, (query.count,) uint32.
+
+        Raises:
+            BadPrefix: the query's media do not fit it, or its count the tokens.
+        """
+        asked = Query(query, folded, self._start)
+        best = _NONE
+        for tree in self._trees.get(tag, {}).get(query.scope, {}).values():
+            agreement, path = self._walk(tree, asked)
+            limit = min(agreement, asked.count - 1)
+            if limit <= best.offset:
+                continue
+            snapshot: Snapshot | None = None
+            if tree.exact:
+                position, snapshot = self._snapshot_within(tree, path, asked, limit, best.offset)
+            else:
+                position = asked.uncut(limit)
+                level = (position - 1) // tree.block_tokens
+                if position > best.offset:
+                    snapshot = self._snapshot_at(path[level - 1] if level else tree, asked, position)
+            if position > best.offset:
+                blocks = path[: -(-position // tree.block_tokens)]
+                best = Found(position, [node.key for node in blocks], None if snapshot is None else snapshot.key)
+        return best
+
+    def roots(self, tag: bytes) -> list[bytes]:
+        """The first blocks of a namespace's sequences, of all scopes and layouts, hidden or not."""
+        found = []
+        for layouts in self._trees.get(tag, {}).values():
+            for tree in layouts.values():
+                found += [node.key for node in each(tree.followers)]
+                found += [node.key for node in self._hidden.get(tree, ())]
+        return found
+
+    def followers(self, key: bytes) -> int:
+        """How many pieces follow a known one directly and are not hidden."""
+        piece = self._nodes[key]
+        if isinstance(piece, Snapshot):
+            return 0
+        snapshots = piece.extra.snapshots if piece.extra is not None else None
+        return count(piece.followers) + sum(not snapshot.hidden for snapshot in snapshots or ())
+
+    def path(self, key: bytes) -> list[bytes]:
+        """The keys from the beginning to a known piece, itself included."""
+        piece = self._nodes[key]
+        keys = []
+        node: Node | None = piece.block if isinstance(piece, Snapshot) else piece
+        while node is not None and node.depth:
+            keys.append(node.key)
+            node = node.parent
+        keys.reverse()
+        return [*keys, key] if isinstance(piece, Snapshot) else keys
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises: walks everything."""
+        for key, piece in self._nodes.items():
+            assert piece.key == key
+            if isinstance(piece, Snapshot):
+                extra = piece.block.extra
+                gone = self._nodes.get(piece.block.key) is not piece.block
+                assert gone or (extra is not None and extra.snapshots is not None and piece in extra.snapshots)
+                assert piece.listed == (not piece.hidden and not gone), "a snapshot is listed unless hidden"
+                continue
+            parent = piece.parent
+            assert parent is not None and piece.depth == parent.depth + 1
+            hidden = piece in self._hidden.get(parent, {})
+            assert hidden == (piece.tree is None), "out of its tree, and not hidden"
+            assert hidden or piece in set(each(parent.followers)), "in a tree, and follows nobody"
+            if piece.digest is not None and piece.tree is not None and parent.tree is not None:
+                assert piece.tree.checkpoints.get(piece.digest) is not None
+                assert self._digest(piece, piece.tree) == piece.digest
+            self._order.check_invariants(piece)
+        for scopes in self._trees.values():
+            assert scopes
+            for layouts in scopes.values():
+                assert layouts
+                for tree in layouts.values():
+                    assert tree.followers is not None or tree in self._hidden, "an empty tree"
+                    assert all(self._nodes.get(node.key) is node for node in tree.checkpoints.values())
+                    self._order.check_invariants(tree)
+        for digest, snapshots in self._stands.items():
+            assert snapshots
+            assert all(self._nodes[one.key] is one and one.digest == digest for one in snapshots)
+
+    def _parent(self, key: bytes, piece: Piece) -> Node:
+        """What a piece follows: a known block, or a tree, perhaps a new one that is nowhere yet."""
+        tag = key[:NAMESPACE_TAG_BYTES]
+        name = (tag, piece.scope, piece.layout, piece.block_tokens, piece.exact)
+        if piece.parent is not None:
+            parent = self._nodes.get(piece.parent)
+            if parent is None:
+                raise PredecessorGone(f"the piece before, {piece.parent.hex()}, is not stored")
+            if isinstance(parent, Snapshot):
+                raise BadPrefix("the piece before is a snapshot, which nothing follows")
+            if parent.tree is None:
+                raise PredecessorGone(f"the piece before, {piece.parent.hex()}, is being evicted")
+            if parent.tree.name != name:
+                raise BadPrefix("the piece before is of another namespace, scope, layout or block size")
+            return parent
+        layouts = self._trees.get(tag, {}).get(piece.scope, {})
+        tree = layouts.get(name[2:])
+        if tree is None:
+            size = piece.block_tokens
+            if not BLOCK_TOKENS_MIN <= size <= BLOCK_TOKENS_MAX or size & (size - 1):
+                raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
+            if len(layouts) >= LAYOUTS_MAX:
+                raise BadPrefix(f"the namespace has sequences of {LAYOUTS_MAX} layouts, and no more are possible")
+            tree = Tree(name)
+        return tree
+
+    def _add_snapshot(self, key: bytes, piece: Piece) -> None:
+        if piece.parent is None:
+            raise BadPrefix("a snapshot without the block in which it stands")
+        block = self._parent(key, piece)
+        tree = block.tree
+        assert tree is not None
+        offset = piece.start - (block.depth - 1) * tree.block_tokens
+        if piece.count or piece.media or not 0 < offset <= block.place & COUNT_MASK:
+            raise BadPrefix(f"a snapshot for position {piece.start} has tokens, or does not stand in its block")
+        extra = block.more()
+        if extra.snapshots is None:
+            extra.snapshots = []
+        elif any(other.offset == offset for other in extra.snapshots):
+            raise BadPrefix(f"a snapshot for position {piece.start} stands there already")
+        snapshot = Snapshot(key, block, offset)
+        assert block.parent is not None
+        more = block.parent.more()
+        if not more.name:
+            self._names += 1
+            more.name = self._names
+        start = piece.start - offset
+        text = self._order.text(block)[: offset * TOKEN_BYTES]
+        media = [item for item in unpacked_media(self._order.media(block)) if item.start < start + offset]
+        packed = self._order.media(block)[: len(media) * MEDIA_BYTES]
+        snapshot.digest = stand(self._start, more.name, offset, text, packed)
+        extra.snapshots.append(snapshot)
+        self._nodes[key] = snapshot
+        self._list(snapshot)
+
+    def _list(self, snapshot: Snapshot) -> None:
+        """A match finds it from now on."""
+        block = snapshot.block
+        if self._nodes.get(block.key) is not block:
+            return
+        assert block.parent is not None and block.parent.extra is not None
+        snapshot.listed = True
+        self._stands.setdefault(snapshot.digest, {})[snapshot] = None
+        more = block.parent.extra
+        if more.offsets is None:
+            more.offsets = {}
+        more.offsets[snapshot.offset] = more.offsets.get(snapshot.offset, 0) + 1
+
+    def _unlist(self, snapshot: Snapshot) -> None:
+        if not snapshot.listed:
+            return
+        snapshot.listed = False
+        same = self._stands[snapshot.digest]
+        del same[snapshot]
+        if not same:
+            del self._stands[snapshot.digest]
+        above = snapshot.block.parent
+        assert above is not None and above.extra is not None and above.extra.offsets is not None
+        offsets = above.extra.offsets
+        offsets[snapshot.offset] -= 1
+        if not offsets[snapshot.offset]:
+            del offsets[snapshot.offset]
+            if not offsets:
+                above.extra.offsets = None
+
+    def _take_out(self, node: Node, parent: Node, tree: Tree) -> None:
+        node.tree = None
+        self._order.discard(parent, node)
+        if node.digest is not None and tree.checkpoints.get(node.digest) is node:
+            del tree.checkpoints[node.digest]
+
+    def _unhide(self, parent: Node, node: Node) -> Tree:
+        hidden = self._hidden[parent]
+        tree = hidden.pop(node)
+        if not hidden:
+            del self._hidden[parent]
+        return tree
+
+    def _drop(self, tree: Tree) -> None:
+        tag, scope, layout, size, exact = tree.name
+        scopes = self._trees[tag]
+        del scopes[scope][layout, size, exact]
+        if not scopes[scope]:
+            del scopes[scope]
+        if not scopes:
+            del self._trees[tag]
+
+    def _digest(self, node: Node, tree: Tree) -> int | None:
+        """Of everything up to the node's end, where a checkpoint stands."""
+        stretch: list[Node] = []
+        above: Node | None = node
+        for _ in range(tree.step // tree.block_tokens):
+            assert above is not None
+            stretch.append(above)
+            above = above.parent
+        stretch.reverse()
+        before = self._start if above is tree or above is None else above.digest
+        if before is None:
+            return None
+        text = b"".join([self._order.text(one) for one in stretch])
+        return following(before, text, b"".join([self._order.media(one) for one in stretch]))
+
+    def _walk(self, tree: Tree, query: Query) -> tuple[int, list[Node]]:
+        """How many tokens the best of a tree's sequences agrees with a query, and its blocks so far."""
+        path = self._to_checkpoint(tree, query)
+        node: Node = path[-1] if path else tree
+        size = tree.block_tokens
+        at = node.depth * size
+        while at < query.count:
+            text, media = query.text(at, at + size), query.packed(at, at + size)
+            best, longest = node, 0
+            for other in self._order.neighbours(node.followers, text, media):
+                length = common(text, self._order.text(other))
+                if length > longest:
+                    theirs = self._order.media(other)
+                    if media != theirs:
+                        length = agreed(query.between(at, at + size), unpacked_media(theirs), at + length) - at
+                if length > longest:
+                    best, longest = other, length
+            if not longest:
+                break
+            path.append(best)
+            at += longest
+            if longest < size:
+                break
+            node = best
+        return at, path
+
+    def _to_checkpoint(self, tree: Tree, query: Query) -> list[Node]:
+        """The blocks up to the last checkpoint that a query shares, as far as none of them is gone."""
+        last: Node | None = None
+        number = 0
+        while tree.checkpoints:
+            digest = query.digest(number, tree.step)
+            node = tree.checkpoints.get(digest) if digest is not None else None
+            if node is None:
+                break
+            last = node
+            number += 1
+        path: list[Node] = []
+        while last is not None and last is not tree:
+            if last.tree is None:
+                path.clear()
+            else:
+                path.append(last)
+            last = last.parent
+        path.reverse()
+        return path
+
+    def _snapshot_within(
+        self, tree: Tree, path: list[Node], query: Query, limit: int, least: int
+    ) -> tuple[int, Snapshot | None]:
+        """The last snapshot that stands on the path at `limit` or before it, and in no item; its position."""
+        size = tree.block_tokens
+        looks = 0
+        for level in range(len(path) - 1, -1, -1):
+            above = path[level - 1] if level else tree
+            if (level + 1) * size <= least:
+                break
+            if above.extra is None or above.extra.offsets is None:
+                continue
+            for offset in sorted(above.extra.offsets, reverse=True):
+                looks += 1
+                if looks > SNAPSHOTS_MAX:
+                    return 0, None
+                position = level * size + offset
+                if position > limit or query.uncut(position) != position:
+                    continue
+                snapshot = self._snapshot_at(above, query, position)
+                if snapshot is not None:
+                    return position, snapshot
+        return 0, None
+
+    def _snapshot_at(self, above: Node, query: Query, position: int) -> Snapshot | None:
+        """One that stands at a position in what follows `above`, up to which the query agrees with a sequence."""
+        tree, extra = above.tree, above.extra
+        if tree is None or extra is None or extra.offsets is None:
+            return None
+        start = above.depth * tree.block_tokens
+        if position - start not in extra.offsets:
+            return None
+        text = query.text(start, position)
+        digest = stand(self._start, extra.name, position - start, text, query.packed(start, position))
+        for snapshot in self._stands.get(digest, ()):
+            if snapshot.block.tree is not None:
+                return snapshot
+        return None
+
+
+def _with_media(piece: Piece, parent: Node) -> Extra:
+    """What a block's media add to its node."""
+    before = parent.extra.overhang if parent.extra is not None and parent.extra.overhang is not None else _NOTHING
+    end = piece.start + piece.count
+    ends = checked(piece.media, piece.start, end, before)
+    extra = Extra()
+    extra.items = len(piece.media)
+    if any(last > end for last in ends.values()):
+        extra.overhang = {modality: last for modality, last in ends.items() if last > end}
+        if extra.overhang == before:
+            extra.overhang = parent.extra.overhang if parent.extra is not None else None
+    return extra

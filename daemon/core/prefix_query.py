@@ -1,0 +1,120 @@
+"""A query of the prefix index: its text, its media, and the running digests of its beginning.
+
+A digest stands for everything up to its position: each is made of the one before, the text since, and the media that
+begin there. Digests are seeded, so that nobody can make two sequences meet without knowing the seed.
+
+Owns how digests are made. Does not own what they are compared with (`prefix_index`).
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from ...errors import BadPrefix
+from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, Piece, Tokens, packed_media, uncut
+
+_SEED: Final = (1 << 64) - 1
+_STAND: Final = struct.Struct("@QQ")
+
+
+def following(before: int, text: bytes | memoryview, media: bytes) -> int:
+    """The digest after `text` with `media` beginning in it, of the one before it: 128 bits.
+
+    Half of `before` seeds the hash, and all of it is mixed in again: two that differ lead to two that differ, but for a
+    coincidence of 128 bits.
+    """
+    if media:
+        text = b"".join((text, media))
+    return xxhash.xxh3_128_intdigest(text, before & _SEED) ^ before
+
+
+def beginning(seed: int) -> int:
+    """The digest of nothing."""
+    return xxhash.xxh3_128_intdigest(seed.to_bytes(32, "little", signed=True))
+
+
+def stand(start: int, name: int, offset: int, text: bytes | memoryview, media: bytes) -> int:
+    """What snapshots go by: the node `name`, and what follows it up to `offset` tokens on."""
+    return following(following(start, _STAND.pack(name, offset), b""), text, media)
+
+
+def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]) -> dict[str, int]:
+    """`ends`, where the last item of each modality ends, brought forward by `media`, which begin from `start` to `end`.
+
+    Raises:
+        BadPrefix: they do not, or are out of order, or one overlaps another of its modality.
+    """
+    ends = dict(ends)
+    last = (-1, "")
+    for item in media:
+        begin, length, modality, _ = item
+        if not (start <= begin < end and length > 0):
+            raise BadPrefix(f"{item} has no tokens, or does not begin among tokens {start} to {end}")
+        if (begin, modality) <= last:
+            raise BadPrefix(f"{item} is out of order")
+        if ends.get(modality, 0) > begin:
+            raise BadPrefix(f"{item} overlaps the {modality} before it, which ends at token {ends[modality]}")
+        last = begin, modality
+        ends[modality] = begin + length
+    return ends
+
+
+class Query:
+    """A sequence that is asked for.
+
+    Args:
+        piece: the whole sequence with all its media.
+        folded: its tokens, (piece.count,) uint32.
+
+    Raises:
+        BadPrefix: media out of their range or order, or another number of tokens.
+    """
+
+    def __init__(self, piece: Piece, folded: Tokens, start: int) -> None:
+        if len(folded) != piece.count:
+            raise BadPrefix(f"a query says {piece.count} tokens, and has {len(folded)}")
+        ends = checked(piece.media, 0, piece.count, {})
+        if any(end > piece.count for end in ends.values()):
+            raise BadPrefix(f"an item ends at token {max(ends.values())}, past the query's {piece.count}")
+        self.count = piece.count
+        self.media = piece.media
+        self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data
+        self._packed = packed_media(piece.media)
+        self._starts = [item.start for item in piece.media]
+        self._start = start
+        self._digests: dict[int, list[int]] = {}
+
+    def text(self, start: int, end: int) -> bytes:
+        return bytes(self._text[start * TOKEN_BYTES : end * TOKEN_BYTES])
+
+    def packed(self, start: int, end: int) -> bytes:
+        """The media that begin in [start, end), packed."""
+        if not self._starts:
+            return b""
+        first = bisect_left(self._starts, start)
+        return self._packed[first * MEDIA_BYTES : bisect_left(self._starts, end, first) * MEDIA_BYTES]
+
+    def between(self, start: int, end: int) -> tuple[Media, ...]:
+        """The same, as they are."""
+        first = bisect_left(self._starts, start)
+        return self.media[first : bisect_left(self._starts, end, first)]
+
+    def uncut(self, position: int) -> int:
+        """`position`, or where the item begins that it would cut in two."""
+        return uncut(position, self.media) if self.media else position
+
+    def digest(self, number: int, step: int) -> int | None:
+        """That of the first `number` + 1 times `step` tokens; None where there are not so many."""
+        digests = self._digests.setdefault(step, [])
+        while number >= len(digests):
+            at = len(digests) * step
+            if at + step > self.count:
+                return None
+            text = self._text[at * TOKEN_BYTES : (at + step) * TOKEN_BYTES]
+            digests.append(following(digests[-1] if digests else self._start, text, self.packed(at, at + step)))
+        return digests[number]

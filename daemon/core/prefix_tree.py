@@ -1,0 +1,305 @@
+"""What the prefix index is made of: a node per block, and those that follow one block in the order of their text.
+
+A node holds no text and no media: both stand in the ring, in the block's record, and are read from there where two
+blocks are compared. The order is that of the folded text's bytes, then of the media, then of the key; so the ones that
+agree with a query for longest stand right before and right behind the query's own place.
+
+Owns nodes, and the order among siblings. Does not own which nodes there are (`prefix_index`).
+
+Invariant: of what follows a node, each stands in its order; up to SHELF_MAX in one list, more in shelves of that size,
+so that one more or one less moves little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final, Union
+
+from ...errors import BadPrefix
+from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES
+
+Read = Callable[[int, int], bytes | memoryview]
+"""(address, bytes) → what stands there in the ring."""
+
+COUNT_BITS: Final = 13
+COUNT_MASK: Final = (1 << COUNT_BITS) - 1
+SHELF_MAX: Final = 512
+CHECKPOINT_TOKENS: Final = 1024
+_LAST: Final = b"\xff" * 33
+
+
+class Shelves:
+    """Many siblings: lists that are in order, one behind the other, none empty."""
+
+    __slots__ = ("lists",)
+
+    def __init__(self, lists: list[list[Node]]) -> None:
+        self.lists = lists
+
+
+Followers = Union[None, "Node", "list[Node]", Shelves]
+
+
+class Snapshot:
+    """What continues a sequence at one position: `offset` tokens into `block`. `digest`: of what it continues."""
+
+    __slots__ = ("block", "digest", "hidden", "key", "listed", "offset")
+
+    def __init__(self, key: bytes, block: Node, offset: int) -> None:
+        self.key = key
+        self.block = block
+        self.offset = offset
+        self.digest = 0
+        self.hidden = False
+        self.listed = False
+
+
+class Extra:
+    """What few nodes have.
+
+    `items`: media that begin in the block. `overhang`: per modality where the last item ends, if behind the block.
+    `snapshots`: in the block. `offsets`: at how many tokens into what follows the node snapshots stand, and how many;
+    `name`: a number that no other node has.
+    """
+
+    __slots__ = ("items", "name", "offsets", "overhang", "snapshots")
+
+    def __init__(self) -> None:
+        self.items = 0
+        self.overhang: dict[str, int] | None = None
+        self.snapshots: list[Snapshot] | None = None
+        self.offsets: dict[int, int] | None = None
+        self.name = 0
+
+
+class Node:
+    """A block. `tree` is None while it is hidden, and once it is gone.
+
+    `place`: where its tokens stand in the ring, and how many. `depth`: blocks from the beginning, itself included.
+    `digest`: of everything up to its end, where a checkpoint stands there.
+    """
+
+    __slots__ = ("depth", "digest", "extra", "followers", "key", "parent", "place", "tree")
+
+    def __init__(self, key: bytes, parent: Node | None, tree: Tree | None, place: int, depth: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.tree = tree
+        self.place = place
+        self.depth = depth
+        self.followers: Followers = None
+        self.digest: int | None = None
+        self.extra: Extra | None = None
+
+    def more(self) -> Extra:
+        if self.extra is None:
+            self.extra = Extra()
+        return self.extra
+
+
+Name = tuple[bytes, bytes, bytes, int, bool]
+"""Of a tree: namespace tag, scope, layout, tokens of a block, exact."""
+
+
+class Tree(Node):
+    """The sequences of one layout in one scope; what they all follow."""
+
+    __slots__ = ("block_tokens", "checkpoints", "exact", "name", "step")
+
+    def __init__(self, name: Name) -> None:
+        super().__init__(b"", None, self, name[3], 0)
+        self.name = name
+        self.block_tokens = name[3]
+        self.exact = name[4]
+        self.step = max(CHECKPOINT_TOKENS, self.block_tokens)
+        self.checkpoints: dict[int, Node] = {}
+
+
+def each(followers: Followers) -> Iterator[Node]:
+    """All of them, in order."""
+    if isinstance(followers, Node):
+        yield followers
+    elif isinstance(followers, list):
+        yield from followers
+    elif followers is not None:
+        for shelf in followers.lists:
+            yield from shelf
+
+
+def count(followers: Followers) -> int:
+    """How many they are."""
+    if followers is None:
+        return 0
+    if isinstance(followers, Node):
+        return 1
+    if isinstance(followers, list):
+        return len(followers)
+    return sum(map(len, followers.lists))
+
+
+def common(ours: bytes, theirs: bytes) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    high = min(len(ours), len(theirs)) // TOKEN_BYTES
+    if ours[: high * TOKEN_BYTES] == theirs[: high * TOKEN_BYTES]:
+        return high
+    low = 0
+    while high - low > 1:
+        middle = (low + high) >> 1
+        part = slice(low * TOKEN_BYTES, middle * TOKEN_BYTES)
+        if ours[part] == theirs[part]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Order:
+    """Siblings in their order: finds, adds and takes out, with O(log n) texts read."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def text(self, node: Node) -> bytes:
+        """A node's folded tokens, as bytes."""
+        place = node.place
+        return bytes(self._read(place >> COUNT_BITS, (place & COUNT_MASK) * TOKEN_BYTES))
+
+    def media(self, node: Node) -> bytes:
+        """Its media, packed: in the record they stand right before the tokens."""
+        if node.extra is None or not node.extra.items:
+            return b""
+        size = node.extra.items * MEDIA_BYTES
+        return bytes(self._read((node.place >> COUNT_BITS) - size, size))
+
+    def neighbours(self, followers: Followers, text: bytes, media: bytes) -> tuple[Node, ...]:
+        """Who stands before and who behind a text's place: two at most."""
+        if followers is None:
+            return ()
+        if isinstance(followers, Node):
+            return (followers,)
+        if isinstance(followers, list):
+            rank = self._rank(followers, text, media, _LAST)
+            return tuple(followers[max(0, rank - 1) : rank + 1])
+        lists = followers.lists
+        number = self._shelf(lists, text, media, _LAST)
+        shelf = lists[number]
+        rank = self._rank(shelf, text, media, _LAST)
+        found = shelf[max(0, rank - 1) : rank + 1]
+        if rank == len(shelf) and number + 1 < len(lists):
+            found.append(lists[number + 1][0])
+        return tuple(found)
+
+    def insert(self, parent: Node, node: Node) -> None:
+        """Adds to what follows `parent`.
+
+        Raises:
+            BadPrefix: one of the same text and media follows it already; nothing has changed.
+        """
+        followers = parent.followers
+        if followers is None:
+            parent.followers = node
+            return
+        text, media = self.text(node), self.media(node)
+        for other in self.neighbours(followers, text, media):
+            if self.text(other) == text and self.media(other) == media:
+                raise BadPrefix(f"the same tokens are stored there under another key, {other.key.hex()}")
+        self._place(parent, node, text, media)
+
+    def restore(self, parent: Node, node: Node) -> None:
+        """Adds again what was taken out."""
+        if parent.followers is None:
+            parent.followers = node
+        else:
+            self._place(parent, node, self.text(node), self.media(node))
+
+    def discard(self, parent: Node, node: Node) -> None:
+        """Takes it out, if it is there."""
+        followers = parent.followers
+        if followers is node:
+            parent.followers = None
+        elif isinstance(followers, list):
+            self._take(followers, node)
+            if len(followers) == 1:
+                parent.followers = followers[0]
+        elif isinstance(followers, Shelves):
+            lists = followers.lists
+            number = self._shelf(lists, self.text(node), self.media(node), node.key)
+            if not self._take(lists[number], node):  # the ring was overwritten under it
+                number = next((number for number, shelf in enumerate(lists) if node in shelf), number)
+                self._take(lists[number], node)
+            if not lists[number]:
+                del lists[number]
+            if len(lists) == 1 and len(lists[0]) < SHELF_MAX // 2:
+                parent.followers = lists[0] if len(lists[0]) > 1 else lists[0][0]
+
+    def check_invariants(self, parent: Node) -> None:
+        """Asserts the order, and that lists and shelves are neither empty nor too long."""
+        followers = parent.followers
+        if isinstance(followers, list):
+            assert 1 < len(followers) <= SHELF_MAX, len(followers)
+        elif isinstance(followers, Shelves):
+            assert followers.lists
+            assert all(0 < len(shelf) <= SHELF_MAX for shelf in followers.lists)
+        ranks = [(self.text(node), self.media(node), node.key) for node in each(followers)]
+        assert all(one < other for one, other in pairwise(ranks)), parent.key.hex()
+
+    def _place(self, parent: Node, node: Node, text: bytes, media: bytes) -> None:
+        followers = parent.followers
+        if isinstance(followers, Node):
+            before = self._rank([followers], text, media, node.key)
+            parent.followers = [followers, node] if before else [node, followers]
+        elif isinstance(followers, list):
+            followers.insert(self._rank(followers, text, media, node.key), node)
+            if len(followers) > SHELF_MAX:
+                parent.followers = Shelves(_halves(followers))
+        elif followers is not None:
+            lists = followers.lists
+            number = self._shelf(lists, text, media, node.key)
+            shelf = lists[number]
+            shelf.insert(self._rank(shelf, text, media, node.key), node)
+            if len(shelf) > SHELF_MAX:
+                lists[number : number + 1] = _halves(shelf)
+
+    def _take(self, siblings: list[Node], node: Node) -> bool:
+        rank = self._rank(siblings, self.text(node), self.media(node), node.key) - 1
+        if rank < 0 or siblings[rank] is not node:
+            if node not in siblings:
+                return False
+            rank = siblings.index(node)
+        del siblings[rank]
+        return True
+
+    def _rank(self, siblings: list[Node], text: bytes, media: bytes, key: bytes) -> int:
+        """How many of them do not stand behind (text, media, key)."""
+        low, high = 0, len(siblings)
+        while low < high:
+            middle = (low + high) >> 1
+            if self._behind(siblings[middle], text, media, key):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _shelf(self, lists: list[list[Node]], text: bytes, media: bytes, key: bytes) -> int:
+        """The list in which (text, media, key) would stand."""
+        low, high = 1, len(lists)
+        while low < high:
+            middle = (low + high) >> 1
+            if self._behind(lists[middle][0], text, media, key):
+                high = middle
+            else:
+                low = middle + 1
+        return low - 1
+
+    def _behind(self, node: Node, text: bytes, media: bytes, key: bytes) -> bool:
+        place = node.place
+        theirs = bytes(self._read(place >> COUNT_BITS, (place & COUNT_MASK) * TOKEN_BYTES))
+        if theirs != text:
+            return theirs > text
+        return (self.media(node), node.key) > (media, key)
+
+
+def _halves(siblings: list[Node]) -> list[list[Node]]:
+    middle = len(siblings) // 2
+    return [siblings[:middle], siblings[middle:]]
