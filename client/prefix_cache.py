@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from ..errors import BadPrefix, LimitReached, Refusal, TensordError
+from ..errors import BadPrefix, LimitReached, Refusal, TensordError, UsageError
 from ..ipc import messages
 from ..ipc.words import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ..shm.layout import KEY_BYTES
@@ -33,20 +33,25 @@ from ..shm.prefix import (
 from .fields import check_count, check_name, check_seconds
 from .link import SAY_S
 from .namespace import Namespace
+from .prefix_device import DeviceSequences
 from .prefix_keys import scope_of
 from .prefix_layers import PrefixLayer, Snapshots, layers_of
 from .prefix_match import HeldBlocks, PrefixMatch
+from .prefix_paged import PER_SEQUENCE, PagedSnapshots
 from .prefix_put import PrefixPut, PrefixSequence, store
 from .prefix_tokens import GivenMedia, GivenTokens, media_of, tokens_of
+from .puts import Put
 from .terms import Terms
 
 if TYPE_CHECKING:
     from .cache import Client
     from .device.cache import DeviceCache
+    from .lease import Lease
 
 BLOCK_TOKENS: Final = 256
 _NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 _SEQUENCES_MAX: Final = 1 << 20
+_OFF: Final = "this prefix cache is switched off: set enabled"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
 
@@ -59,12 +64,12 @@ class PrefixCache:
         block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks; those of caches
             with another number do not meet in blocks, though in matches.
         n_on_device: so many sequences stay on the device; the oldest above it are offloaded to the host.
-        device: where they stay; without it all go to the host.
+        device: where they stay: sequences whose arrays lie there. Without it all go to the host.
         enabled: whether anything is stored and matched; `enabled` may be set at any time.
 
     Raises:
         BadPrefix: `block_tokens` is no such number.
-        UsageError: `n_on_device` is no number from 0 up.
+        UsageError: `n_on_device` is no number from 0 up, or above 0 without a device.
     """
 
     def __init__(
@@ -85,10 +90,14 @@ class PrefixCache:
         self._client = client
         self._namespace = namespace
         self._block_tokens = block_tokens
-        self._n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
-        self._device = device
         self._tag = namespace.tag
         self._scope = scope_of(namespace)
+        n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
+        if n_on_device and device is None:
+            raise UsageError(f"n_on_device is {n_on_device}, and there is no device: give a DeviceCache")
+        self._on_device = DeviceSequences(device, namespace, block_tokens, n_on_device) if device is not None else None
+        card = device.device if device is not None else None
+        self._paged = PagedSnapshots(client, namespace, max(n_on_device, 1) * PER_SEQUENCE, card)
 
     @property
     def namespace(self) -> Namespace:
@@ -115,7 +124,8 @@ class PrefixCache:
     ) -> PrefixPut:
         """Stores a sequence. Returns once it is copied out of the layers' arrays, which may then be changed.
 
-        Only blocks that are not there are copied: those of its beginning that another sequence has are shared.
+        Only blocks that are not there are copied: those of its beginning that another sequence has are shared. A
+        sequence whose arrays lie on `device` is not copied but kept: they must not be written any more.
 
         Args:
             tokens: n whole numbers from 0 to 2**32 - 1: an array, a tensor, bytes (4 for each), best uint32; a list is
@@ -140,7 +150,7 @@ class PrefixCache:
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
         if not self.enabled:
-            return PrefixPut().settle("refused", Refusal("this prefix cache is switched off: set enabled"))
+            return PrefixPut().settle("refused", Refusal(_OFF))
         deadline = self._deadline(timeout_s)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
         put = self._kept(sequence, deadline)
@@ -175,7 +185,16 @@ class PrefixCache:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX, least=0)
         if len(query) < 2:
             return None
-        return self._host_match(query, items, agent, deadline)
+        on_device = self._on_device.match(query, items) if self._on_device is not None else None
+        if on_device is not None and on_device[0] == uncut(len(query) - 1, items):
+            # The host tier cannot have more.
+            host = None
+        else:
+            host = self._host_match(query, items, agent, deadline)
+        if on_device is None or (host is not None and host.offset > on_device[0]):
+            return host
+        offset, held = on_device
+        return PrefixMatch(offset, query[offset:], kept(offset, items), held)
 
     def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
         """An agent's turn has ended: with `tool_call` in a call of a tool, whose result it goes on with; else somebody
@@ -197,24 +216,70 @@ class PrefixCache:
     # ---- making room
 
     def evict_caches(self) -> int:
-        """Offloads what is on the device above `n_on_device` to the host now. Returns how many sequences."""
-        return 0
-
-    def evict_all(self) -> int:
-        """Evicts all sequences of the namespace, of all its generations, whoever stored them; leases stay right.
+        """Waits until the sequences on the device above `n_on_device` have been offloaded to the host, the oldest
+        first, as each put has them be in the background. What a match holds, and what the host does not take, stays.
 
         Returns:
-            How many blocks and snapshots there were.
+            How many have been offloaded for that since the last call.
+        """
+        return self._on_device.evict(self._client.timeout_s) if self._on_device is not None else 0
+
+    def evict_all(self) -> int:
+        """Evicts all sequences of the namespace, of all its generations, whoever stored them, and those that this
+        object has on the device; leases stay right.
+
+        Returns:
+            How many sequences on the device, blocks and snapshots there were.
 
         Raises:
             DaemonUnavailable, TimedOut: nobody answered.
         """
+        on_device = self._on_device.evict_all() if self._on_device is not None else 0
         link = self._client.link
         link.start()
         timeout_s = self._client.timeout_s
         asked = link.ask(lambda number: messages.EvictPrefixes(number, self._tag), timeout_s)
         count: int = link.answer(asked, timeout_s).count
-        return count
+        return on_device + self._paged.clear() + count
+
+    # ---- engines that page their cache
+
+    def put_snapshot(
+        self,
+        chain: Sequence[bytes],
+        state: Any,
+        *,
+        agent: str = "",
+        cost_ms: float = 0.0,
+        ttl_s: float | None = None,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Put:
+        """Stores a recurrent state under the whole list of hashes of the blocks that it stands after. Of those that
+        this object stored, max(n_on_device, 1) · 8 are kept: the one that was used longest ago goes for another.
+
+        Args:
+            chain: the engine's own hashes of all blocks before the position, 1 to 1,024 of them.
+            state: a payload as `Client.put` takes it, or one on the device, which is copied before this returns.
+
+        Raises:
+            BadPrefix: `chain` is no such list; the item is named.
+            UnsupportedLeaf, UsageError, TimedOut: as for `Client.put`.
+        """
+        if not self.enabled:
+            put = Put(self._paged.key(chain))
+            put.settle("refused", Refusal(_OFF))
+            return put
+        return self._paged.put(chain, state, agent=agent, cost_ms=cost_ms, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
+
+    def snapshot(self, chain: Sequence[bytes]) -> Lease | None:
+        """A lease on the state that stands after exactly this chain of blocks, whoever stored it; None if there is
+        none.
+
+        Raises:
+            BadPrefix: `chain` is no such list; the item is named.
+        """
+        return self._paged.get(chain) if self.enabled else None
 
     # ---- inside
 
@@ -250,6 +315,8 @@ class PrefixCache:
 
     def _kept(self, sequence: PrefixSequence, deadline: float) -> PrefixPut:
         """Where a sequence goes that was put."""
+        if self._on_device is not None and self._on_device.holds(sequence.layers):
+            return self._on_device.put(sequence)
         return self.store(sequence, deadline)
 
     def store(self, sequence: PrefixSequence, deadline: float | None = None) -> PrefixPut:

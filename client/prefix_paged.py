@@ -14,18 +14,20 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from ..errors import BadPrefix
 from ..ipc import messages
 from ..ipc.words import BLOCKS_MAX
-from .cache import Client
-from .device.interface import Device
-from .lease import Lease
 from .link import SAY_S
 from .namespace import Namespace
 from .puts import Put
+
+if TYPE_CHECKING:
+    from .cache import Client
+    from .device.interface import Device
+    from .lease import Lease
 
 __all__ = ["PER_SEQUENCE", "PagedSnapshots"]
 
