@@ -32,7 +32,15 @@ class Daemon:
         instance = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         named = ["--config", os.devnull, "--instance", instance, "--socket", str(self.socket)]
         sized = ["--ring-bytes", str(ring_bytes), "--log-level", "warning"]
-        self._process = subprocess.Popen([sys.executable, "-m", "tensord.daemon", *named, *sized, *flags], env=ours)
+        self._command = [sys.executable, "-m", "tensord.daemon", *named, *sized, *flags]
+        self._ours = ours
+        self._process = subprocess.Popen(self._command, env=ours)
+
+    def start_again(self) -> None:
+        """SIGKILL, and a new one over the same memory; does not wait until that serves."""
+        self._process.kill()
+        self._process.wait()
+        self._process = subprocess.Popen(self._command, env=self._ours)
 
     def wait_serving(self, ring_bytes: int = 0) -> None:
         """Returns when it answers, with `ring_bytes` of its ring ready. Raises RuntimeError."""
