@@ -143,7 +143,11 @@ class HeldBlocks:
         if parts:
             return _merged(parts, self._axis(layer), np.concatenate)
         snapshot = self.snapshot
-        return None if snapshot is None else mapped(snapshot[layer], lambda leaf, _: np.array(leaf, copy=True))
+        return (
+            None
+            if snapshot is None
+            else mapped(snapshot[layer], lambda leaf, _: leaf.copy() if is_array(leaf) else leaf)
+        )
 
     def torch(self, layer: int) -> Any:
         import torch

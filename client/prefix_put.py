@@ -9,12 +9,14 @@ it belongs to. What fails ends it, since the daemon takes no block whose predece
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ObjectTooLarge, TensordError
-from ..shm.prefix import Media, Tokens, fold
+from ..ipc.words import COST_MS_MAX
+from ..shm.prefix import Media, Piece, Tokens, fold
 from ..shm.tree import Image, encode
 from .prefix_keys import Keyed, chain_of, snapshot_of
 from .prefix_layers import Layers
@@ -34,7 +36,7 @@ class PrefixSequence:
         tokens: (n,) uint32, as they were given.
         media: in the order of (start, modality); the last of a modality may end past the sequence's end.
         layers: with the snapshots.
-        cost_ms: what computing the tokens took that were not there before.
+        cost_ms: what computing took, of those tokens that were not there before.
     """
 
     tokens: Tokens
@@ -61,13 +63,14 @@ class PrefixPut:
     `blocks`: of the whole sequence; `snapshots`: that came with it.
     """
 
-    __slots__ = ("_ended", "_puts", "_there", "blocks", "snapshots")
+    __slots__ = ("_ended", "_puts", "_settled", "_there", "blocks", "snapshots")
 
     def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
         self.blocks = blocks
         self.snapshots = snapshots
         self._there = 0
         self._puts: list[tuple[bool, Put]] = []
+        self._settled = 0
         self._ended: tuple[PutState, TensordError | None] | None = None
 
     @property
@@ -99,10 +102,23 @@ class PrefixPut:
             put.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return self
 
+    def add(self, piece: Piece, put: Put) -> None:
+        """One more of its pieces was sent. For the library."""
+        self._puts.append((not piece.snapshot, put))
+
     def settle(self, state: PutState, error: TensordError | None = None) -> Self:
         """Says what became of it, whatever became of what was sent. For the library."""
         self._ended = state, error
         return self
+
+    def has_failed(self) -> bool:
+        """Whether one of those that were sent is known to have failed; looks at each once. For the library."""
+        while self._settled < len(self._puts):
+            state = self._puts[self._settled][1].state
+            if state in ("sent", "refused", "lost"):
+                return state != "sent"
+            self._settled += 1
+        return False
 
     def _outcome(self) -> tuple[PutState, TensordError | None]:
         if self._ended is not None:
@@ -168,37 +184,36 @@ def _send(
     layers = sequence.layers
     depth_max = client.link.limits.tree_depth_max
     block_tokens = chain[0].piece.block_tokens
-    missing = sum(keyed.piece.count for keyed in chain[there:])
+    fresh = sum(keyed.piece.count for keyed in chain[there:])
+    cost_ms = sequence.cost_ms / (fresh or layers.tokens)
 
     def image_of(keyed: Keyed, parts: list[Any]) -> Image:
         # The record is the first leaf: the daemon finds it without reading the tree.
         return encode({"prefix": keyed.record, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
 
     def put(keyed: Keyed, image: Image, tokens: int) -> bool:
-        cost_ms = sequence.cost_ms * keyed.piece.count / missing if missing else 0.0
-        terms = Terms(tokens, sequence.ttl_s, None, cost_ms, sequence.agent, len(keyed.record), keyed.piece.parent)
-        sent = client.link.puts.put(keyed.key, image, terms, deadline=deadline)
-        result._puts.append((not keyed.piece.snapshot, sent))
-        return sent.state not in ("refused", "lost")
+        """False where nothing more needs to be sent. `tokens`: to be computed again without this piece."""
+        cost = min(cost_ms * tokens, COST_MS_MAX)
+        terms = Terms(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
+        result.add(keyed.piece, client.link.puts.put(keyed.key, image, terms, deadline=deadline))
+        return not result.has_failed()
 
     try:
         # First, so that nothing is sent if one of them cannot be.
-        snapshots = [
-            (keyed, image_of(keyed, states))
-            for position, states in layers.snapshots.items()
-            if not client.contains((keyed := snapshot_of(chain, position)).key)
-        ]
+        snapshots: deque[tuple[Keyed, Image, int]] = deque()
+        before = 0
+        for position, states in layers.snapshots.items():
+            keyed = snapshot_of(chain, position)
+            if not client.contains(keyed.key):
+                snapshots.append((keyed, image_of(keyed, states), position - before))
+            before = position
         for number, keyed in enumerate(chain):
             piece = keyed.piece
-            if number >= there:
-                stop = piece.start + piece.count
-                if not put(keyed, image_of(keyed, layers.block(piece.start, stop)), piece.count):
-                    return
-            while snapshots and (snapshots[0][0].piece.start - 1) // block_tokens == number:
-                if not put(*snapshots.pop(0), 0):
+            stop = piece.start + piece.count
+            if number >= there and not put(keyed, image_of(keyed, layers.block(piece.start, stop)), piece.count):
+                return
+            while snapshots and snapshots[0][0].piece.start <= (number + 1) * block_tokens:
+                if not put(*snapshots.popleft()):
                     return
     except ObjectTooLarge as error:
         result.settle("refused", error)
-
-
-__all__ = ["PrefixPut", "PrefixSequence", "store"]
