@@ -34,7 +34,20 @@ from ...shm.prefix import (
     unpacked_media,
 )
 from .prefix_query import Query, beginning, checked, following, stand
-from .prefix_tree import COUNT_BITS, COUNT_MASK, Extra, Node, Order, Read, Snapshot, Tree, common, count, each
+from .prefix_tree import (
+    CHECKPOINT_TOKENS,
+    COUNT_BITS,
+    COUNT_MASK,
+    Extra,
+    Node,
+    Order,
+    Read,
+    Snapshot,
+    Tree,
+    common,
+    count,
+    each,
+)
 
 LAYOUTS_MAX: Final = 64
 SNAPSHOTS_MAX: Final = 1024
@@ -60,9 +73,11 @@ class PrefixIndex:
         read: (address, bytes) → what stands there in the ring: the folded tokens of a piece, and its media, packed,
             right before them, as in its record.
         seed: of the digests: random, and nobody else's.
+        checkpoint_tokens: at least so many from one checkpoint to the next.
     """
 
-    def __init__(self, read: Read, seed: int) -> None:
+    def __init__(self, read: Read, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS) -> None:
+        self._checkpoint_tokens = checkpoint_tokens
         self._order = Order(read)
         self._start = beginning(seed)
         self._nodes: dict[bytes, Node | Snapshot] = {}
@@ -244,9 +259,9 @@ class PrefixIndex:
             hidden = piece in self._hidden.get(parent, {})
             assert hidden == (piece.tree is None), "out of its tree, and not hidden"
             assert hidden or piece in set(each(parent.followers)), "in a tree, and follows nobody"
-            if piece.digest is not None and piece.tree is not None and parent.tree is not None:
-                assert piece.tree.checkpoints.get(piece.digest) is not None
-                assert self._digest(piece, piece.tree) == piece.digest
+            if piece.digest is not None and piece.tree is not None:
+                assert piece.digest in piece.tree.checkpoints
+                assert self._digest(piece, piece.tree) in (piece.digest, None)
             self._order.check_invariants(piece)
         for scopes in self._trees.values():
             assert scopes
@@ -283,7 +298,7 @@ class PrefixIndex:
                 raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
             if len(layouts) >= LAYOUTS_MAX:
                 raise BadPrefix(f"the namespace has sequences of {LAYOUTS_MAX} layouts, and no more are possible")
-            tree = Tree(name)
+            tree = Tree(name, max(self._checkpoint_tokens, size))
         return tree
 
     def _add_snapshot(self, key: bytes, piece: Piece) -> None:
@@ -372,7 +387,8 @@ class PrefixIndex:
         stretch: list[Node] = []
         above: Node | None = node
         for _ in range(tree.step // tree.block_tokens):
-            assert above is not None
+            if above is None or above.tree is None:
+                return None
             stretch.append(above)
             above = above.parent
         stretch.reverse()

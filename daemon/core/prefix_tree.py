@@ -103,16 +103,16 @@ Name = tuple[bytes, bytes, bytes, int, bool]
 
 
 class Tree(Node):
-    """The sequences of one layout in one scope; what they all follow."""
+    """The sequences of one layout in one scope; what they all follow. A checkpoint every `step` tokens."""
 
     __slots__ = ("block_tokens", "checkpoints", "exact", "name", "step")
 
-    def __init__(self, name: Name) -> None:
+    def __init__(self, name: Name, step: int) -> None:
         super().__init__(b"", None, self, name[3], 0)
         self.name = name
         self.block_tokens = name[3]
         self.exact = name[4]
-        self.step = max(CHECKPOINT_TOKENS, self.block_tokens)
+        self.step = step
         self.checkpoints: dict[int, Node] = {}
 
 

@@ -1,0 +1,172 @@
+"""A match is what the literal rules say: 100,000 random cases, while pieces come, are hidden, shown again, and go."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tensord.ipc.layers import Layer
+from tensord.shm.prefix import Media
+
+from .prefix_oracle import Answer, Cached, answer
+from .prefix_stand import PrefixStand, Put, item, still_to_encode
+
+CASES = 100_000
+KINDS = ("normal", "rotating", "recurrent", "both")
+WINDOW = 24
+MODALITIES = ("image", "audio", "video")
+
+
+class World:
+    """Sequences that have much in common, what is asked for, and what becomes of the pieces."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        self.stand = PrefixStand(
+            block_tokens=self.chance.choice((16, 16, 16, 32)),
+            checkpoint_tokens=self.chance.choice((16, 32, 64, 1024)),
+            seed=seed,
+        )
+        self.alphabet = self.chance.choice((1, 2, 3))
+        self.contents = self.chance.choice((1, 2))
+        self.kinds = self.chance.choice((KINDS, *((kind,) for kind in KINDS)))
+        self.has_media = self.chance.random() < 0.7
+        self.length_max = self.chance.choice((24, 60, 110))
+        self.puts: list[Put] = []
+        self.ending: list[bytes] = []
+
+    def step(self) -> None:
+        """Something changes."""
+        what = self.chance.random()
+        known = list(self.stand.stored)
+        if not known or (what < 0.4 and len(self.puts) < 12):
+            tokens, media = self.sequence()
+            put = self.stand.put(tokens, self.layers(len(tokens)), media)
+            self.puts.append(put)
+            return
+        key = self.chance.choice(known)
+        stored = self.stand.stored[key]
+        if self.ending and what < 0.6:
+            self.end(self.ending.pop(self.chance.randrange(len(self.ending))))
+        elif stored.hidden:
+            if what < 0.8:
+                self.end(key)
+            elif stored.parent is None or not self.hidden(stored.parent):
+                self.stand.show(key)
+        elif what > 0.97:
+            self.end(key)
+        elif self.stand.is_leaf(key):
+            self.stand.hide(key)
+
+    def hidden(self, key: bytes) -> bool:
+        return key in self.stand.stored and self.stand.stored[key].hidden
+
+    def end(self, key: bytes) -> None:
+        if key in self.stand.stored:
+            self.ending += self.stand.remove(key)
+
+    def sequence(self) -> tuple[list[int], list[Media]]:
+        """One that begins as another does, or nearly."""
+        chance = self.chance
+        tokens: list[int] = []
+        media: list[Media] = []
+        if self.puts and chance.random() < 0.95:
+            base = chance.choice(self.puts)
+            cut = len(base.tokens) if chance.random() < 0.5 else chance.randint(1, len(base.tokens))
+            tokens = base.tokens[:cut]
+            media = [one for one in base.media if one.start < cut]
+        tail = chance.choice((0, 1, chance.randint(0, 20), self.length_max))
+        tokens = tokens + [chance.randrange(self.alphabet) for _ in range(max(tail, not tokens))]
+        del tokens[self.length_max :]
+        if chance.random() < 0.3:
+            tokens[chance.randrange(len(tokens))] = chance.randrange(self.alphabet)
+        media = [one for one in media if one.start < len(tokens)]
+        if self.has_media:
+            if media and chance.random() < 0.3:
+                changed = media.pop(chance.randrange(len(media)))
+                if chance.random() < 0.7:
+                    self.begin(media, changed.start, len(tokens))
+            while chance.random() < 0.4:
+                self.begin(media, chance.randrange(len(tokens)), len(tokens))
+        return tokens, sorted(media, key=lambda one: (one.start, one.modality))
+
+    def begin(self, media: list[Media], start: int, tokens: int) -> None:
+        """One more item, if it fits."""
+        chance = self.chance
+        new = item(chance.choice(MODALITIES), start, chance.randint(1, 20), chance.randrange(self.contents))
+        if not any(one.modality == new.modality and one.start < new.end and new.start < one.end for one in media):
+            media.append(new)
+
+    def layers(self, length: int) -> list[Layer]:
+        kind = self.chance.choice(self.kinds)
+        layers = []
+        if kind in ("recurrent", "both"):
+            wanted = {self.chance.randint(1, length) for _ in range(self.chance.randint(0, 4))}
+            if self.chance.random() < 0.6:
+                wanted.add(length)
+            layers.append(Layer("recurrent", length, snapshots=tuple(sorted(wanted))))
+        if kind in ("rotating", "both"):
+            layers.append(Layer("rotating", length, WINDOW))
+        return [*layers, Layer("normal", length), Layer("shared")]
+
+    def left(self) -> list[Cached]:
+        """What is left of the sequences: as many tokens as blocks are there, snapshots as they are."""
+        stand = self.stand
+        found = []
+        for put in self.puts:
+            length = 0
+            for number, key in enumerate(put.blocks):
+                if not stand.is_live(key):
+                    break
+                length = min(len(put.tokens), (number + 1) * stand.block_tokens)
+            there = {at for at, key in put.snapshots.items() if stand.is_live(key)}
+            layers = []
+            for layer in put.layers:
+                if layer.kind == "recurrent":
+                    layers.append(Layer("recurrent", length, snapshots=tuple(there)))
+                elif layer.exact:  # a window that has rolled over: as it was at the end, or not at all
+                    layers.append(layer if layer.length in there else Layer("recurrent", length))
+                elif layer.kind == "shared":
+                    layers.append(layer)
+                else:
+                    layers.append(Layer(layer.kind, length, layer.window))
+            media = [one for one in put.media if one.start < length]
+            if length:
+                found.append(Cached(put.tokens[:length], media, layers))
+        return found
+
+    def ask(self, left: list[Cached]) -> Answer:
+        tokens, media = self.sequence()
+        media = [one for one in media if one.end <= len(tokens)]
+        expected = answer(left, tokens, media)
+        found = self.stand.ask(tokens, media)
+        assert found.offset == expected.offset, (tokens, media, left)
+        assert (found.snapshot is not None) in expected.snapshots
+        assert still_to_encode(found.offset, media) == expected.keep
+        return expected
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_match_is_what_the_literal_rules_say(part: int) -> None:
+    cases = matched = with_snapshot = cut = 0
+    seed = part * 1_000_000
+    while cases < CASES // 4:
+        seed += 1
+        world = World(seed)
+        for _ in range(40):
+            world.step()
+            left = world.left()
+            for _ in range(5):
+                expected = world.ask(left)
+                cases += 1
+                matched += expected.offset > 0
+                with_snapshot += True in expected.snapshots
+                cut += any(expected.keep.values())
+        world.stand.index.check_invariants()
+        for key in list(world.stand.stored):
+            if key in world.stand.stored:
+                world.stand.remove_all(key)
+        assert not len(world.stand.index)
+        world.stand.index.check_invariants()
+    assert min(matched, with_snapshot * 4, cut * 2) > cases // 3, "cases that say little"
