@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,13 @@ from .daemon_process import Daemon
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections_walk_only_what_the_module_makes() -> None:
+    """Many tests ask for full collections, of a process that holds thousands of tests, torch, and what they imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
