@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="module", autouse=True)
 def _collections_walk_only_what_the_module_makes() -> None:
-    """Many tests ask for full collections, of a process that holds thousands of tests, torch, and what they imported."""
+    """Many tests ask for full collections, in a process that holds thousands of tests and whatever they imported."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""A real daemon for tests: started as a program, watched from outside, its memory removed at the end.
+"""A real daemon for tests: a process of its own, watched from outside, its memory removed at the end.
 
 Owns: the process, a folder with its sockets and its log, the segments of its instance. Does not own clients that it did
 not make. Nothing here sleeps for a fixed time: READY comes through the daemon's own NOTIFY_SOCKET, everything else is
@@ -27,6 +27,8 @@ from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
 
+from .daemon_fork import Forked
+
 SHM_FOLDER: Final = Path("/dev/shm")
 MIB: Final = 1 << 20
 RING_BYTES: Final = 16 * MIB
@@ -53,7 +55,7 @@ def until(condition: Callable[[], Found], what: str, patience_s: float = PATIENC
 
 
 class Daemon:
-    """`python -m tensord.daemon` in a folder of its own, under an instance name of its own. Use it in a `with`.
+    """What `python -m tensord.daemon` is, in a folder and under an instance name of its own. Use it in a `with`.
 
     Args:
         flags: settings, as `ring_bytes="64MiB"` or `limits_claim_s=0.5`; True and False for switches.
@@ -73,8 +75,8 @@ class Daemon:
             **flags,
         }
         self.prefix: list[str] = []
-        """What the daemon is run under, as ["unshare", "--mount"]."""
-        self._process: subprocess.Popen[bytes] | None = None
+        """What the daemon is run under, as ["unshare", "--mount"]: then it is a program of its own, and not forked."""
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._clients: list[tensord.Client] = []
 
     # ---- life
@@ -88,7 +90,7 @@ class Daemon:
         with self._notify_socket() as told:
             process = self.spawn()
             deadline = time.monotonic() + patience_s
-            ended = os.pidfd_open(process.pid)
+            ended = os.dup(process.pidfd) if isinstance(process, Forked) else os.pidfd_open(process.pid)
             try:
                 while True:
                     wait_s = max(0.0, deadline - time.monotonic())
@@ -103,15 +105,18 @@ class Daemon:
             finally:
                 os.close(ended)
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | Forked:
         """Starts it without waiting for anything."""
         assert self._process is None or self._process.poll() is not None, "it runs already"
         environ = {name: value for name, value in os.environ.items() if not name.startswith("TENSORD_")}
         environ["NOTIFY_SOCKET"] = str(self.folder / "notify.sock")
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
-            )
+            if self.prefix:
+                self._process = subprocess.Popen(
+                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
+                )
+            else:
+                self._process = Forked(self.words, environ, log.fileno())
         return self._process
 
     def refused(self, patience_s: float = PATIENCE_S) -> str:
@@ -162,9 +167,14 @@ class Daemon:
 
     @property
     def command(self) -> list[str]:
-        """Its command line."""
+        """Its command line as a program."""
+        return [*self.prefix, sys.executable, "-m", "tensord.daemon", *self.words]
+
+    @property
+    def words(self) -> list[str]:
+        """What its command line says of its settings."""
         given = {"instance": self.instance, "socket": self.socket, "status_socket": self.status_socket, **self.flags}
-        words = [*self.prefix, sys.executable, "-m", "tensord.daemon"]
+        words = []
         for name, value in given.items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
