@@ -1,0 +1,127 @@
+"""What the prefix cache's benchmark rests on: blocks that are what they say, a scan, rows of every operation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import prefix
+import pytest
+from prefix import BARS_US, CALLS, Bench, Memory, Row
+from prefix_forest import BRANCH_EVERY, LONGEST, SHORTEST, TAG, Forest
+
+from tensord.shm.prefix import MEDIA_BYTES, Piece, packed_media
+
+SEQUENCES = 40
+
+
+@pytest.fixture(scope="module")
+def forest() -> Forest:
+    return Forest(SEQUENCES, seed=3)
+
+
+def test_a_run_measures_every_operation_and_stands_by_its_bars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix, "CALLS", dict.fromkeys(CALLS, 2))
+    told = tmp_path / "rows.json"
+    flags = ["--sequences", str(SEQUENCES), "--client-sequences", "3", "--rounds", "1", "--json", str(told)]
+    assert prefix.main(flags) == 0
+    rows = [Row(**row) for row in json.loads(told.read_text())]
+    assert [row.op for row in rows] == [*CALLS, "rebuild_first_match", "rebuild_whole"]
+    for row in rows:
+        assert 0 < row.median_us <= row.p95_us, row
+        assert row.sequences == (3 if row.op.startswith(("client", "rebuild_first", "rebuild_whole")) else SEQUENCES)
+    printed = capsys.readouterr().out
+    assert "not measured" not in printed
+    for op in BARS_US:
+        assert f"{op}, median" in printed
+    assert "index memory" in printed
+
+
+def test_blocks_are_cut_and_chained_as_they_say(forest: Forest) -> None:
+    known: dict[bytes, Piece] = {}
+    for number in range(SEQUENCES):
+        length = len(forest.sequence(number))
+        assert SHORTEST <= length <= LONGEST
+        for key, piece, at in forest.pieces(number):
+            assert key[: len(TAG)] == TAG and key not in known
+            text = forest.sequence(number)[piece.start : piece.start + piece.count]
+            assert forest.read(at, 4 * piece.count) == text.tobytes()
+            items = len(piece.media) * MEDIA_BYTES
+            assert forest.read(at - items, items) == packed_media(piece.media)
+            if piece.parent is None:
+                assert piece.start == 0
+            else:
+                before = known[piece.parent]
+                assert before.start + before.count == piece.start and before.count == piece.block_tokens
+            known[key] = piece
+        path = [known[forest.key(number, block)] for block in range(-(-length // forest.block_tokens))]
+        assert sum(piece.count for piece in path) == length
+        assert tuple(item for piece in path for item in piece.media) == forest.media.get(number, ())
+    assert sum(piece.count for piece in known.values()) < forest.tokens * 7 / 8  # the others are shared
+    assert any(piece.media for piece in known.values())
+
+
+def test_shared_blocks_have_one_text(forest: Forest) -> None:
+    texts = {key: bytes(forest.read(at, 4 * p.count)) for n in range(SEQUENCES) for key, p, at in forest.pieces(n)}
+    for number in range(SEQUENCES):
+        sequence = forest.sequence(number)
+        whole = b"".join(texts[forest.key(number, block)] for block in range(-(-len(sequence) // forest.block_tokens)))
+        assert whole == sequence.tobytes()
+
+
+def test_a_spine_is_left_every_64_tokens(forest: Forest) -> None:
+    spine = forest.sequence(forest.spines[0])
+    assert len(spine) == LONGEST
+    left = []
+    for number in range(1, SEQUENCES):
+        length = min(len(forest.sequence(number)), LONGEST)
+        differs = np.flatnonzero(forest.sequence(number)[:length] != spine[:length])
+        left.append(int(differs[0]))
+    assert {place * BRANCH_EVERY for place in range(1, SEQUENCES * 3 // 4)} <= set(left)
+
+
+def test_a_query_has_what_it_says_of_a_sequence_and_nothing_after_it(forest: Forest) -> None:
+    number = next(iter(forest.media))
+    (item, *_) = forest.media[number]
+    for cut, shared in ((1000, 1000), (item.start + 1, item.start), (item.end, item.end)):
+        piece, folded = forest.query(number, cut)
+        assert piece.count == len(folded) == LONGEST
+        agrees = folded[: len(forest.sequence(number))] == forest.sequence(number)
+        assert agrees[:shared].all()
+        assert not agrees[shared:].all()
+        assert (item in piece.media) == (shared >= item.end)
+
+
+@pytest.mark.parametrize("kind", ["going_on", "deep", "branching", "unknown"])
+def test_the_scan_finds_what_the_index_finds(forest: Forest, kind: str) -> None:
+    index, blocks, _ = prefix.build(forest)
+    assert len(index) == blocks
+    for _ in range(5):
+        piece, folded = getattr(forest, kind)()
+        scanned = prefix.scan(forest, (piece, folded))
+        assert scanned == index.match(TAG, piece, folded).offset
+        assert (scanned > SHORTEST // 2) == (kind != "unknown")
+
+
+def test_another_answer_than_the_scans_ends_the_run(forest: Forest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "CALLS", dict.fromkeys(CALLS, 1))
+    index, _, _ = prefix.build(forest)
+    monkeypatch.setattr(prefix, "scan", lambda *_: 3)
+    with pytest.raises(RuntimeError, match="the scan 3"):
+        Bench(forest, index, None).round()
+
+
+def test_memory_stands_against_tokens_and_nodes_together() -> None:
+    memory = Memory(nodes=10, tokens=2000, size_bytes=2500)
+    assert memory.allowed_bytes == 5000
+    figure = prefix.figures([], memory)[-1]
+    assert (figure.value, figure.limit) == (0.5, 1)
+    assert all(other.value is None for other in prefix.figures([], memory)[:-1])
+
+
+def test_a_row_is_of_all_samples() -> None:
+    samples = [1000.0 * number for number in range(1, 102)]
+    assert prefix.row("match", 7, samples) == Row("match", 7, 51.0, 96.0)
