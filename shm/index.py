@@ -141,7 +141,8 @@ class IndexReader:
             same = self._cells.take(line, axis=0) == fingerprints[rest, None]
             cell[rest] = line + 1 + same.argmax(axis=1)
         # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
-        seq = self._cells[:, 0].take(cell)
+        # Of the words in one row: `take` of a column would copy all of it first.
+        seq = self._cells.reshape(-1).take(cell * SLOT_WORDS)
         slots = self._cells.take(cell, axis=0)
         mine = (slots[:, 1:5] == wide).view(np.uint32)[:, 0] == _ALL_FOUR
         found = mine & ((seq & np.uint64(1)) == 0)

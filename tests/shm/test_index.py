@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from mmap import mmap
 from typing import Any, cast
 
@@ -199,6 +200,19 @@ def test_find_many_agrees_with_find(stored: set[int], asked: list[int]) -> None:
         if hit is not None:
             assert hit == (at[i], seq[i], spans[i], places[i], lengths[i])
     writer.check_invariants()
+
+
+def test_looking_up_a_few_keys_in_a_large_index_copies_nothing_of_it() -> None:
+    writer, reader = index_over(4096)
+    wanted = as_array([key(number) for number in range(100)])
+    reader.find_many(wanted)
+    tracemalloc.start()
+    try:
+        reader.find_many(wanted)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < writer.geometry.index_bytes / 32
 
 
 def test_an_index_for_so_many_entries_takes_them() -> None:
