@@ -34,18 +34,22 @@ class Forked:
     Args:
         words: those behind `python -m tensord.daemon`.
         log: a descriptor for what it writes.
+        constants: what stands for a module's own, by its full name.
 
     Raises:
         RuntimeError: there is nobody to fork it.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], log: int) -> None:
+    def __init__(
+        self, words: Sequence[str], environ: Mapping[str, str], log: int, constants: Mapping[str, float]
+    ) -> None:
         self.returncode: int | None = None
         self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            order = json.dumps({"words": words, "environ": dict(environ), "folder": os.getcwd()}).encode()
-            assert len(order) < _ORDER_BYTES_MAX
-            socket.send_fds(_server(), [order], [log, theirs.fileno()])
+            order = {"words": words, "environ": dict(environ), "folder": os.getcwd(), "constants": dict(constants)}
+            packed = json.dumps(order).encode()
+            assert len(packed) < _ORDER_BYTES_MAX
+            socket.send_fds(_server(), [packed], [log, theirs.fileno()])
         pid, pidfds, _, _ = socket.recv_fds(self._told, 64, 1)
         if not pid:
             raise RuntimeError("the process that forks daemons for tests has ended; its standard error says why")
@@ -95,10 +99,13 @@ def _server() -> socket.socket:
             start_new_session=True,
         )
 
+    tests = os.getpid()
+
     def end() -> None:
-        ours.close()
-        server.kill()
-        server.wait()
+        if os.getpid() == tests:  # and not in a process that a test forked
+            ours.close()
+            server.kill()
+            server.wait()
 
     atexit.register(end)
     return ours
@@ -144,7 +151,7 @@ def _serve(orders: socket.socket) -> None:
                 socket.send_fds(asker, [b"%d" % pid], [pidfd])
 
 
-def _become(log: int, words: list[str], environ: dict[str, str], folder: str) -> None:
+def _become(log: int, words: list[str], environ: dict[str, str], folder: str, constants: dict[str, float]) -> None:
     """Has this process stand where the program would begin."""
     os.setsid()
     os.dup2(log, 1)
@@ -154,6 +161,10 @@ def _become(log: int, words: list[str], environ: dict[str, str], folder: str) ->
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[1:] = words
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        getattr(sys.modules[module], constant)  # there is one to stand for
+        setattr(sys.modules[module], constant, value)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ class Daemon:
         }
         self.prefix: list[str] = []
         """What the daemon is run under, as ["unshare", "--mount"]: then it is a program of its own, and not forked."""
+        self.constants: dict[str, float] = {}
+        """What stands for a module's own, as {"tensord.daemon.actors.store._DRAIN_EVERY_S": 0.01}."""
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._clients: list[tensord.Client] = []
 
@@ -112,11 +114,12 @@ class Daemon:
         environ["NOTIFY_SOCKET"] = str(self.folder / "notify.sock")
         with (self.folder / "log").open("ab") as log:
             if self.prefix:
+                assert not self.constants, "a program has its own"
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
                 )
             else:
-                self._process = Forked(self.words, environ, log.fileno())
+                self._process = Forked(self.words, environ, log.fileno(), self.constants)
         return self._process
 
     def refused(self, patience_s: float = PATIENCE_S) -> str:
