@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -109,6 +110,8 @@ class _Daemon:
             store_limits(config, ring_bytes),
             memory.superblock.epoch,
             unix_at_zero_s=unix_at_zero_s,
+            read=memory.read,
+            seed=secrets.randbits(128),
         )
         watchers = Watchers(config.queues.watch_outbox_max)
         actor = StoreActor(

@@ -1,7 +1,8 @@
 """The thread that copies from inboxes into the ring, so that the event loop never waits for memory.
 
 Owns: the inboxes' mappings and the checksums of images under way. Copies in the order asked for. Does not own spans:
-the core has allocated them, and hears of each copy through `done`.
+the core has allocated them, and hears of each copy through `done`. Queries are read by the loop itself (`read_inbox`):
+they are too short to wait for a thread.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from ..errors import BadTree, LimitReached, TensordError
+from ..errors import BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
-from ..shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from ..shm.recipe import recipe
+from ..shm.layout import SPAN_HEADER_BYTES, SpanHeader, aligned
+from ..shm.prefix import Piece
+from ..shm.recipe import Recipe, recipe
 from ..shm.segments import check_inbox
 from .core.effects import Copy
 from .core.events import Copied
@@ -71,6 +73,18 @@ class Copier:
         check_inbox(fd, size_bytes)
         self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
+    def read_inbox(self, client: int, offset: int, size_bytes: int) -> bytes:
+        """A copy of what stands in a client's inbox, which the client may change meanwhile.
+
+        Raises:
+            LimitReached: it has none, or a shorter one.
+        """
+        inbox = self._inbox_of(client, "a query")
+        end = offset + size_bytes
+        if end > len(inbox):
+            raise LimitReached(f"a query ends at {end}, behind the inbox's {len(inbox)} bytes")
+        return inbox[offset:end].tobytes()
+
     def close_inbox(self, client: int) -> None:
         """Unmaps it; for when no copy of the client is under way."""
         self._inboxes.pop(client, None)
@@ -90,7 +104,7 @@ class Copier:
     def _work(self) -> None:
         while (part := self._jobs.get()) is not _STOP:
             try:
-                outcome = Copied(part.client, part.put_id, self._carry_out(part))
+                outcome = self._carry_out(part)
             except TensordError as error:
                 outcome = Copied(part.client, part.put_id, error=error)
             except Exception as error:
@@ -98,10 +112,8 @@ class Copier:
                 outcome = Copied(part.client, part.put_id, error=TensordError(f"the copy failed: {error!r}"))
             self._done(outcome)
 
-    def _carry_out(self, part: Copy) -> int | None:
-        inbox = self._inboxes.get(part.client)
-        if inbox is None:
-            raise LimitReached("a part came before its client's inbox: send OpenInbox first")
+    def _carry_out(self, part: Copy) -> Copied:
+        inbox = self._inbox_of(part.client, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
             raise LimitReached(f"a part ends at {end}, behind the inbox's {len(inbox)} bytes")
@@ -116,15 +128,37 @@ class Copier:
         copy_checked(there, inbox[part.inbox_offset : end], checksum)
         if part.header is None:
             self._checksums[put] = checksum
-            return None
-        self._finish(part.image_offset, part.header, checksum.intdigest())
-        return checksum.intdigest()
+            return Copied(part.client, part.put_id)
+        piece = self._finish(part.image_offset, part.header, checksum.intdigest())
+        return Copied(part.client, part.put_id, checksum.intdigest(), piece=piece)
 
-    def _finish(self, image_offset: int, header: SpanHeader, checksum: int) -> None:
+    def _inbox_of(self, client: int, what: str) -> Bytes:
+        inbox = self._inboxes.get(client)
+        if inbox is None:
+            raise LimitReached(f"{what} came before its client's inbox: send OpenInbox first")
+        return inbox
+
+    def _finish(self, image_offset: int, header: SpanHeader, checksum: int) -> Piece | None:
         # From the ring's copy: whatever the sender does to its inbox now, what was checked is what is published.
         tree = self._ring[image_offset : image_offset + header.tree_bytes].tobytes()
-        end_bytes = recipe(tree, depth_max=self._tree_depth_max).end_bytes
-        if end_bytes > header.image_bytes:
-            raise BadTree(f"the tree describes {end_bytes} bytes, and the image has {header.image_bytes}")
+        described = recipe(tree, depth_max=self._tree_depth_max)
+        if described.end_bytes > header.image_bytes:
+            raise BadTree(f"the tree describes {described.end_bytes} bytes, and the image has {header.image_bytes}")
+        piece = self._piece(image_offset, header, described) if header.prefix_bytes else None
         packed = np.frombuffer(replace(header, checksum=checksum).pack(), np.uint8)
         self._ring[image_offset - SPAN_HEADER_BYTES : image_offset] = packed
+        return piece
+
+    def _piece(self, image_offset: int, header: SpanHeader, described: Recipe) -> Piece:
+        """What the record says that is the image's first leaf.
+
+        Raises:
+            BadPrefix: there is none.
+        """
+        leaves = described.leaves
+        first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
+        at, size_bytes = aligned(header.tree_bytes), header.prefix_bytes
+        is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
+        if not is_record:
+            raise BadPrefix(f"the image's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
+        return Piece.unpack(self._ring[image_offset + at : image_offset + at + size_bytes].tobytes())

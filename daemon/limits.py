@@ -25,6 +25,7 @@ def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
         parts_in_flight_max=limits.parts_in_flight_max,
         put_idle_s=limits.put_idle_s,
         namespaces_max=limits.namespaces_max,
+        prefix_tokens_max=limits.prefix_tokens_max,
         claims_per_client_max=limits.claims_per_client_max,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,
@@ -50,6 +51,7 @@ def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
         pins_per_client_max=limits.pins_per_client_max,
         pin_s_max=limits.pin_s_max,
         keys_per_request_max=min(limits.keys_per_request_max, words.KEYS_MAX),
+        prefix_tokens_max=limits.prefix_tokens_max,
         tree_depth_max=limits.tree_depth_max,
     )
 

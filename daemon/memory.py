@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import Corrupt, LayoutMismatch, SegmentError
+from ..errors import BadPrefix, Corrupt, LayoutMismatch, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import fence
@@ -38,6 +38,7 @@ from ..shm.layout import (
     pack_lane_header,
     unpack_lane_header,
 )
+from ..shm.prefix import Piece
 from .core.recovery import Recovered
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +90,7 @@ class Memory:
         self._lanes_made = 0
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
+        self._ring_view = memoryview(self._ring_map).toreadonly()
         packed = superblock.pack()
         if recovered:
             self.index = IndexWriter(self._index_map, superblock.geometry)
@@ -191,13 +193,29 @@ class Memory:
                     header = SpanHeader.unpack(span)
                 except Corrupt:
                     header = None
+            piece: Piece | None = None
             if slot.published:
                 self.index.mark(slot.number, unverified=True)
-            yield Recovered(slot.number, header, slot.published)
+                piece = self._piece(slot, header) if header is not None and header.prefix_bytes else None
+            yield Recovered(slot.number, header, slot.published, piece)
+
+    def _piece(self, slot: Slot, header: SpanHeader) -> Piece | None:
+        """What the record says at an image's beginning, if there is one."""
+        at = aligned(slot.tree_bytes)
+        if at + header.prefix_bytes > slot.image_bytes:
+            return None
+        try:
+            return Piece.unpack(os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at))
+        except BadPrefix:
+            return None
 
     def unverified(self) -> list[Slot]:
         """The published slots whose spans nobody has checked since they were found."""
         return [slot for slot in self.index.slots() if slot.published and slot.unverified]
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """What stands at a place of the ring where a span is: looked at, not copied."""
+        return self._ring_view[offset : offset + size_bytes]
 
     def is_sound(self, slot: Slot) -> bool:
         """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""

@@ -61,6 +61,8 @@ _STORE: Final = (
     ("puts_waiting", "puts_waiting", "Of them, those that wait for room or for their turn."),
     ("claims_held", "claims_held", "Missing keys that somebody computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for one of them."),
+    ("prefix_pieces", "prefix_pieces", "Blocks and snapshots of cached sequences."),
+    ("prefix_rebuilding", "prefix_rebuilding", "Of them, those that are not matched yet after a restart."),
 )
 _STORE_TOTALS: Final = (
     ("put_bytes", "put_bytes", "Bytes stored by puts."),
@@ -71,6 +73,11 @@ _STORE_TOTALS: Final = (
     ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
     ("log_lost", "log_lost", "Of the hits, those that recency and frequency do not know of."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
+    ("prefix_queries", "prefix_queries", "Questions for a cached prefix."),
+    ("prefix_hits", "prefix_hits", "Of them, those of which at least one token was cached."),
+    ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the sequences that were asked for."),
+    ("prefix_tokens_matched", "prefix_tokens_matched", "Of them, those that were cached."),
+    ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by questions that recency and frequency do not know of."),
     ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted under a reader."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that were not what was stored."),
 )

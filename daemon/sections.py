@@ -77,6 +77,14 @@ class Limits:
         high=DAY_S,
         reload=True,
     )
+    prefix_tokens_max: int = setting(
+        COUNT,
+        "tokens of one cached sequence, and of one query for a cached prefix",
+        1 << 20,
+        low=1024,
+        high=1 << 24,
+        reload=True,
+    )
     namespaces_max: int = setting(
         COUNT, "invalidated namespaces whose generations are remembered", 65_536, low=1, high=1 << 24, reload=True
     )

@@ -249,11 +249,13 @@ class Ring:
         spans_max: int,
         *,
         through: bool = False,
+        take: Callable[[int], object] = lambda _: None,
     ) -> Window | None:
         """Spans to free so that `size_bytes` lie free in one piece at `around`, the offset of any block.
 
         Of the two neighbours the colder is taken next, `warmth(offset)` being lower; one that may not go closes its
         side, and so does what is withdrawn, unless the window goes `through` it: it has to be taken back then.
+        `take` hears of each span that is taken, before the next is asked for.
 
         Returns:
             The window, or None where spans that may not go, or the ring's ends, leave too little between them.
@@ -263,6 +265,7 @@ class Ring:
             if not may_go(around):
                 return None
             spans.append(around)
+            take(around)
         elif around in self._withdrawn.sizes and not through:
             return None
         low, high = self._widened(around, around + self._block_bytes(around), size_bytes, through=through)
@@ -278,9 +281,11 @@ class Ring:
                 right is None or not right_open or warmth(left) < warmth(right)
             ):
                 spans.append(left)
+                take(left)
                 low, high = self._widened(left, high, size_bytes, through=through)
             elif right is not None and right_open:
                 spans.append(right)
+                take(right)
                 low, high = self._widened(low, right + self._spans[right], size_bytes, through=through)
             else:
                 return None

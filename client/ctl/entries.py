@@ -56,8 +56,29 @@ def entry_text(entry: dict[str, Any], now_unix_s: float) -> str:
                 ("last used", f"{age(now_unix_s - entry['used_unix_s'])} ago"),
                 ("ends", _ends(entry, now_unix_s)),
                 ("pinned for a time", "yes" if entry["pinned_by_message"] else "no"),
+                *_of_sequence(entry),
             ]
         )
+
+
+def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
+    """What there is to say of a piece of a cached sequence; daemons before these say nothing."""
+    told: list[tuple[str, str]] = []
+    if entry.get("cost_ms"):
+        told.append(("cost", f"{entry['cost_ms']:g} ms"))
+    if entry.get("agent"):
+        told.append(("agent", entry["agent"]))
+    piece = entry.get("prefix")
+    if piece:
+        start, tokens = piece["start"], piece["tokens"]
+        place = (
+            f"snapshot at token {number(start)}"
+            if piece["snapshot"]
+            else f"tokens {number(start)} to {number(start + tokens)}"
+        )
+        told.append(("of a sequence", f"{place}, followed by {number(piece['followers'])}"))
+        told.append(("follows", piece["follows"] or "nothing: the sequence begins here"))
+    return told
 
 
 def _ends(entry: dict[str, Any], now_unix_s: float) -> str:

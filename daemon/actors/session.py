@@ -109,7 +109,7 @@ class Session:
             case _ if type(message) in _GOVERNED:
                 await self._governor.tell(Governed(self._client, cast(messages.GovernorRequest, message)))
             case _:
-                await self._store.tell(Requested(self._client, cast(Request, message)))
+                await self._store.tell(Requested(self._client, cast(Request | messages.MatchPrefix, message)))
 
     async def _speak(self) -> None:
         while True:

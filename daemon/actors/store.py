@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, assert_never
 
+import numpy as np
+
 from ... import __version__
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
+from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Piece
 from ..config import Config
 from ..copier import Copier
 from ..core import effects, events
@@ -130,7 +133,11 @@ class StoreActor:
     async def _receive(self, message: StoreMessage) -> None:
         match message:
             case Requested(client, request):
-                if client in self._clients:
+                if client not in self._clients:
+                    return
+                if isinstance(request, messages.MatchPrefix):
+                    await self._match(client, request)
+                else:
                     await self._handle(events.Received(client, request))
             case events.Copied() | events.Pressed() | events.Punched() | events.Allocated():
                 await self._handle(message)
@@ -179,6 +186,23 @@ class StoreActor:
                     self._tell_watchers(Happened(body))
                 case _:
                     assert_never(effect)
+
+    async def _match(self, client: int, query: messages.MatchPrefix) -> None:
+        """Takes a query out of the client's inbox, who may write there meanwhile: what was copied is what is asked."""
+        try:
+            tokens_max = self._config.limits.prefix_tokens_max
+            if query.query_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
+                raise LimitReached(
+                    f"a query of {query.query_bytes} bytes, and prefix_tokens_max is {tokens_max}: ask for fewer, or "
+                    "raise it"
+                )
+            record = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes)
+            piece = Piece.unpack(record)
+        except TensordError as error:
+            self._send(client, Deliver(messages.Error.of(error, query.id)))
+            return
+        folded = np.frombuffer(record, np.uint32, piece.count, piece.text_at)
+        await self._handle(events.PrefixAsked(client, query, piece, folded))
 
     async def _scan(self) -> frozenset[int]:
         if self._memory.fence_is_quick:

@@ -68,7 +68,7 @@ class Requested:
     """To the store: a request for the core."""
 
     client: int
-    message: Request
+    message: Request | messages.MatchPrefix
 
 
 @dataclass(frozen=True, slots=True)

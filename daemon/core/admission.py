@@ -5,9 +5,20 @@ Pure judgements on one put; owns nothing.
 
 from __future__ import annotations
 
-from ...errors import BadMessage, LimitReached, ObjectTooLarge, StoreFull, TensordError, TimedOut, UnderPressure
+from ...errors import (
+    BadMessage,
+    BadPrefix,
+    LimitReached,
+    ObjectTooLarge,
+    PredecessorGone,
+    StoreFull,
+    TensordError,
+    TimedOut,
+    UnderPressure,
+)
 from ...ipc import messages
-from ...shm.layout import span_bytes
+from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
+from ...shm.prefix import HEADER_BYTES
 from .limits import StoreLimits
 from .memory import Budget, Memory
 from .residency import Residency
@@ -39,6 +50,40 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: Budget, ring_byt
             "store it in smaller pieces, or raise max_tokens"
         )
     return None
+
+
+def unfit_piece(commit: messages.Commit) -> TensordError | None:
+    """Why what is said of a piece of a sequence cannot be."""
+    if commit.prefix_bytes == 0:
+        if commit.follows is not None:
+            return BadPrefix("follows names a piece, and prefix_bytes is 0: what follows a piece is one, with a record")
+        return None
+    end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
+    if commit.prefix_bytes < HEADER_BYTES or end_bytes > commit.image_bytes:
+        return BadPrefix(
+            f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} at least, and ends within the image of "
+            f"{commit.image_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
+        )
+    if commit.follows is not None and commit.follows[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
+        return BadPrefix("follows names a piece of another namespace")
+    return None
+
+
+def too_far(end: int, limits: StoreLimits) -> TensordError | None:
+    """Whether a piece that ends at token `end` is of a sequence that nobody could ask for."""
+    if end <= limits.prefix_tokens_max:
+        return None
+    return LimitReached(
+        f"a piece of a sequence ends at token {end}, and prefix_tokens_max is {limits.prefix_tokens_max}: store less "
+        "of it, or raise it"
+    )
+
+
+def predecessor_gone(follows: bytes) -> PredecessorGone:
+    """What a piece follows is not stored."""
+    return PredecessorGone(
+        f"the piece before, {follows.hex()[:16]}…, is not stored: put the sequence again from where it is missing"
+    )
 
 
 def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:

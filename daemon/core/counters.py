@@ -15,7 +15,8 @@ class Counters:
 
     `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
     without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the image bytes of
-    stored puts; `departures`: how old, and how long idle, entries were when they went.
+    stored puts; `departures`: how old, and how long idle, entries were when they went. `prefix_hits`: queries of which
+    some of the tokens were cached; `prefix_uses_lost`: uses by queries that no policy heard of.
     """
 
     puts: Counter[str] = field(default_factory=Counter)
@@ -32,6 +33,11 @@ class Counters:
     log_lost: int = 0
     recovered: int = 0
     found_corrupt: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_tokens_asked: int = 0
+    prefix_tokens_matched: int = 0
+    prefix_uses_lost: int = 0
     departures: Departures = field(default_factory=Departures)
 
     def as_dict(self) -> dict[str, Any]:

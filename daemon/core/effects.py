@@ -19,6 +19,7 @@ Answer = (
     | messages.Generation
     | messages.Pinned
     | messages.Limited
+    | messages.Matched
     | messages.Error
 )
 
@@ -35,9 +36,10 @@ class Send:
 class Copy:
     """Copies `part_bytes` from the client's inbox to byte `ring_offset` of the ring, for put `put_id`.
 
-    With the last part comes the span's header: the copier checks the image's tree, fills in the checksum and writes
-    the header 128 bytes before the image, whose first byte in the ring is `image_offset`. Answered by Copied, also
-    where the inbox turns out too short (`error`) and where the client has left meanwhile.
+    With the last part comes the span's header: the copier checks the image's tree, and the record of a piece of a
+    sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the image,
+    whose first byte in the ring is `image_offset`. Answered by Copied, also where the inbox turns out too short
+    (`error`) and where the client has left meanwhile.
     """
 
     client: int

@@ -10,7 +10,7 @@ and little more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from typing import Final
@@ -34,7 +34,9 @@ class State(Enum):
 class Entry:
     """One allocated span and what is known of it. Times are monotonic seconds.
 
-    `parent`: the piece before, of a cached sequence; `followers`: the published entries whose parent this is.
+    `parent`: the piece before, of a cached sequence; `followers`: how many published entries have this one for parent.
+    Those, and hidden ones, are a list: `follower` is the newest of them, `sibling` the next older one of the same
+    parent. Who changes them is `sequences`.
     """
 
     key: bytes
@@ -57,8 +59,11 @@ class Entry:
     cost_ms: float = 0.0
     agent: str = ""
     prefix_bytes: int = 0
-    parent: Entry | None = None
+    parent: Entry | None = field(default=None, repr=False)
     followers: int = 0
+    follower: Entry | None = field(default=None, repr=False)
+    sibling: Entry | None = field(default=None, repr=False)
+    sibling_before: Entry | None = field(default=None, repr=False)
 
     @property
     def tag(self) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import TensordError
 from ...ipc import messages
+from ...shm.prefix import Piece, Tokens
 from .limits import StoreLimits
 
 Request = (
@@ -29,6 +30,8 @@ Request = (
     | messages.Pin
     | messages.Unpin
     | messages.Limit
+    | messages.EvictPrefixes
+    | messages.AgentTurn
 )
 
 
@@ -61,13 +64,26 @@ class Copied:
     """A Copy effect was carried out, or failed with `error`.
 
     `checksum` is given with the last part only: xxh3-64 of the image in the ring, whose tree was found valid and whose
-    header was written.
+    header was written. With it `piece`, of a put that said that it is one: its record, as it stands in the ring.
     """
 
     client: int
     put_id: int
     checksum: int | None = None
     error: TensordError | None = None
+    piece: Piece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAsked:
+    """A client asks for the longest cached prefix. `piece`: the query, as it was found in the client's inbox, and
+    copied from there; `folded`: its tokens, (piece.count,) uint32. Answered by Matched, or Error.
+    """
+
+    client: int
+    message: messages.MatchPrefix
+    piece: Piece
+    folded: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +182,7 @@ Event = (
     | ClientLeft
     | Received
     | Copied
+    | PrefixAsked
     | Scanned
     | Accessed
     | HoldersCounted

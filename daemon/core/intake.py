@@ -1,7 +1,7 @@
 """The way of a put: Commit, parts, room, copies, publication, and how it ends at each point if its sender leaves.
 
     Commit ─ limits, "existed" ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of the last
-    ─→ published, unless the key was stored or its namespace invalidated meanwhile
+    ─→ published, unless the key was stored or its namespace invalidated meanwhile, or what it follows has gone
 
 Owns the decisions about puts; memory, room, claims and tenure do their parts of it.
 
@@ -14,12 +14,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import BadMessage, ClaimLost, Invalidated, TensordError, UnderPressure
+from ...errors import BadMessage, BadPrefix, ClaimLost, Invalidated, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
-from .admission import crowded, no_room, overdue, too_many_parts, unfit, wrong_part
+from ...shm.prefix import Piece
+from .admission import (
+    crowded,
+    no_room,
+    overdue,
+    predecessor_gone,
+    too_far,
+    too_many_parts,
+    unfit,
+    unfit_piece,
+    wrong_part,
+)
 from .claims import Claims
 from .effects import Copy, Discard
+from .entries import Entry
 from .events import Copied
 from .limits import StoreLimits
 from .memory import Memory
@@ -28,7 +40,7 @@ from .puts import Put, Puts, Stage
 from .reclaim import Reclaim
 from .residency import Residency
 from .room import Room
-from .tenure import Tenure
+from .tenure import Ending, Tenure
 
 REFUSALS_MAX: Final = 256
 """Waiting puts that are refused in one go while puts are refused."""
@@ -82,8 +94,10 @@ class Intake:
             ring_bytes = self._limits.ring_bytes
         refusal = (
             unfit(commit, self._limits, self._memory.budget, ring_bytes)
+            or unfit_piece(commit)
             or crowded(self.puts.count_of(client), self._limits)
             or self._claim_lost(commit)
+            or self._without_predecessor(commit)
         )
         if refusal is not None:
             self._refused(client, commit, refusal)
@@ -95,6 +109,8 @@ class Intake:
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
         self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
+        if commit.follows is not None:
+            self._memory.sequences.follow(commit.follows)
         self.stirred = True
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
@@ -133,7 +149,7 @@ class Intake:
             self.refuse(put, event.error)
         elif put.whole and not put.copying:
             assert event.checksum is not None, "the last part was copied without a checksum"
-            self._publish(put, now)
+            self._publish(put, event.piece, now)
 
     def serve(self, now: float) -> None:
         """Places what waits, in order, and asks for room for the first that does not fit."""
@@ -159,6 +175,7 @@ class Intake:
                 put.key, commit.image_bytes, commit.tree_bytes, commit.tokens, put.uid, now
             )
             if entry is not None:
+                entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
                 puts.queue.popleft()
                 self._reclaim.drop_attempt()
                 puts.placed(put, entry)
@@ -228,6 +245,13 @@ class Intake:
             "new generation and compute again"
         )
 
+    def _without_predecessor(self, commit: messages.Commit) -> TensordError | None:
+        """Whether what the put follows is neither stored nor on its way, so that it can only be refused later."""
+        follows, entries = commit.follows, self._memory.entries
+        if follows is None or entries.find(follows) or entries.hidden(follows) or self.puts.on_its_way(follows):
+            return None
+        return predecessor_gone(follows)
+
     def _ended_meanwhile(self, put: Put, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
         if put.number <= self._invalidated_up_to.get(put.tag, 0):
@@ -280,9 +304,11 @@ class Intake:
             created_unix_s=created_unix_s,
             expires_unix_s=0.0 if ttl_s is None else created_unix_s + ttl_s,
             owner_uid=put.uid,
+            prefix_bytes=commit.prefix_bytes,
+            cost_ms=commit.cost_ms,
         )
 
-    def _publish(self, put: Put, now: float) -> None:
+    def _publish(self, put: Put, piece: Piece | None, now: float) -> None:
         entry, commit = put.entry, put.commit
         assert entry is not None
         if put.number <= self._invalidated_up_to.get(put.tag, 0):
@@ -291,11 +317,15 @@ class Intake:
         if self._memory.entries.find(put.key) is not None:
             self._existed(put, now)
             return
-        put.entry = None
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
-            self._tenure.end(victim, victim.reason)
-        self._memory.publish(entry, now)
+            self._tenure.end(victim, Ending(victim.reason))
+        try:
+            self._show(put, entry, piece, now)
+        except TensordError as error:
+            self.refuse(put, error)
+            return
+        put.entry = None
         self._tenure.begin(entry, self._tenure.ttl_s(commit.ttl_s), now)
         self._outbox.counters.puts["stored"] += 1
         self._outbox.counters.put_bytes += commit.image_bytes
@@ -309,6 +339,26 @@ class Intake:
         )
         self._outbox.tell(self._claims.committed(put.key))
         self._end(put)
+
+    def _show(self, put: Put, entry: Entry, piece: Piece | None, now: float) -> None:
+        """Publishes what was copied.
+
+        Raises:
+            BadPrefix, PredecessorGone, LimitReached: why a piece of a sequence cannot be; nothing was changed.
+        """
+        follows = put.commit.follows
+        if not put.commit.prefix_bytes:
+            self._memory.publish(entry, now)
+            return
+        if piece is None or piece.parent != follows:
+            raise BadPrefix("the record says that the piece follows another one than the Commit does")
+        refusal = too_far(piece.start + piece.count, self._limits)
+        parent = self._memory.entries.find(follows) if follows is not None else None
+        if refusal is None and follows is not None and parent is None:
+            refusal = predecessor_gone(follows)
+        if refusal is not None:
+            raise refusal
+        self._memory.publish(entry, now, piece, parent)
 
     def _existed(self, put: Put, now: float) -> None:
         stored = self._memory.entries.find(put.key)
@@ -351,6 +401,8 @@ class Intake:
     def _end(self, put: Put) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
         self.stirred = True
+        if put.commit.follows is not None:
+            self._memory.sequences.unfollow(put.commit.follows)
         if put.stage is Stage.WAITING:
             if self.puts.queue and self.puts.queue[0] is put:
                 self._reclaim.drop_attempt()

@@ -13,7 +13,9 @@ Invariants:
 - a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
 - one scan at a time: what is unpublished while it runs waits for the next;
 - a span is in exactly one state, its slot holds its id until it is freed, its bytes are taken until then;
-- a key has at most one entry: a victim whose key is stored anew meanwhile is retired before.
+- a key has at most one entry: a victim whose key is stored anew meanwhile is retired before;
+- of a cached sequence, nothing is published or hidden whose predecessor was freed as a victim, and nothing republished
+  whose predecessor is not.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from typing import Final
 
 from ...shm.index import IndexWriter
 from ...shm.layout import span_bytes, span_id
+from ...shm.prefix import Piece
 from ...shm.ring import Ring
 from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
 from .entries import Entries, Entry, State
+from .sequences import Sequences
 
 SCAN_SPANS_MAX: Final = 256
 """Spans that one scan decides about, so that carrying its outcome out stays a matter of 2 or 3 ms."""
@@ -68,11 +72,18 @@ class Memory:
     """All spans of one ring."""
 
     def __init__(
-        self, index: IndexWriter, ring: Ring, policy: Replacement, budget: Budget, epoch: int
+        self,
+        index: IndexWriter,
+        ring: Ring,
+        policy: Replacement,
+        sequences: Sequences,
+        budget: Budget,
+        epoch: int,
     ) -> None:
         self.index = index
         self.ring = ring
         self.policy = policy
+        self.sequences = sequences
         self.budget = budget
         self.entries = Entries()
         self.last_pinned: frozenset[int] = frozenset()
@@ -177,19 +188,29 @@ class Memory:
         self.taken_tokens -= entry.tokens
         self._free(entry)
 
-    def publish(self, entry: Entry, now: float) -> None:
-        """Shows a filled span to readers."""
+    def publish(
+        self, entry: Entry, now: float, piece: Piece | None = None, parent: Entry | None = None
+    ) -> None:
+        """Shows a filled span to readers; with `piece`, as what follows the published `parent` in a cached sequence.
+
+        Raises:
+            BadPrefix, PredecessorGone: as `Sequences.begin`; then nothing was changed.
+        """
+        if piece is not None:
+            self.sequences.begin(entry, piece, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self.entries.add(entry)
         self.policy.inserted(_newcomer(entry), now)
 
     def hide(self, victims: Iterable[tuple[Entry, str]]) -> None:
-        """Unpublishes entries that may go, each for its reason, if nobody pins them."""
+        """Unpublishes entries that may go, each for its reason, if nobody pins them. What follows another comes first.
+        """
         for entry, reason in victims:
             self.index.unpublish(entry.slot)
             self.entries.hide(entry)
             self.policy.hidden(entry.span_id)
+            self.sequences.hidden(entry)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
 
@@ -211,17 +232,27 @@ class Memory:
                 self._scanning[number] = table.pop(number)
 
     def scanned(self, pinned: frozenset[int], now: float, spares: Callable[[Entry], bool]) -> Outcome:
-        """Carries out what a scan found. Victims that `spares` names are republished though nobody pins them."""
+        """Carries out what a scan found. Victims that `spares` names are republished though nobody pins them, and with
+        each that comes back whatever it follows. What follows another was hidden before it, and is decided before it.
+        """
         assert self._scanning is not None, "no scan was asked for"
         scanning, self._scanning = self._scanning, None
         self.last_pinned = pinned
         outcome = Outcome()
         for number, entry in scanning.items():
+            if entry.state is State.LIVE:
+                # What follows it came back.
+                continue
             if entry.state is State.VICTIM:
                 if number in pinned or spares(entry):
-                    self._republish(entry, now, used=number in pinned)
-                    outcome.republished.append(entry)
-                    continue
+                    before = self.sequences.lineage(entry)
+                    if before is not None:
+                        for each in (*reversed(before), entry):
+                            self._republish(each, now, used=number in pinned)
+                            outcome.republished.append(each)
+                        continue
+                    # What it follows was ended meanwhile, and so is it.
+                assert entry.follower is None, "freed before what follows it"
                 self._leave(entry)
                 self.retired_bytes += entry.span_bytes
                 outcome.victims.append(entry)
@@ -258,15 +289,20 @@ class Memory:
         self.retired_bytes += entry.span_bytes
         return True
 
-    def readopt(self, entry: Entry, now: float) -> bool:
-        """Makes an adopted span whose slot is published an entry.
+    def readopt(self, entry: Entry, now: float, piece: Piece | None = None) -> bool:
+        """Makes an adopted span whose slot is published an entry; with `piece`, of a cached sequence.
 
         Returns:
-            False where its key is stored already: it is unpublished, and goes on waiting for a scan.
+            False where its key is stored already, or what it follows is not: it is unpublished, and goes on waiting for
+            a scan.
         """
-        if self.entries.find(entry.key) is not None:
+        parent = self.entries.find(piece.parent) if piece is not None and piece.parent is not None else None
+        is_orphan = piece is not None and piece.parent is not None and parent is None
+        if is_orphan or self.entries.find(entry.key) is not None:
             self.index.unpublish(entry.slot)
             return False
+        if piece is not None:
+            self.sequences.found(entry, piece, parent)
         del self._fresh[entry.span_id]
         self.retired_bytes -= entry.span_bytes
         entry.reason = ""
@@ -282,6 +318,7 @@ class Memory:
         self.ring.check_invariants()
         self.policy.check_invariants()
         self.entries.check_invariants()
+        self.sequences.check_invariants(list(self.entries))
         waiting = {entry.span_id: entry for entry in self.unpublished()}
         stored = {entry.span_id: entry for entry in self.entries}
         spans = self._filling | stored | waiting
@@ -307,9 +344,11 @@ class Memory:
         assert self.evicted_while_pinned == 0
 
     def _republish(self, entry: Entry, now: float, *, used: bool) -> None:
+        self._fresh.pop(entry.span_id, None)
         self.index.republish(entry.slot)
         self.entries.show(entry)
         self.policy.shown(entry.span_id)
+        self.sequences.shown(entry)
         entry.reason = ""
         if used:
             self.policy.accessed(entry.span_id, now)
@@ -319,6 +358,7 @@ class Memory:
         evicted = entry.state is State.VICTIM
         self.entries.remove(entry)
         self.policy.removed(entry.span_id, evicted=evicted)
+        self.sequences.left(entry, published=not evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
 

@@ -26,6 +26,8 @@ class Pins:
         self._by_span: dict[int, set[int]] = {}
         self._span_bytes: dict[int, int] = {}
         self.pinned_bytes = 0
+        self.changes = 0
+        """Rises whenever another span is pinned, or one no more."""
 
     def __len__(self) -> int:
         return len(self._until)
@@ -72,6 +74,7 @@ class Pins:
             if more:
                 self._span_bytes[span_id] = size_bytes
                 self.pinned_bytes += size_bytes
+            self.changes += 1
         self._until.set((client, span_id), until)
 
     def unpin(self, client: int, span_id: int) -> bool:
@@ -128,5 +131,6 @@ class Pins:
             table[of].discard(what)
             if not table[of]:
                 del table[of]
+        self.changes += 1
         if span_id not in self._by_span:
             self.pinned_bytes -= self._span_bytes.pop(span_id)

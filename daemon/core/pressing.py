@@ -1,11 +1,13 @@
 """What pressure demands of the store beyond its pages: that what is idle goes.
 
 Owns the pressure as it was last told, and the walk over the entries that it may ask for: once for each Pressed, SLICE
-entries at a time, so that no event takes long. Entries that somebody holds are passed over.
+entries at a time, so that no event takes long. Entries that somebody holds are passed over, as are pieces of sequences
+that something follows which is not idle.
 """
 
 from __future__ import annotations
 
+from .entries import Entry
 from .events import Pressed
 from .memory import Memory
 from .room import Room
@@ -44,8 +46,15 @@ class Pressing:
         if not self.due or idle_s is None:
             return
         page = self._memory.entries.page(self._after, SLICE, None)
-        idle = [entry for entry in page if now - entry.used_at >= idle_s and self._room.may_go(entry)]
+
+        def is_idle(entry: Entry) -> bool:
+            return now - entry.used_at >= idle_s and self._room.may_go(entry)
+
+        idle = self._room.leaves_first(filter(is_idle, page), is_idle, SLICE)
         self._memory.hide((entry, "emergency") for entry in idle)
+        if len(idle) == SLICE:
+            # What follows the idle ones of this page may be more than they are: the page comes again.
+            return
         if len(page) == SLICE:
             self._after = page[-1].key
         else:

@@ -75,6 +75,7 @@ class Puts:
         self._by_number: dict[int, Put] = {}
         self._by_request: dict[tuple[int, int], Put] = {}
         self._by_client: dict[int, set[int]] = {}
+        self._keys: dict[bytes, int] = {}
         self._settling: set[int] = set()
         self._idle: Deadlines[int] = Deadlines()
         self.queue: deque[Put] = deque()
@@ -100,6 +101,7 @@ class Puts:
         self._by_number[put.number] = put
         self._by_request[client, commit.id] = put
         self._by_client.setdefault(client, set()).add(put.number)
+        self._keys[commit.key] = self._keys.get(commit.key, 0) + 1
         self._idle.set(put.number, now + self._idle_s)
         self.queue.append(put)
         return put
@@ -115,6 +117,10 @@ class Puts:
     def of_client(self, client: int) -> list[Put]:
         """A client's puts, oldest first."""
         return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
+
+    def on_its_way(self, key: bytes) -> bool:
+        """Whether some put of the key may still be published."""
+        return key in self._keys
 
     def count_of(self, client: int) -> int:
         return len(self._by_client.get(client, ()))
@@ -140,6 +146,9 @@ class Puts:
     def answered(self, put: Put) -> None:
         """The put's outcome was told: it is ENDING while copies are under way, else to be forgotten."""
         put.parts.clear()
+        self._keys[put.key] -= 1
+        if not self._keys[put.key]:
+            del self._keys[put.key]
         self._by_request.pop((put.client, put.commit.id), None)
         self._idle.drop(put.number)
         if put.copying:
@@ -200,4 +209,6 @@ class Puts:
             waits_for_parts = put.stage is not Stage.ENDING and not put.whole
             assert waits_for_parts == (put.number in self._idle)
         assert sum(map(len, self._by_client.values())) == len(self)
+        assert sum(self._keys.values()) == sum(put.stage is not Stage.ENDING for put in self)
+        assert all(self._keys.values())
         assert all(len(own) <= in_flight_max for own in self._by_client.values())

@@ -3,15 +3,18 @@
 Even `seq` means whole: a published slot becomes an entry as it is. Every other slot with a span id is allocated: a
 put that was never finished, or a span that waited for its scan. Both wait for a scan, since readers from before the
 restart may still pin the latter. New spans get ids of the new epoch, so none is used twice.
+
+A piece of a cached sequence whose predecessor is not there goes: it was on its way out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...shm.index import Slot
 from ...shm.layout import SpanHeader, span_bytes
+from ...shm.prefix import Piece
 from .counters import Counters
 from .entries import Entry
 from .memory import Memory
@@ -20,11 +23,20 @@ from .tenure import Tenure
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """One allocated slot. `header` is None where the span's first bytes are no header."""
+    """One allocated slot. `header` is None where the span's first bytes are no header, `piece` where it says that the
+    image begins with a record, and there is none."""
 
     slot: int
     header: SpanHeader | None
     published: bool
+    piece: Piece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    entry: Entry
+    header: SpanHeader
+    piece: Piece | None
 
 
 def recover(
@@ -36,11 +48,11 @@ def recover(
     unix_at_zero_s: float,
 ) -> None:
     """Makes the records' spans known to an empty `memory`."""
-    adopted: list[tuple[Entry, SpanHeader]] = []
+    adopted: list[_Adopted] = []
     for record in sorted(records, key=lambda record: memory.index.read(record.slot).offset):
         slot = memory.index.read(record.slot)
         header = record.header
-        whole = header is not None and _agree(header, slot)
+        whole = header is not None and _agree(header, slot) and (record.piece is not None) == (header.prefix_bytes > 0)
         if record.published and not whole:
             counters.found_corrupt += 1
             memory.index.unpublish(record.slot)
@@ -49,13 +61,30 @@ def recover(
             # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
             counters.found_corrupt += record.published or not memory.ring.withdrawn_count
         elif record.published and whole and header is not None:
-            adopted.append((entry, header))
-    for entry, header in sorted(adopted, key=lambda pair: pair[0].created_at):
-        if memory.readopt(entry, now):
+            adopted.append(_Adopted(entry, header, record.piece))
+    adopted.sort(key=lambda each: each.entry.created_at)
+    for each in _predecessors_first(adopted):
+        entry, header = each.entry, each.header
+        if memory.readopt(entry, now, each.piece):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
             ttl_s = header.expires_unix_s - header.created_unix_s if header.expires_unix_s else None
             tenure.begin(entry, ttl_s, entry.created_at)
+
+
+def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
+    """All of them in their order, but that what another follows comes before it."""
+    by_key = {each.entry.key: each for each in adopted}
+    come: set[int] = set()
+    for each in adopted:
+        path: list[_Adopted] = []
+        before: _Adopted | None = each
+        while before is not None and before.entry.span_id not in come:
+            come.add(before.entry.span_id)
+            path.append(before)
+            follows = before.piece.parent if before.piece is not None else None
+            before = by_key.get(follows) if follows is not None else None
+        yield from reversed(path)
 
 
 def _agree(header: SpanHeader, slot: Slot) -> bool:
@@ -79,4 +108,6 @@ def _entry(slot: Slot, header: SpanHeader | None, unix_at_zero_s: float) -> Entr
         header.tokens if header is not None else 0,
         header.owner_uid if header is not None else 0,
         header.created_unix_s - unix_at_zero_s if header is not None else 0.0,
+        cost_ms=header.cost_ms if header is not None else 0.0,
+        prefix_bytes=header.prefix_bytes if header is not None else 0,
     )

@@ -46,6 +46,8 @@ def status(store: Store) -> dict[str, Any]:
         "namespaces": memory.entries.namespace_count,
         "sweeps": len(store.sweeps),
         "evicted_while_pinned": memory.evicted_while_pinned,
+        "prefix_pieces": len(memory.sequences),
+        "prefix_rebuilding": memory.sequences.rebuilding,
         "claims_granted": store.claims.granted,
         "claims_handed_over": store.claims.handed_over,
         **store.counters.as_dict(),
@@ -57,8 +59,23 @@ def _pressed(pressed: Pressed) -> dict[str, Any] | None:
     return None if pressed == Pressed() else asdict(pressed)
 
 
+def _prefix(store: Store, entry: Entry) -> dict[str, Any] | None:
+    piece = store.memory.sequences.piece(entry)
+    if piece is None:
+        return None
+    return {
+        "start": piece.start,
+        "tokens": piece.count,
+        "snapshot": piece.snapshot,
+        "follows": None if piece.parent is None else piece.parent.hex(),
+        "followers": entry.followers,
+    }
+
+
 def entry(store: Store, entry: Entry) -> dict[str, Any]:
-    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds."""
+    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds. `prefix`: of a piece of a cached sequence,
+    from which token on it has how many, the key of the piece before, and how many follow; None of anything else.
+    """
     zero_s = store.unix_at_zero_s
     expires_at = entry.expires_at
     return {
@@ -74,5 +91,8 @@ def entry(store: Store, entry: Entry) -> dict[str, Any]:
         "expires_unix_s": None if expires_at is None else zero_s + expires_at,
         "pinned_by_message": store.pins.holds(entry.span_id),
         "owner_uid": entry.owner_uid,
+        "cost_ms": entry.cost_ms,
+        "agent": entry.agent,
+        "prefix": _prefix(store, entry),
         "span_id": entry.span_id,
     }

@@ -2,7 +2,8 @@
 
 Knows the budgets, the ring's holes, the index's buckets, and what must stay: spans being filled, spans pinned by
 message, and spans that the last scan found pinned. That last set is a hint only (whether a victim may be reused is
-decided by a scan after it was unpublished), but one that keeps entries in use from flickering.
+decided by a scan after it was unpublished), but one that keeps entries in use from flickering. What comes before any of
+these in a cached sequence must stay too, and what follows a victim goes with it.
 
 Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
 put that cannot fit costs nobody an entry. A round looks at a bounded number of entries. What must stay is walked only
@@ -12,7 +13,7 @@ when the quick way fails.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -75,6 +76,8 @@ class Room:
     def __init__(self, memory: Memory, pins: Pins) -> None:
         self._memory = memory
         self._pins = pins
+        self._kept: set[Entry] = set()
+        self._kept_for: tuple[frozenset[int], int, int] | None = None
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help."""
@@ -86,8 +89,7 @@ class Room:
                 window = self._spanless(need, cursor) or self._window(need, cursor.window_at)
                 if window is None:
                     return choice
-                for offset in window.spans:
-                    choice.victims[self._memory.at(offset)] = "capacity"
+                choice.victims = self._with_followers({self._memory.at(o): "capacity" for o in window.spans})
                 if ring.withdrawn_count or not window.enough:
                     cursor.window_at = window.low
                 if not window.enough:
@@ -100,6 +102,7 @@ class Room:
                     return Choice()
                 choice.victims[victim] = "index_bucket"
         choice = self._meet_budgets(need, choice, cursor)
+        choice.victims = self._with_followers(choice.victims)
         if exchange is not None and not choice.victims and not choice.looking:
             within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
             choice.exchange = exchange if within else None
@@ -111,7 +114,7 @@ class Room:
         memory = self._memory
         clearing = Clearing(
             memory.ring,
-            lambda o: self.may_go(memory.at(o)),
+            lambda o: memory.at(o).followers == 0 and self.may_go(memory.at(o)),
             lambda o: memory.policy.rank(memory.at(o).span_id),
             VICTIMS_MAX,
         )
@@ -120,7 +123,7 @@ class Room:
             if left_bytes <= 0 or len(clearing.spans) >= VICTIMS_MAX:
                 break
             clearing.add(entry.offset, left_bytes)
-        return Choice({memory.at(offset): reason for offset in clearing.spans})
+        return Choice(self._with_followers({memory.at(offset): reason for offset in clearing.spans}))
 
     def obstacle(self, need: Need) -> str | None:
         """What keeps a put out even if everything goes that may, by name; None where nothing does."""
@@ -152,24 +155,69 @@ class Room:
         return sum(entry.span_bytes for entry in self._stays())
 
     def _must_stay(self, entry: Entry) -> bool:
-        return (
-            entry.state is State.FILLING
-            or entry.span_id in self._memory.last_pinned
-            or (entry.state is State.LIVE and self._pins.holds(entry.span_id))
-        )
+        if entry.state is State.FILLING or entry.span_id in self._memory.last_pinned:
+            return True
+        if entry.state is not State.LIVE:
+            return False
+        return self._pins.holds(entry.span_id) or (entry.prefix_bytes > 0 and entry in self._kept_pieces())
 
     def may_go(self, entry: Entry) -> bool:
-        """Whether the entry is published, and by what is known nobody holds it."""
+        """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
         return entry.state is State.LIVE and not self._must_stay(entry)
+
+    def leaves_first(self, wanted: Iterable[Entry], test: Callable[[Entry], bool], most: int) -> list[Entry]:
+        """Those of `wanted` that pass `test`, as does all that follows them, in the order in which they may be hidden;
+        what follows them is among them. No more than `most`, and of trees that are large, perhaps a part of the leaves.
+        """
+        chosen: dict[Entry, None] = {}
+        stay: set[Entry] = set()
+        looks = LOOKS_MAX
+        for entry in wanted:
+            below = self._memory.sequences.leaves_first(entry, chosen)
+            for each in islice(below, max(looks, 0) if entry.followers else 1):
+                if len(chosen) >= most:
+                    return list(chosen)
+                looks -= entry.followers > 0
+                if each not in stay and test(each):
+                    chosen[each] = None
+                elif each.parent is not None:
+                    stay.add(each.parent)
+        return list(chosen)
+
+    def _with_followers(self, victims: dict[Entry, str]) -> dict[Entry, str]:
+        """The victims in the order in which they may be hidden, with all that follows them. No more than VICTIMS_MAX:
+        then some of what was to go is left for the next round.
+        """
+        if not any(entry.followers for entry in victims):
+            return victims
+        whole: dict[Entry, str] = {}
+        for entry, reason in victims.items():
+            for each in self._memory.sequences.leaves_first(entry, whole):
+                if len(whole) >= VICTIMS_MAX:
+                    return whole
+                whole[each] = reason
+        return whole
+
+    def _kept_pieces(self) -> set[Entry]:
+        """The pieces of sequences that must stay because of what comes after them, is there or on its way."""
+        memory, sequences = self._memory, self._memory.sequences
+        kept_for = (memory.last_pinned, self._pins.changes, sequences.changes)
+        if self._kept_for is None or self._kept_for[0] is not kept_for[0] or self._kept_for[1:] != kept_for[1:]:
+            spans = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
+            awaited = [entry for entry in map(memory.entries.find, sequences.followed) if entry is not None]
+            self._kept = sequences.kept([*(entry for entry in spans if entry is not None), *awaited])
+            self._kept.update(awaited)
+            self._kept_for = kept_for
+        return self._kept
 
     def _stays(self) -> list[Entry]:
         """Every span that must stay, once. Walks pins and puts in flight, not entries."""
         memory = self._memory
         found = {entry.span_id: entry for entry in memory.filling}
-        for span_id in (*memory.last_pinned, *self._pins.spans()):
-            entry = memory.span(span_id)
+        held = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
+        for entry in (*held, *(self._kept_pieces() if len(memory.sequences) else ())):
             if entry is not None and self._must_stay(entry):
-                found[span_id] = entry
+                found[entry.span_id] = entry
         return list(found.values())
 
     def _gaps(self, size_bytes: int, stays: list[Entry]) -> list[tuple[int, int]]:
@@ -219,14 +267,27 @@ class Room:
         return self._window_around(low, need, through=True)
 
     def _window_around(self, offset: int, need: Need, *, through: bool = False) -> Window | None:
+        """`through`: also of what has followers elsewhere, which then go too."""
         memory = self._memory
+        taken: dict[Entry, int] = {}
+
+        def take(offset: int) -> None:
+            parent = memory.at(offset).parent
+            if parent is not None:
+                taken[parent] = taken.get(parent, 0) + 1
+
+        def may_go(offset: int) -> bool:
+            entry = memory.at(offset)
+            return (through or entry.followers <= taken.get(entry, 0)) and self.may_go(entry)
+
         return memory.ring.window(
             offset,
             need.span_bytes,
-            lambda o: self.may_go(memory.at(o)),
+            may_go,
             lambda o: memory.policy.rank(memory.at(o).span_id),
             VICTIMS_MAX,
             through=through,
+            take=take,
         )
 
     def _coldest(self, looks: int, skip: int = 0) -> Iterator[Entry]:
@@ -248,7 +309,7 @@ class Room:
     def _coldest_of_bucket(self, key: bytes) -> Entry | None:
         may_go = [entry for entry in self._bucket(key) if entry is not None and self.may_go(entry)]
         rank = self._memory.policy.rank
-        return min(may_go, key=lambda entry: rank(entry.span_id), default=None)
+        return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.span_id)), default=None)
 
     def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor) -> Choice:
         """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""

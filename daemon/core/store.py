@@ -3,11 +3,13 @@
     handle(event, now) ─┬─ intake    puts: Commit, parts, copies, publication
                         ├─ claims    who computes a missing key
                         ├─ tenure    time to live, pins by message, explicit ends
-                        ├─ sweeps    Clear and Invalidate, in slices
+                        ├─ sweeps    Clear, Invalidate and EvictPrefixes, in slices
+                        ├─ matching  the longest cached prefix, and the uses that follow from it
                         ├─ pressing  what is idle goes when memory is short, in slices
                         ├─ residency pages of the ring: given back, taken back
                         └─ reclaim   room: victims by policy, then Scan, Scanned, free
                                       └─ memory   ring and index: every span's state
+                                           └─ sequences  what follows what, in the prefix index
 
 `handle` is the only mutator. Queries (`status`, `entries`, `entry`, `next_timer`) change nothing.
 
@@ -42,6 +44,7 @@ from .events import (
     FoundCorrupt,
     HoldersCounted,
     LimitsChanged,
+    PrefixAsked,
     Pressed,
     Punched,
     Received,
@@ -51,6 +54,7 @@ from .events import (
 )
 from .intake import Intake
 from .limits import StoreLimits
+from .matching import Matching
 from .memory import Budget, Memory
 from .outbox import Client, Outbox
 from .pins import Pins
@@ -59,15 +63,26 @@ from .reclaim import Reclaim
 from .recovery import Recovered, recover
 from .residency import Residency
 from .room import Room
-from .sweeps import Sweeps
-from .tenure import Tenure
+from .sequences import Read, Sequences
+from .sweeps import SLICE, Sweeps
+from .tenure import Ending, Tenure
 
 DUE_MAX: Final = 128
 """Deadlines of a kind that one Tick carries out."""
 
 
+def _no_bytes(offset: int, size_bytes: int) -> bytes:
+    raise AssertionError("a store without its ring's bytes keeps no sequences")
+
+
 class Store:
-    """One ring's entries. `unix_at_zero_s` is the Unix time at monotonic time 0."""
+    """One ring's entries.
+
+    Args:
+        unix_at_zero_s: the Unix time at monotonic time 0.
+        read: (offset, bytes) → what stands there in the ring; without it no cached sequences can be stored.
+        seed: of the prefix index: random, and nobody else's.
+    """
 
     def __init__(
         self,
@@ -77,13 +92,16 @@ class Store:
         limits: StoreLimits,
         epoch: int,
         unix_at_zero_s: float = 0.0,
+        *,
+        read: Read = _no_bytes,
+        seed: int = 0,
     ) -> None:
         self.limits = limits
         self.epoch = epoch
         self.unix_at_zero_s = unix_at_zero_s
         self.counters = Counters()
         self.budget = Budget(limits.max_entries, limits.max_bytes, limits.max_tokens)
-        self.memory = Memory(index, ring, policy, self.budget, epoch)
+        self.memory = Memory(index, ring, policy, Sequences(read, seed), self.budget, epoch)
         self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
         self.claims = Claims(
             limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch
@@ -109,6 +127,7 @@ class Store:
             unix_at_zero_s,
         )
         self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, limits.namespaces_max)
+        self.matching = Matching(self.memory, self._tenure, self._outbox, limits.prefix_tokens_max)
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -116,6 +135,7 @@ class Store:
             ClientLeft: self._client_left,
             Received: self._received,
             Copied: self._copied,
+            PrefixAsked: self._prefix_asked,
             Scanned: self._scanned,
             Accessed: self._accessed,
             HoldersCounted: self._holders_counted,
@@ -140,6 +160,8 @@ class Store:
             messages.Pin: self._pin,
             messages.Unpin: self._unpin,
             messages.Limit: self._limit,
+            messages.EvictPrefixes: self._evict_prefixes,
+            messages.AgentTurn: self._agent_turn,
         }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -150,6 +172,8 @@ class Store:
         """
         self._outbox.now = now
         self._handlers[type(event)](event, now)
+        self._tenure.end_followers(SLICE)
+        self.sweeps.answer()
         self.intake.stirred |= self._reclaim.looking
         # Before any put: what is in memory is brought to what may be.
         self._settle(now)
@@ -163,7 +187,17 @@ class Store:
 
     def next_timer(self) -> float | None:
         """When a Tick is due; not after the last event's time where the store put work off."""
-        if self.sweeps or self.intake.looking or self._reclaim.looking or self.pressing.due:
+        if any(
+            (
+                self.sweeps,
+                self.intake.looking,
+                self._reclaim.looking,
+                self.pressing.due,
+                self._tenure.ending,
+                self.matching.due,
+                self.memory.sequences.rebuild_due,
+            )
+        ):
             return self._outbox.now
         timers = (
             self.claims.next_timer(),
@@ -185,7 +219,7 @@ class Store:
 
         `records` has every allocated slot. A published one becomes an entry, any other waits for a scan; so does one
         whose header does not agree with its slot, which is unpublished. Entries become known to the policy in the
-        order of their creation.
+        order of their creation, but for pieces of sequences, which come after what they follow.
         """
         for offset, size_bytes in missing:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)
@@ -253,6 +287,12 @@ class Store:
 
     def _copied(self, event: Copied, now: float) -> None:
         self.intake.copied(event, now)
+
+    def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
+        try:
+            self.matching.asked(event)
+        except TensordError as error:
+            self._outbox.refuse(event.client, event.message.id, error)
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._reclaim.scanned(event.pinned, now)
@@ -339,6 +379,7 @@ class Store:
         self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
         self._tenure.change_limits(limits.default_ttl_s)
         self.sweeps.change_limits(limits.namespaces_max)
+        self.matching.change_limits(limits.prefix_tokens_max)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
         self._reclaim.look_anew()
@@ -347,8 +388,11 @@ class Store:
     def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
         entry = self.memory.entries.of_span(event.span_id)
         if entry is not None:
-            self.counters.found_corrupt += 1
-            self._tenure.end(entry, "corrupt")
+            self._end_corrupt(entry)
+
+    def _end_corrupt(self, entry: Entry) -> None:
+        self.counters.found_corrupt += 1
+        self._tenure.end(entry, Ending("corrupt"))
 
     def _tick(self, event: Tick, now: float) -> None:
         self._outbox.tell(self.claims.expire(now, DUE_MAX))
@@ -356,6 +400,9 @@ class Store:
         self._tenure.expire(now, DUE_MAX)
         self.intake.expire(now, DUE_MAX)
         self.sweeps.go_on()
+        self.matching.go_on(now)
+        for entry in self.memory.sequences.rebuild():
+            self._end_corrupt(entry)
         self.pressing.go_on(now)
         self._reclaim.tick(now)
         self.intake.stirred |= self.intake.looking
@@ -378,7 +425,7 @@ class Store:
         self._check_keys(request.keys)
         entries = self._stored(request.keys)
         for entry in entries:
-            self._tenure.end(entry, "explicit")
+            self._tenure.end(entry, Ending("explicit"))
         self._outbox.send(client, messages.Counted(request.id, len(entries)))
 
     def _touch(self, client: int, request: messages.Touch, now: float) -> None:
@@ -407,6 +454,13 @@ class Store:
         if self.sweeps.invalidate(client, request):
             self.intake.invalidate(request.namespace)
             self._outbox.tell(self.claims.void(request.namespace))
+
+    def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
+        self.sweeps.evict_prefixes(client, request)
+
+    def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
+        self.memory.policy.turn(request.agent, request.state, now)
+        self._outbox.send(client, messages.Done(request.id))
 
     def _pin(self, client: int, request: messages.Pin, now: float) -> None:
         entry = self.memory.entries.find(request.key)

@@ -1,7 +1,8 @@
-"""Ending many entries at once, in slices: Clear and Invalidate; and each namespace's generation.
+"""Ending many entries at once, in slices: Clear, Invalidate and EvictPrefixes; and each namespace's generation.
 
-Owns the jobs under way and the generations. A job ends the entries published before it was asked for, SLICE at a time,
-so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last slice.
+Owns the jobs under way and the generations. A job ends the entries published before it was asked for, and what follows
+them, SLICE at a time, so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last
+slice.
 
 Invariant: a generation only rises. (It is kept in memory: after a restart a namespace's first Invalidate names the
 generation that its client knows, and that is raised.)
@@ -17,22 +18,25 @@ from typing import Final
 from ...errors import LimitReached
 from ...ipc import messages
 from .effects import Answer
+from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
-from .tenure import Tenure
+from .tenure import Ending, Tenure
 
 SLICE: Final = 256
 
 
 @dataclass(slots=True)
 class _Sweep:
+    """`first(n)`: up to n of the entries to end, oldest first."""
+
     client: int
     tag: bytes | None
-    up_to: int
+    first: Callable[[int], list[Entry]]
     event: str
-    reason: str
+    ending: Ending
     answer: Callable[[int], Answer]
-    ended: int = 0
+    walked: bool = False
 
 
 class Sweeps:
@@ -92,20 +96,37 @@ class Sweeps:
         )
         return True
 
+    def evict_prefixes(self, client: int, request: messages.EvictPrefixes) -> None:
+        """Ends the pieces of cached sequences of one namespace, and nothing else of it. Answered by Counted."""
+        memory, up_to = self._memory, self._memory.entries.last_sequence
+        self._begin(
+            client,
+            request.namespace,
+            "evict_prefixes",
+            "cleared",
+            lambda n: messages.Counted(request.id, n),
+            lambda most: memory.sequences.heads(request.namespace, up_to, most),
+        )
+
     def go_on(self) -> None:
-        """Ends the next slice."""
-        if not self._jobs:
+        """Ends the next slice, once what follows the last one's has ended."""
+        if not self._jobs or self._jobs[0].walked or self._tenure.ending:
             return
         job = self._jobs[0]
-        entries = self._memory.entries.first(job.tag, job.up_to, SLICE)
+        entries = job.first(SLICE)
         for entry in entries:
-            self._tenure.end(entry, job.reason, announce=False)
-        job.ended += len(entries)
-        if len(entries) < SLICE:
-            self._jobs.popleft()
-            self._outbox.send(job.client, job.answer(job.ended))
-            tag = None if job.tag is None else job.tag.hex()
-            self._outbox.announce(job.event, client=job.client, namespace=tag, count=job.ended)
+            self._tenure.end(entry, job.ending)
+        job.walked = len(entries) < SLICE
+
+    def answer(self) -> None:
+        """Answers the job that has come to its end, if one has."""
+        if not self._jobs or not self._jobs[0].walked or self._jobs[0].ending.waiting:
+            return
+        job = self._jobs.popleft()
+        ended = job.ending.ended
+        self._outbox.send(job.client, job.answer(ended))
+        tag = None if job.tag is None else job.tag.hex()
+        self._outbox.announce(job.event, client=job.client, namespace=tag, count=ended)
 
     def _begin(
         self,
@@ -114,8 +135,10 @@ class Sweeps:
         event: str,
         reason: str,
         answer: Callable[[int], Answer],
+        first: Callable[[int], list[Entry]] | None = None,
     ) -> None:
-        up_to = self._memory.entries.last_sequence
-        self._jobs.append(_Sweep(client, tag, up_to, event, reason, answer))
+        entries, up_to = self._memory.entries, self._memory.entries.last_sequence
+        first = first or (lambda most: entries.first(tag, up_to, most))
+        self._jobs.append(_Sweep(client, tag, first, event, Ending(reason, announce=False), answer))
         if len(self._jobs) == 1:
             self.go_on()

@@ -1,18 +1,34 @@
 """How long entries stay: their time to live, pins by message, and the one way in which each leaves.
 
 Owns the entries' deadlines, and that whatever ends an entry ends its deadline and its pins and is counted once, by
-reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated.
+reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
+corrupt. What follows an entry that is ended in a cached sequence ends for the same reason, in slices.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from .deadlines import Deadlines
-from .entries import Entry
+from .entries import Entry, State
 from .memory import Memory
 from .outbox import Outbox
 from .pins import Pins
+
+PUT_OFF_S_MIN: Final = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Ending:
+    """Why entries end, and how many have. `waiting`: ended ones that something followed which has yet to end."""
+
+    reason: str
+    announce: bool = True
+    ended: int = 0
+    waiting: int = 0
 
 
 class Tenure:
@@ -26,6 +42,12 @@ class Tenure:
         self._outbox = outbox
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[int] = Deadlines()
+        self._followed: deque[tuple[Entry, Ending]] = deque()
+
+    @property
+    def ending(self) -> bool:
+        """Whether `end_followers` has something to do."""
+        return bool(self._followed)
 
     def ttl_s(self, asked_s: float | None) -> float | None:
         """The time to live of a put that asks for `asked_s`."""
@@ -51,16 +73,16 @@ class Tenure:
         entry.expires_at = when
         self._expiry.set(entry.span_id, when)
 
-    def seen(self, entries: Iterable[Entry], now: float) -> None:
+    def seen(self, entries: Iterable[Entry], now: float, agent: str = "") -> None:
         """Uses that were counted before, in their order: they renew recency alone."""
         accessed = self._memory.policy.accessed
         for entry in entries:
             entry.used_at = now
-            accessed(entry.span_id, now)
+            accessed(entry.span_id, now, agent)
 
-    def used(self, entries: Collection[Entry], now: float) -> None:
-        """Hits, or puts of what is there, in their order; an entry as often as it was used."""
-        self.seen(entries, now)
+    def used(self, entries: Collection[Entry], now: float, agent: str = "") -> None:
+        """Hits, or puts of what is there, in their order; an entry as often as it was used. `agent`: for whom."""
+        self.seen(entries, now, agent)
         for entry in entries:
             entry.uses += 1
         self._memory.index.show_uses({entry.slot: entry.uses for entry in entries})
@@ -72,17 +94,36 @@ class Tenure:
             if entry.ttl_s is not None:
                 self.expires(entry, now + entry.ttl_s)
 
-    def end(self, entry: Entry, reason: str, *, announce: bool = True) -> None:
-        """The entry goes, whoever pins it; its span as soon as no reader does."""
-        self._memory.retire(entry, reason)
-        self._gone(entry, reason, announce=announce)
+    def end(self, entry: Entry, ending: Ending) -> None:
+        """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
+        once, and goes with `end_followers`.
+        """
+        self._memory.retire(entry, ending.reason)
+        self._gone(entry, ending.reason, announce=ending.announce)
+        ending.ended += 1
+        if entry.follower is not None:
+            ending.waiting += 1
+            self._followed.append((entry, ending))
+
+    def end_followers(self, most: int) -> None:
+        """Ends up to `most` entries that follow one that was ended."""
+        while self._followed and most > 0:
+            gone, ending = self._followed[0]
+            if gone.follower is None:
+                self._followed.popleft()
+                ending.waiting -= 1
+            else:
+                self.end(gone.follower, ending)
+                most -= 1
 
     def victim_gone(self, entry: Entry) -> None:
         """A victim's span was freed."""
         self._gone(entry, entry.reason, announce=True)
 
     def expire(self, now: float, most: int) -> None:
-        """Ends up to `most` entries whose time is up. One that is pinned by message stays as long as that."""
+        """Ends up to `most` entries whose time is up. One that is pinned by message stays as long as that; one that
+        others follow, or are about to, is put off.
+        """
         for _ in range(most):
             span_id = self._expiry.pop_due(now)
             if span_id is None:
@@ -91,8 +132,10 @@ class Tenure:
             assert entry is not None, "a deadline outlived its entry"
             if self._pins.holds(span_id):
                 self._expiry.set(span_id, self._pins.last_until(span_id))
+            elif entry.followers or self._memory.sequences.is_awaited(entry):
+                self.expires(entry, now + max(entry.ttl_s or 0.0, PUT_OFF_S_MIN))
             else:
-                self.end(entry, "ttl")
+                self.end(entry, Ending("ttl"))
 
     def check_invariants(self) -> None:
         """Asserts that deadlines and pins belong to entries that are stored."""
@@ -103,6 +146,10 @@ class Tenure:
         limited = {number for number, entry in stored.items() if entry.expires_at is not None}
         assert len(self._expiry) == len(limited)
         assert all(number in self._expiry for number in limited)
+        ended = {gone for gone, _ in self._followed}
+        for entry in stored.values():
+            if entry.parent is not None and entry.parent.state is State.RETIRED:
+                assert entry.parent in ended, "kept without what it follows"
 
     def _gone(self, entry: Entry, reason: str, *, announce: bool) -> None:
         self._expiry.drop(entry.span_id)

@@ -164,7 +164,7 @@ class Simulation:
         copy = next(copy for copy in self.copies if copy.put_id == put_id)
         self.copies.remove(copy)
         try:
-            self.do(Copied(copy.client, put_id, self.copier._carry_out(copy)))
+            self.do(self.copier._carry_out(copy))
         except TensordError as error:
             self.do(Copied(copy.client, put_id, error=error))
 

@@ -80,6 +80,13 @@ def store(**changed: Any) -> dict[str, Any]:
         "log_lost": 0,
         "recovered": 10,
         "found_corrupt": 0,
+        "prefix_pieces": 70,
+        "prefix_rebuilding": 0,
+        "prefix_queries": 30,
+        "prefix_hits": 20,
+        "prefix_tokens_asked": 90_000,
+        "prefix_tokens_matched": 60_000,
+        "prefix_uses_lost": 0,
         "departures": {
             "residence_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}},
             "idle_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [0, 90, 10], "sum": 3000.0}},

@@ -109,7 +109,12 @@ class Stand:
 
     def make(self, ring: Ring, epoch: int) -> Store:
         policy = by_name(self.policy)
-        return Store(self.index, ring, policy, self.limits, epoch, UNIX_AT_ZERO_S)
+        return Store(self.index, ring, policy, self.limits, epoch, UNIX_AT_ZERO_S, read=self.read, seed=epoch)
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of the ring where a span is."""
+        self.touch(offset, size_bytes)
+        return memoryview(self.bytes)[offset : offset + size_bytes]
 
     # ---- one step at a time
 

@@ -1,0 +1,283 @@
+"""Cached sequences among the entries: which piece follows which, and the index by which their prefixes are matched.
+
+A piece is of no use without the one before it, so pieces go leaf first: whoever chooses victims asks `leaves_first` for
+what has to go before, and `kept` for what stays because of what comes after it.
+
+Owns the links between entries (`parent`, `followers` and the list of them), the keys that puts on their way follow, and
+the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who is
+published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
+
+Invariants: a piece is linked from its publication until it leaves; it is matched only while it is published, and so is
+all that it follows; `followers` counts the published ones. A piece whose parent has left is matched no more, and is on
+its own way out (`tenure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice, takewhile
+from typing import Final
+
+from ...errors import PredecessorGone, TensordError
+from ...shm.layout import SPAN_HEADER_BYTES, aligned
+from ...shm.prefix import Piece
+from .entries import Entry, State
+from .prefix_index import PrefixIndex
+
+REBUILD_SLICE: Final = 32
+"""Pieces that one Tick puts into the index again: 1 to 3 ms."""
+PATH_MAX: Final = 256
+
+Read = Callable[[int, int], bytes | memoryview]
+"""(offset, bytes) of the ring."""
+
+
+class Sequences:
+    """The pieces among the entries of one ring."""
+
+    def __init__(self, read: Read, seed: int) -> None:
+        self.index = PrefixIndex(read, seed)
+        self.changes = 0
+        """Rises whenever `kept` may have become another set for a reason that is known here."""
+        self._read = read
+        self._heads: dict[bytes, dict[Entry, None]] = {}
+        self._followed: dict[bytes, int] = {}
+        self._rebuilding: dict[Entry, Piece] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many pieces are stored."""
+        return self._count
+
+    @property
+    def rebuilding(self) -> int:
+        """Pieces that are not in the index yet, after a restart."""
+        return len(self._rebuilding)
+
+    @property
+    def rebuild_due(self) -> bool:
+        """Whether `rebuild` has something to do now; not while a scan decides about the next one."""
+        return any(map(_is_published, islice(self._rebuilding, 1)))
+
+    # ---- puts on their way
+
+    def follow(self, key: bytes) -> None:
+        """A put that follows `key` is on its way: the entry of that key stays until `unfollow`."""
+        self._followed[key] = self._followed.get(key, 0) + 1
+        self.changes += 1
+
+    def unfollow(self, key: bytes) -> None:
+        """One such put has ended."""
+        self._followed[key] -= 1
+        if not self._followed[key]:
+            del self._followed[key]
+        self.changes += 1
+
+    def is_awaited(self, entry: Entry) -> bool:
+        """Whether something that is to follow the entry is on its way."""
+        return entry.key in self._followed
+
+    @property
+    def followed(self) -> Iterable[bytes]:
+        """The keys that puts on their way follow."""
+        return self._followed
+
+    # ---- entries, as Memory tells of them
+
+    def begin(self, entry: Entry, piece: Piece, parent: Entry | None) -> None:
+        """A piece is about to be published.
+
+        Raises:
+            BadPrefix: it does not continue what it says it continues.
+            PredecessorGone: what it follows is not in the index.
+        """
+        if parent is not None and not self._restored(parent):
+            raise PredecessorGone("what the piece follows is not indexed yet after a restart: put it again in a while")
+        self.index.add(entry.key, piece, self._text_at(entry, piece))
+        self._link(entry, parent)
+
+    def found(self, entry: Entry, piece: Piece, parent: Entry | None) -> None:
+        """A piece that a former daemon left is about to be an entry again; it is matched once it was rebuilt."""
+        self._rebuilding[entry] = piece
+        self._link(entry, parent)
+
+    def hidden(self, entry: Entry) -> None:
+        """It was unpublished, and may come back."""
+        if not entry.prefix_bytes:
+            return
+        assert not entry.followers, "hidden before what follows it"
+        if entry.parent is not None:
+            entry.parent.followers -= 1
+        if entry not in self._rebuilding:
+            self.index.hide(entry.key)
+
+    def shown(self, entry: Entry) -> None:
+        """It came back."""
+        if not entry.prefix_bytes:
+            return
+        if entry.parent is not None:
+            entry.parent.followers += 1
+        if entry not in self._rebuilding:
+            self.index.show(entry.key)
+
+    def left(self, entry: Entry, *, published: bool) -> None:
+        """It is stored no more; `published`: until now it was. Nothing that follows it is matched from now on."""
+        if not entry.prefix_bytes:
+            return
+        if published and entry.parent is not None:
+            entry.parent.followers -= 1
+        self._unlink(entry)
+        if self._rebuilding.pop(entry, None) is None:
+            self.index.remove(entry.key)
+
+    # ---- what has to go, or to stay, together
+
+    def leaves_first(self, entry: Entry, done: Collection[Entry]) -> Iterator[Entry]:
+        """The published entries that follow `entry`, each after all that follows it, and then `entry` itself.
+
+        Nothing of `done` comes, nor what follows it: that is done too. The caller may add what came to `done`.
+        """
+        if entry in done:
+            return
+        path, ahead = [entry], [entry.follower]
+        while path:
+            child = ahead[-1]
+            while child is not None and (child.state is not State.LIVE or child in done):
+                child = child.sibling
+            if child is None:
+                ahead.pop()
+                yield path.pop()
+            else:
+                ahead[-1] = child.sibling
+                path.append(child)
+                ahead.append(child.follower)
+
+    def kept(self, staying: Iterable[Entry]) -> set[Entry]:
+        """All that the entries `staying` follow, directly or not."""
+        found: set[Entry] = set()
+        for entry in staying:
+            before = entry.parent
+            while before is not None and before not in found:
+                found.add(before)
+                before = before.parent
+        return found
+
+    def lineage(self, entry: Entry) -> list[Entry] | None:
+        """The hidden pieces that come before a hidden one, the nearest first; None where one before it is gone."""
+        hidden: list[Entry] = []
+        before = entry.parent
+        while before is not None and before.state is not State.LIVE:
+            if before.state is State.RETIRED:
+                return None
+            hidden.append(before)
+            before = before.parent
+        return hidden
+
+    def heads(self, tag: bytes, up_to: int, most: int) -> list[Entry]:
+        """Up to `most` first pieces of a namespace, oldest first, none published after the `up_to`-th entry."""
+        heads = self._heads.get(tag, {})
+        return list(islice(takewhile(lambda entry: entry.sequence <= up_to, heads), most))
+
+    # ---- the index
+
+    def piece(self, entry: Entry) -> Piece | None:
+        """What the record of a stored piece says; None where it is none."""
+        if not entry.prefix_bytes:
+            return None
+        try:
+            return Piece.unpack(self._read(_record_at(entry), entry.prefix_bytes))
+        except TensordError:
+            return None
+
+    def rebuild(self) -> list[Entry]:
+        """Puts a slice of what was found back into the index.
+
+        Returns:
+            Those that turned out not to continue what they say they continue. They are not matched.
+        """
+        first = islice(takewhile(_is_published, self._rebuilding), REBUILD_SLICE)
+        return [entry for entry in list(first) if not self._rebuild(entry)]
+
+    def check_invariants(self, entries: Iterable[Entry]) -> None:
+        """Asserts what the module's docstring promises, of all that are stored."""
+        pieces = {entry for entry in entries if entry.prefix_bytes}
+        assert len(pieces) == self._count
+        assert {head for heads in self._heads.values() for head in heads} == {e for e in pieces if e.parent is None}
+        assert all(self._heads.values())
+        assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
+        for entry in pieces:
+            listed = list(_followers(entry))
+            assert set(listed) == {each for each in pieces if each.parent is entry}
+            assert entry.followers == sum(each.state is State.LIVE for each in listed)
+            assert (entry in self._rebuilding) != (entry.key in self.index), "neither indexed nor about to be"
+        assert self._rebuilding.keys() <= pieces
+        assert len(self.index) == len(pieces) - len(self._rebuilding)
+        assert all(self._followed.values())
+        self.index.check_invariants()
+
+    def _restored(self, entry: Entry) -> bool:
+        """Whether the entry is in the index, into which it is put, with all before it, unless that would take long."""
+        path: list[Entry] = []
+        before: Entry | None = entry
+        while before is not None and before in self._rebuilding:
+            path.append(before)
+            before = before.parent
+        return len(path) <= PATH_MAX and all(map(self._rebuild, reversed(path)))
+
+    def _rebuild(self, entry: Entry) -> bool:
+        """Whether it could be put into the index."""
+        piece = self._rebuilding[entry]
+        try:
+            self.index.add(entry.key, piece, self._text_at(entry, piece))
+        except TensordError:
+            return False
+        del self._rebuilding[entry]
+        return True
+
+    def _text_at(self, entry: Entry, piece: Piece) -> int:
+        return _record_at(entry) + piece.text_at
+
+    def _link(self, entry: Entry, parent: Entry | None) -> None:
+        self._count += 1
+        entry.parent = parent
+        if parent is None:
+            self._heads.setdefault(entry.tag, {})[entry] = None
+            return
+        parent.followers += 1
+        entry.sibling = parent.follower
+        if entry.sibling is not None:
+            entry.sibling.sibling_before = entry
+        parent.follower = entry
+        if self.is_awaited(entry):
+            self.changes += 1
+
+    def _unlink(self, entry: Entry) -> None:
+        self._count -= 1
+        if entry.parent is None:
+            heads = self._heads[entry.tag]
+            del heads[entry]
+            if not heads:
+                del self._heads[entry.tag]
+            return
+        if entry.sibling_before is not None:
+            entry.sibling_before.sibling = entry.sibling
+        else:
+            entry.parent.follower = entry.sibling
+        if entry.sibling is not None:
+            entry.sibling.sibling_before = entry.sibling_before
+        entry.sibling = entry.sibling_before = None
+
+
+def _is_published(entry: Entry) -> bool:
+    return entry.state is State.LIVE
+
+
+def _record_at(entry: Entry) -> int:
+    return entry.offset + SPAN_HEADER_BYTES + aligned(entry.tree_bytes)
+
+
+def _followers(entry: Entry) -> Iterator[Entry]:
+    follower = entry.follower
+    while follower is not None:
+        yield follower
+        follower = follower.sibling
