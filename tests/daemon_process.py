@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -34,6 +34,8 @@ MIB: Final = 1 << 20
 RING_BYTES: Final = 16 * MIB
 # How long anything may take before a test gives up on it. No measurement: a loaded machine is slow.
 PATIENCE_S: Final = 30.0
+# Who holds what is counted twenty times as often as it would be: for tests that wait for it.
+COUNTING_OFTEN: Final = {"tensord.daemon.actors.store._HOLDERS_EVERY_S": 0.05}
 
 Found = TypeVar("Found")
 _numbers = count(1)
@@ -76,8 +78,8 @@ class Daemon:
         }
         self.prefix: list[str] = []
         """What the daemon is run under, as ["unshare", "--mount"]: then it is a program of its own, and not forked."""
-        self.constants: dict[str, float] = {}
-        """What stands for a module's own, as {"tensord.daemon.actors.store._DRAIN_EVERY_S": 0.01}."""
+        self.constants: Mapping[str, float] = {}
+        """What stands for a module's own, by its full name."""
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._clients: list[tensord.Client] = []
 

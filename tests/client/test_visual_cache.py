@@ -21,7 +21,7 @@ import tensord
 from tensord.client.visual_cache import VisualCache, embedding_bytes
 from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
 
 _numbers = count()
 IMAGE = b"\x89PNG picture"
@@ -32,6 +32,7 @@ EMBEDDING = np.arange(64, dtype=np.float32).reshape(4, 16)
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with Daemon() as running:
+        running.constants = COUNTING_OFTEN
         yield running.start()
 
 

@@ -13,7 +13,7 @@ import tensord
 from tensord.client.view import Reuse
 from tensord.errors import BadKey
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import COUNTING_OFTEN, Daemon, until
 from ..memory_bench import key
 from ..processes import Child, Stage
 
@@ -21,9 +21,8 @@ _numbers = count(1)
 
 
 def counting() -> Daemon:
-    """A daemon that counts who holds what twenty times as often as it would."""
     daemon = Daemon()
-    daemon.constants = {"tensord.daemon.actors.store._HOLDERS_EVERY_S": 0.05}
+    daemon.constants = COUNTING_OFTEN
     return daemon
 
 
