@@ -105,9 +105,10 @@ class StoreActor:
             while True:
                 for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
                     await self._receive(message)
-                await self._keep_time()
-                # A full inbox would be taken up without a pause, and nobody else on the loop would get a turn.
+                # Answers go out before what may wait is done, such as counting the uses of what was matched. And a full
+                # inbox would be taken up without a pause, so that nobody else on the loop would get a turn.
                 await asyncio.sleep(0)
+                await self._keep_time()
         finally:
             await self._finish()
 
