@@ -6,7 +6,7 @@
 Every max(1024, block_tokens) tokens a checkpoint stands: a running digest, 128 bits, of all tokens and media before.
 A match digests the query so, up to the last checkpoint that is known, takes the path from there to the beginning, and
 walks on from there exactly. It takes no more steps than the query has checkpoints and blocks, each O(log n) of what is
-stored, and no more than SNAPSHOTS_MAX looks for snapshots, in each of LAYOUTS_MAX trees at most.
+stored, and no more than LOOKS_MAX looks for snapshots, in each of LAYOUTS_MAX trees at most.
 
 What is removed takes everything that follows it along at once: a path is good only where it stands unbroken up to the
 beginning. The pieces that followed are known until each is removed.
@@ -26,14 +26,13 @@ from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import (
     BLOCK_TOKENS_MAX,
     BLOCK_TOKENS_MIN,
-    MEDIA_BYTES,
-    TOKEN_BYTES,
     Piece,
     Tokens,
     agreed,
     unpacked_media,
 )
-from .prefix_query import Query, beginning, checked, following, stand
+from .prefix_query import Query, beginning, checked, following
+from .prefix_snapshots import Snapshots
 from .prefix_tree import (
     CHECKPOINT_TOKENS,
     COUNT_BITS,
@@ -50,8 +49,7 @@ from .prefix_tree import (
 )
 
 LAYOUTS_MAX: Final = 64
-SNAPSHOTS_MAX: Final = 1024
-_NOTHING: Final[dict[str, int]] = {}
+"""Of one namespace at one generation: each is searched by itself."""
 
 
 class Found(NamedTuple):
@@ -83,8 +81,7 @@ class PrefixIndex:
         self._nodes: dict[bytes, Node | Snapshot] = {}
         self._trees: dict[bytes, dict[bytes, dict[tuple[bytes, int, bool], Tree]]] = {}
         self._hidden: dict[Node, dict[Node, Tree]] = {}
-        self._stands: dict[int, dict[Snapshot, None]] = {}
-        self._names = 0
+        self._snapshots = Snapshots(self._order, self._start)
 
     def __contains__(self, key: object) -> bool:
         return key in self._nodes
@@ -103,12 +100,14 @@ class PrefixIndex:
         """
         if key in self._nodes:
             raise BadPrefix(f"the piece {key.hex()} is known already")
-        if piece.snapshot:
-            self._add_snapshot(key, piece)
-            return
         parent = self._parent(key, piece)
         tree = parent.tree
         assert tree is not None
+        if piece.snapshot:
+            if parent is tree or piece.count or piece.media:
+                raise BadPrefix("a snapshot stands in a block, and has no tokens and no media of its own")
+            self._nodes[key] = self._snapshots.add(key, parent, tree, piece.start)
+            return
         size = tree.block_tokens
         if piece.start != parent.depth * size or parent.place & COUNT_MASK != size:
             raise BadPrefix(f"a block begins at token {piece.start}, and the one before is not whole or ends elsewhere")
@@ -134,7 +133,7 @@ class PrefixIndex:
         piece = self._nodes[key]
         if isinstance(piece, Snapshot):
             piece.hidden = True
-            self._unlist(piece)
+            self._snapshots.leave(piece)
         elif piece.tree is not None:
             assert piece.parent is not None
             self._hidden.setdefault(piece.parent, {})[piece] = piece.tree
@@ -146,31 +145,25 @@ class PrefixIndex:
         if isinstance(piece, Snapshot):
             if piece.hidden:
                 piece.hidden = False
-                self._list(piece)
-            return
-        parent = piece.parent
-        assert parent is not None
-        if piece.tree is not None:
-            return
-        piece.tree = tree = self._unhide(parent, piece)
-        self._order.restore(parent, piece)
-        if piece.digest is not None:
-            tree.checkpoints.setdefault(piece.digest, piece)
+                self._snapshots.enter(piece)
+        elif piece.tree is None:
+            assert piece.parent is not None
+            piece.tree = self._unhide(piece, piece.parent)
+            self._order.insert(piece.parent, piece, again=True)
+            if piece.digest is not None:
+                piece.tree.checkpoints.setdefault(piece.digest, piece)
 
     def remove(self, key: bytes) -> list[bytes]:
         """A known piece is gone, and with it whatever follows it is not matched any more. What followed it directly,
         hidden or not, is answered: each is to be removed, soon, by itself."""
         piece = self._nodes.pop(key)
         if isinstance(piece, Snapshot):
-            self._unlist(piece)
-            extra = piece.block.extra
-            if extra is not None and extra.snapshots is not None and piece in extra.snapshots:
-                extra.snapshots.remove(piece)
+            self._snapshots.remove(piece)
             return []
         parent = piece.parent
         assert parent is not None
         if piece.tree is None:
-            tree = self._unhide(parent, piece)
+            tree = self._unhide(piece, parent)
         else:
             tree = piece.tree
             self._take_out(piece, parent, tree)
@@ -178,11 +171,8 @@ class PrefixIndex:
             self._drop(tree)
         followed = [node.key for node in each(piece.followers)]
         followed += [node.key for node in self._hidden.get(piece, ())]
-        if piece.extra is not None and piece.extra.snapshots is not None:
-            for snapshot in piece.extra.snapshots:
-                self._unlist(snapshot)
-                followed.append(snapshot.key)
-        return followed
+        piece.followers = None  # those that followed refer to it still
+        return followed + self._snapshots.forget(piece)
 
     def match(self, tag: bytes, query: Piece, folded: Tokens) -> Found:
         """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no item, and can be
@@ -203,17 +193,19 @@ class PrefixIndex:
             limit = min(agreement, asked.count - 1)
             if limit <= best.offset:
                 continue
-            snapshot: Snapshot | None = None
             if tree.exact:
-                position, snapshot = self._snapshot_within(tree, path, asked, limit, best.offset)
+                snapshot = self._snapshots.last(path, tree, asked, limit, best.offset)
+                if snapshot is None:
+                    continue
+                position = (snapshot.block.depth - 1) * tree.block_tokens + snapshot.offset
             else:
                 position = asked.uncut(limit)
+                if position <= best.offset:
+                    continue
                 level = (position - 1) // tree.block_tokens
-                if position > best.offset:
-                    snapshot = self._snapshot_at(path[level - 1] if level else tree, asked, position)
-            if position > best.offset:
-                blocks = path[: -(-position // tree.block_tokens)]
-                best = Found(position, [node.key for node in blocks], None if snapshot is None else snapshot.key)
+                snapshot = self._snapshots.at(path[level - 1] if level else tree, tree, asked, position)
+            del path[-(-position // tree.block_tokens) :]
+            best = Found(position, [node.key for node in path], None if snapshot is None else snapshot.key)
         return best
 
     def roots(self, tag: bytes) -> list[bytes]:
@@ -249,19 +241,16 @@ class PrefixIndex:
         for key, piece in self._nodes.items():
             assert piece.key == key
             if isinstance(piece, Snapshot):
-                extra = piece.block.extra
-                gone = self._nodes.get(piece.block.key) is not piece.block
-                assert gone or (extra is not None and extra.snapshots is not None and piece in extra.snapshots)
-                assert piece.listed == (not piece.hidden and not gone), "a snapshot is listed unless hidden"
                 continue
             parent = piece.parent
             assert parent is not None and piece.depth == parent.depth + 1
-            hidden = piece in self._hidden.get(parent, {})
-            assert hidden == (piece.tree is None), "out of its tree, and not hidden"
-            assert hidden or piece in set(each(parent.followers)), "in a tree, and follows nobody"
-            if piece.digest is not None and piece.tree is not None:
-                assert piece.digest in piece.tree.checkpoints
-                assert self._digest(piece, piece.tree) in (piece.digest, None)
+            assert (piece in self._hidden.get(parent, {})) == (piece.tree is None), "out of its tree, and not hidden"
+            if piece.tree is not None:
+                gone = parent.depth and self._nodes.get(parent.key) is not parent
+                assert gone or piece in set(each(parent.followers)), "in a tree, and follows nobody"
+                if piece.digest is not None:
+                    assert piece.digest in piece.tree.checkpoints
+                    assert self._digest(piece, piece.tree) in (piece.digest, None)
             self._order.check_invariants(piece)
         for scopes in self._trees.values():
             assert scopes
@@ -271,9 +260,8 @@ class PrefixIndex:
                     assert tree.followers is not None or tree in self._hidden, "an empty tree"
                     assert all(self._nodes.get(node.key) is node for node in tree.checkpoints.values())
                     self._order.check_invariants(tree)
-        for digest, snapshots in self._stands.items():
-            assert snapshots
-            assert all(self._nodes[one.key] is one and one.digest == digest for one in snapshots)
+        assert all(self._hidden.values())
+        self._snapshots.check_invariants(self._nodes)
 
     def _parent(self, key: bytes, piece: Piece) -> Node:
         """What a piece follows: a known block, or a tree, perhaps a new one that is nowhere yet."""
@@ -301,72 +289,13 @@ class PrefixIndex:
             tree = Tree(name, max(self._checkpoint_tokens, size))
         return tree
 
-    def _add_snapshot(self, key: bytes, piece: Piece) -> None:
-        if piece.parent is None:
-            raise BadPrefix("a snapshot without the block in which it stands")
-        block = self._parent(key, piece)
-        tree = block.tree
-        assert tree is not None
-        offset = piece.start - (block.depth - 1) * tree.block_tokens
-        if piece.count or piece.media or not 0 < offset <= block.place & COUNT_MASK:
-            raise BadPrefix(f"a snapshot for position {piece.start} has tokens, or does not stand in its block")
-        extra = block.more()
-        if extra.snapshots is None:
-            extra.snapshots = []
-        elif any(other.offset == offset for other in extra.snapshots):
-            raise BadPrefix(f"a snapshot for position {piece.start} stands there already")
-        snapshot = Snapshot(key, block, offset)
-        assert block.parent is not None
-        more = block.parent.more()
-        if not more.name:
-            self._names += 1
-            more.name = self._names
-        start = piece.start - offset
-        text = self._order.text(block)[: offset * TOKEN_BYTES]
-        media = [item for item in unpacked_media(self._order.media(block)) if item.start < start + offset]
-        packed = self._order.media(block)[: len(media) * MEDIA_BYTES]
-        snapshot.digest = stand(self._start, more.name, offset, text, packed)
-        extra.snapshots.append(snapshot)
-        self._nodes[key] = snapshot
-        self._list(snapshot)
-
-    def _list(self, snapshot: Snapshot) -> None:
-        """A match finds it from now on."""
-        block = snapshot.block
-        if self._nodes.get(block.key) is not block:
-            return
-        assert block.parent is not None and block.parent.extra is not None
-        snapshot.listed = True
-        self._stands.setdefault(snapshot.digest, {})[snapshot] = None
-        more = block.parent.extra
-        if more.offsets is None:
-            more.offsets = {}
-        more.offsets[snapshot.offset] = more.offsets.get(snapshot.offset, 0) + 1
-
-    def _unlist(self, snapshot: Snapshot) -> None:
-        if not snapshot.listed:
-            return
-        snapshot.listed = False
-        same = self._stands[snapshot.digest]
-        del same[snapshot]
-        if not same:
-            del self._stands[snapshot.digest]
-        above = snapshot.block.parent
-        assert above is not None and above.extra is not None and above.extra.offsets is not None
-        offsets = above.extra.offsets
-        offsets[snapshot.offset] -= 1
-        if not offsets[snapshot.offset]:
-            del offsets[snapshot.offset]
-            if not offsets:
-                above.extra.offsets = None
-
     def _take_out(self, node: Node, parent: Node, tree: Tree) -> None:
         node.tree = None
         self._order.discard(parent, node)
         if node.digest is not None and tree.checkpoints.get(node.digest) is node:
             del tree.checkpoints[node.digest]
 
-    def _unhide(self, parent: Node, node: Node) -> Tree:
+    def _unhide(self, node: Node, parent: Node) -> Tree:
         hidden = self._hidden[parent]
         tree = hidden.pop(node)
         if not hidden:
@@ -427,14 +356,12 @@ class PrefixIndex:
     def _to_checkpoint(self, tree: Tree, query: Query) -> list[Node]:
         """The blocks up to the last checkpoint that a query shares, as far as none of them is gone."""
         last: Node | None = None
-        number = 0
-        while tree.checkpoints:
-            digest = query.digest(number, tree.step)
-            node = tree.checkpoints.get(digest) if digest is not None else None
-            if node is None:
-                break
-            last = node
-            number += 1
+        if tree.checkpoints:
+            for digest in query.checkpoints(tree.step):
+                node = tree.checkpoints.get(digest)
+                if node is None:
+                    break
+                last = node
         path: list[Node] = []
         while last is not None and last is not tree:
             if last.tree is None:
@@ -445,55 +372,14 @@ class PrefixIndex:
         path.reverse()
         return path
 
-    def _snapshot_within(
-        self, tree: Tree, path: list[Node], query: Query, limit: int, least: int
-    ) -> tuple[int, Snapshot | None]:
-        """The last snapshot that stands on the path at `limit` or before it, and in no item; its position."""
-        size = tree.block_tokens
-        looks = 0
-        for level in range(len(path) - 1, -1, -1):
-            above = path[level - 1] if level else tree
-            if (level + 1) * size <= least:
-                break
-            if above.extra is None or above.extra.offsets is None:
-                continue
-            for offset in sorted(above.extra.offsets, reverse=True):
-                looks += 1
-                if looks > SNAPSHOTS_MAX:
-                    return 0, None
-                position = level * size + offset
-                if position > limit or query.uncut(position) != position:
-                    continue
-                snapshot = self._snapshot_at(above, query, position)
-                if snapshot is not None:
-                    return position, snapshot
-        return 0, None
-
-    def _snapshot_at(self, above: Node, query: Query, position: int) -> Snapshot | None:
-        """One that stands at a position in what follows `above`, up to which the query agrees with a sequence."""
-        tree, extra = above.tree, above.extra
-        if tree is None or extra is None or extra.offsets is None:
-            return None
-        start = above.depth * tree.block_tokens
-        if position - start not in extra.offsets:
-            return None
-        text = query.text(start, position)
-        digest = stand(self._start, extra.name, position - start, text, query.packed(start, position))
-        for snapshot in self._stands.get(digest, ()):
-            if snapshot.block.tree is not None:
-                return snapshot
-        return None
-
 
 def _with_media(piece: Piece, parent: Node) -> Extra:
     """What a block's media add to its node."""
-    before = parent.extra.overhang if parent.extra is not None and parent.extra.overhang is not None else _NOTHING
+    before = parent.extra.overhang if parent.extra is not None else None
     end = piece.start + piece.count
-    ends = checked(piece.media, piece.start, end, before)
+    ends = checked(piece.media, piece.start, end, before or {})
     extra = Extra()
     extra.items = len(piece.media)
-    if any(last > end for last in ends.values()):
-        extra.overhang = {modality: last for modality, last in ends.items() if last > end}
-        if extra.overhang == before:
-            extra.overhang = parent.extra.overhang if parent.extra is not None else None
+    overhang = {modality: last for modality, last in ends.items() if last > end}
+    extra.overhang = (before if overhang == before else overhang) or None
     return extra

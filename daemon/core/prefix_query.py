@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import xxhash
 
 from ...errors import BadPrefix
-from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, Piece, Tokens, packed_media, uncut
+from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, Piece, Tokens, packed_media
 
 _SEED: Final = (1 << 64) - 1
 _STAND: Final = struct.Struct("@QQ")
@@ -86,6 +87,7 @@ class Query:
         self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data
         self._packed = packed_media(piece.media)
         self._starts = [item.start for item in piece.media]
+        self._joined: list[tuple[int, int]] | None = None
         self._start = start
         self._digests: dict[int, list[int]] = {}
 
@@ -105,16 +107,33 @@ class Query:
         return self.media[first : bisect_left(self._starts, end, first)]
 
     def uncut(self, position: int) -> int:
-        """`position`, or where the item begins that it would cut in two."""
-        return uncut(position, self.media) if self.media else position
+        """`position`, or where the item begins that it would cut in two: O(log n), after the first time."""
+        if not self.media:
+            return position
+        if self._joined is None:
+            self._joined = _joined(self.media)
+        rank = bisect_left(self._joined, (position,)) - 1
+        return self._joined[rank][0] if rank >= 0 and position < self._joined[rank][1] else position
 
-    def digest(self, number: int, step: int) -> int | None:
-        """That of the first `number` + 1 times `step` tokens; None where there are not so many."""
+    def checkpoints(self, step: int) -> Iterator[int]:
+        """The digests of the first `step` tokens, of twice as many, and so on; made as they are asked for, once."""
         digests = self._digests.setdefault(step, [])
-        while number >= len(digests):
-            at = len(digests) * step
-            if at + step > self.count:
-                return None
-            text = self._text[at * TOKEN_BYTES : (at + step) * TOKEN_BYTES]
-            digests.append(following(digests[-1] if digests else self._start, text, self.packed(at, at + step)))
-        return digests[number]
+        yield from digests
+        before = digests[-1] if digests else self._start
+        text, step_bytes = self._text, step * TOKEN_BYTES
+        for at in range(len(digests) * step, self.count - step + 1, step):
+            media = self.packed(at, at + step) if self.media else b""
+            before = following(before, text[at * TOKEN_BYTES : at * TOKEN_BYTES + step_bytes], media)
+            digests.append(before)
+            yield before
+
+
+def _joined(media: Sequence[Media]) -> list[tuple[int, int]]:
+    """Where items begin and end; those that overlap as one, since who goes back out of one may come into another."""
+    joined: list[tuple[int, int]] = []
+    for start, length, _, _ in media:
+        if joined and start < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], start + length)
+        else:
+            joined.append((start, start + length))
+    return joined

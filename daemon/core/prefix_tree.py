@@ -42,7 +42,8 @@ Followers = Union[None, "Node", "list[Node]", Shelves]
 
 
 class Snapshot:
-    """What continues a sequence at one position: `offset` tokens into `block`. `digest`: of what it continues."""
+    """What continues a sequence at one position: `offset` tokens into `block`. `digest`: of what it continues.
+    `listed`: a match can find it."""
 
     __slots__ = ("block", "digest", "hidden", "key", "listed", "offset")
 
@@ -190,8 +191,8 @@ class Order:
             found.append(lists[number + 1][0])
         return tuple(found)
 
-    def insert(self, parent: Node, node: Node) -> None:
-        """Adds to what follows `parent`.
+    def insert(self, parent: Node, node: Node, *, again: bool = False) -> None:
+        """Adds to what follows `parent`; `again`: what was taken out before, so that nothing is in question.
 
         Raises:
             BadPrefix: one of the same text and media follows it already; nothing has changed.
@@ -201,17 +202,29 @@ class Order:
             parent.followers = node
             return
         text, media = self.text(node), self.media(node)
-        for other in self.neighbours(followers, text, media):
-            if self.text(other) == text and self.media(other) == media:
-                raise BadPrefix(f"the same tokens are stored there under another key, {other.key.hex()}")
-        self._place(parent, node, text, media)
-
-    def restore(self, parent: Node, node: Node) -> None:
-        """Adds again what was taken out."""
-        if parent.followers is None:
-            parent.followers = node
+        key = node.key if again else _LAST
+        number = 0
+        if isinstance(followers, Shelves):
+            number = self._shelf(followers.lists, text, media, key)
+            siblings = followers.lists[number]
         else:
-            self._place(parent, node, self.text(node), self.media(node))
+            siblings = [followers] if isinstance(followers, Node) else followers
+        rank = self._rank(siblings, text, media, key)
+        if rank and not again:
+            before = siblings[rank - 1]
+            if self.text(before) == text and self.media(before) == media:
+                raise BadPrefix(f"the same tokens are stored there under another key, {before.key.hex()}")
+        siblings.insert(rank, node)
+        if len(siblings) <= SHELF_MAX:
+            if isinstance(followers, Node):
+                parent.followers = siblings
+            return
+        middle = len(siblings) // 2
+        halves = [siblings[:middle], siblings[middle:]]
+        if isinstance(followers, Shelves):
+            followers.lists[number : number + 1] = halves
+        else:
+            parent.followers = Shelves(halves)
 
     def discard(self, parent: Node, node: Node) -> None:
         """Takes it out, if it is there."""
@@ -244,23 +257,6 @@ class Order:
         ranks = [(self.text(node), self.media(node), node.key) for node in each(followers)]
         assert all(one < other for one, other in pairwise(ranks)), parent.key.hex()
 
-    def _place(self, parent: Node, node: Node, text: bytes, media: bytes) -> None:
-        followers = parent.followers
-        if isinstance(followers, Node):
-            before = self._rank([followers], text, media, node.key)
-            parent.followers = [followers, node] if before else [node, followers]
-        elif isinstance(followers, list):
-            followers.insert(self._rank(followers, text, media, node.key), node)
-            if len(followers) > SHELF_MAX:
-                parent.followers = Shelves(_halves(followers))
-        elif followers is not None:
-            lists = followers.lists
-            number = self._shelf(lists, text, media, node.key)
-            shelf = lists[number]
-            shelf.insert(self._rank(shelf, text, media, node.key), node)
-            if len(shelf) > SHELF_MAX:
-                lists[number : number + 1] = _halves(shelf)
-
     def _take(self, siblings: list[Node], node: Node) -> bool:
         rank = self._rank(siblings, self.text(node), self.media(node), node.key) - 1
         if rank < 0 or siblings[rank] is not node:
@@ -272,34 +268,26 @@ class Order:
 
     def _rank(self, siblings: list[Node], text: bytes, media: bytes, key: bytes) -> int:
         """How many of them do not stand behind (text, media, key)."""
+        read = self._read
         low, high = 0, len(siblings)
         while low < high:
             middle = (low + high) >> 1
-            if self._behind(siblings[middle], text, media, key):
-                high = middle
-            else:
+            node = siblings[middle]
+            place = node.place
+            theirs = bytes(read(place >> COUNT_BITS, (place & COUNT_MASK) * TOKEN_BYTES))
+            if theirs < text or (theirs == text and (self.media(node), node.key) <= (media, key)):
                 low = middle + 1
+            else:
+                high = middle
         return low
 
     def _shelf(self, lists: list[list[Node]], text: bytes, media: bytes, key: bytes) -> int:
-        """The list in which (text, media, key) would stand."""
+        """The list in which (text, media, key) stands, or would stand."""
         low, high = 1, len(lists)
         while low < high:
             middle = (low + high) >> 1
-            if self._behind(lists[middle][0], text, media, key):
-                high = middle
-            else:
+            if self._rank(lists[middle][:1], text, media, key):
                 low = middle + 1
+            else:
+                high = middle
         return low - 1
-
-    def _behind(self, node: Node, text: bytes, media: bytes, key: bytes) -> bool:
-        place = node.place
-        theirs = bytes(self._read(place >> COUNT_BITS, (place & COUNT_MASK) * TOKEN_BYTES))
-        if theirs != text:
-            return theirs > text
-        return (self.media(node), node.key) > (media, key)
-
-
-def _halves(siblings: list[Node]) -> list[list[Node]]:
-    middle = len(siblings) // 2
-    return [siblings[:middle], siblings[middle:]]
