@@ -24,14 +24,15 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test test-vllm check lint bench bench-peers bench-pressure bench-vllm clean
+.PHONY: help demo test test-vllm check lint bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
-	@echo "make demo         four processes share encoded photographs; then three share a card that fills up"
+	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
+	@echo "make bench-prefix  the longest cached prefix among 100,000 sequences beside a linear scan; takes 8 GiB and two minutes"
 	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connector, engines asked for text and pictures"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches"
@@ -60,6 +61,8 @@ demo: $(STAMPS)/demo
 	$(BIN)/python examples/shared_vision.py $(if $(JSON),--json "$(JSON)")
 	@echo
 	$(BIN)/python examples/pressure.py
+	@echo
+	$(BIN)/python examples/chat_prefix.py
 
 # gcc builds the fence's litmus test; systemd's own tools check the units.
 test: $(STAMPS)/test
@@ -90,6 +93,9 @@ bench: $(STAMPS)/bench
 
 bench-pressure: $(STAMPS)/bench
 	$(BIN)/python benchmarks/governor.py $(if $(JSON),--json "$(JSON)")
+
+bench-prefix: $(STAMPS)/bench
+	$(BIN)/python benchmarks/prefix.py $(if $(JSON),--json "$(JSON)")
 
 bench-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/processor_cache.py $(if $(JSON),--json "$(JSON:.json=)-processor.json")

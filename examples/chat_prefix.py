@@ -110,11 +110,14 @@ class Engine:
 
     def turn(self, told: Conversation) -> Turn:
         """Generates, with the cache and then without it, and adds what was said to the conversation."""
+        began = time.monotonic()
         with_cache, offset = self._generate(told)
+        cost_ms = (time.monotonic() - began) * 1e3
         scratch = generate(self.model, told, [], 0)
         prompt = len(told.tokens)
         told.tokens += with_cache.tokens
-        kept = self._keep(told, with_cache.keys)
+        kept = self._keep(told, with_cache.keys, cost_ms)
+        self.cache.turn_ended(self.agent)
         return Turn(
             self.agent,
             prompt,
@@ -142,13 +145,13 @@ class Engine:
     def _own(self, layer: dict[str, Any]) -> tuple[Any, Any]:
         return self.model.take(layer["key"]), self.model.take(layer["value"])
 
-    def _keep(self, told: Conversation, keys: Keys) -> int:
+    def _keep(self, told: Conversation, keys: Keys, cost_ms: float) -> int:
         """Puts the sequence back, the generated tokens with it: how many tokens that are. The last one was never an
         input, so nothing is known of it."""
         covered = len(told.tokens) - 1
         layers = [tensord.NormalLayer({"key": key, "value": value}, axis=-2) for key, value in keys]
         tokens = np.array(told.tokens[:covered], np.uint32)
-        put = self.cache.put(tokens, layers, media=told.media, agent=self.agent, wait=True)
+        put = self.cache.put(tokens, layers, media=told.media, agent=self.agent, cost_ms=cost_ms, wait=True)
         if put.error is not None:
             raise put.error
         return covered
@@ -211,7 +214,7 @@ class Seen:
         for before, turn in zip(self.first, self.follow_up, strict=True):
             wanted.append((turn.matched == before.kept, f"{turn.agent} did not continue its own conversation"))
         for turn in self.other_picture:
-            wanted.append((turn.matched == self.picture_at, f"{turn.agent} did not stop where its other picture begins"))
+            wanted.append((turn.matched == self.picture_at, f"{turn.agent} did not stop at the other picture"))
         computed, without = (sum(getattr(t, name) for t in self.turns) for name in ("computed", "computed_without"))
         wanted.append((computed < without, "nothing was saved"))
         return [text for fulfilled, text in wanted if not fulfilled]
