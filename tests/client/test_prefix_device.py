@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -286,6 +289,78 @@ def test_above_n_on_device_the_oldest_is_in_the_host_tier_bit_for_bit(
     assert match is not None and match.offset == 40
 
 
+ELSEWHERE = """
+import sys, numpy, tensord
+namespace = tensord.Namespace(model=sys.argv[2], revision="1", dtype="float32", processor="none")
+with tensord.Client(sys.argv[1]) as client:
+    cache = tensord.PrefixCache(client, namespace, block_tokens=16)
+    with cache.match(numpy.append(numpy.arange(40, dtype=numpy.uint32) + 1000, numpy.uint32(7))) as match:
+        sys.stdout.buffer.write(b"".join(match.joined(layer)["k"].tobytes() for layer in (0, 1)))
+"""
+
+
+def test_another_process_matches_what_left_the_device_bit_for_bit(
+    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram, shared: tuple[Daemon, FakeCard]
+) -> None:
+    cache = made(held, namespace, 1)
+    put(cache, vram, 1, 2)
+    assert cache.evict_caches() == 1
+    command = [sys.executable, "-c", ELSEWHERE, str(shared[0].socket), namespace.model]
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S).stdout
+    assert found == b"".join(values(1, layer).tobytes() for layer in (0, 1))
+    here = matched(cache, 1)
+    assert here is not None and isinstance(here.layers[0][0]["k"], np.ndarray)
+
+
+def test_the_longer_of_device_and_host_is_given_and_of_equal_ones_the_device(
+    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
+) -> None:
+    cache = made(held, namespace, 4)
+    host = PrefixCache(held.client, namespace, block_tokens=BLOCK)
+
+    def stored(number: int, on_host: int, on_card: int) -> None:
+        layers = [NormalLayer({"k": values(number, layer)[:, :, :on_host]}) for layer in (0, 1)]
+        assert host.put(tokens(number, on_host), layers, wait=True).state == "stored"
+        uploaded = [NormalLayer({"k": vram.upload(values(number, layer)[:, :, :on_card])}) for layer in (0, 1)]
+        assert cache.put(tokens(number, on_card), uploaded, wait=True).state == "stored"
+
+    for number, (on_host, on_card) in enumerate([(40, 20), (20, 40), (30, 30)], start=1):
+        stored(number, on_host, on_card)
+        match = cache.match(np.append(tokens(number), row(1, 2)))
+        assert match is not None and match.offset == max(on_host, on_card)
+        part = match.layers[1][0]["k"]
+        assert isinstance(part, np.ndarray if on_host > on_card else FakeTensor)
+        assert np.array_equal(match.joined(1)["k"], values(number, 1)[:, :, : match.offset])
+
+
+def test_evict_all_counts_what_is_on_the_device_and_in_the_host_tier(
+    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
+) -> None:
+    cache = made(held, namespace, 1)
+    put(cache, vram, 1, 2)
+    assert cache.evict_caches() == 1
+    cache.put_snapshot([b"block"], {"state": np.zeros(3)}, wait=True)
+    assert cache.evict_all() == 1 + 3 + 1
+    assert [matched(cache, number) for number in (1, 2)] == [None, None]
+    assert cache.snapshot([b"block"]) is None
+    assert held.size == 0 and cache.evict_all() == 0
+
+
+def test_switched_off_it_keeps_nothing_and_finds_nothing(
+    held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
+) -> None:
+    cache = made(held, namespace, 1)
+    put(cache, vram, 1)
+    cache.put_snapshot([b"block"], {"state": np.zeros(3)}, wait=True)
+    cache.enabled = False
+    assert cache.put(tokens(2), on_device(vram, 2)).state == "refused"
+    assert cache.put_snapshot([b"other"], {"state": np.zeros(3)}).state == "refused"
+    assert matched(cache, 1) is None and cache.snapshot([b"block"]) is None
+    cache.enabled = True
+    assert matched(cache, 1) is not None and cache.snapshot([b"block"]) is not None
+    assert held.size == 1
+
+
 def test_without_any_on_the_device_all_of_them_go_to_the_host(
     held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
 ) -> None:
@@ -480,6 +555,8 @@ def test_the_child_of_a_fork_has_none(held: tensord.DeviceCache, namespace: tens
     with sequences(cache)._lock:
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
             os._exit(0 if len(sequences(cache)) == 0 and sequences(cache).evict_all() == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert on_card(cache, range(5)) == [1]

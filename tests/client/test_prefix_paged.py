@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -96,6 +97,8 @@ def test_what_others_stored_is_not_evicted_from_here(
         small.put(chain(n), state(n), wait=True)
     until(lambda: kept(snapshots, range(5)) == [1, 3], "its own to go")
     assert small.clear() == 1
+    assert small.put(chain(1), state(1), wait=True).state == "existed"
+    assert small.clear() == 0 and len(small) == 0
     assert kept(snapshots, range(5)) == [1]
 
 
@@ -144,6 +147,8 @@ def test_the_child_of_a_fork_has_none_of_its_own(snapshots: PagedSnapshots) -> N
     with snapshots._lock:
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
             found = snapshots.get(chain(1))
             os._exit(0 if len(snapshots) == 0 and found is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
