@@ -329,28 +329,31 @@ class PrefixIndex:
 
     def _walk(self, tree: Tree, query: Query) -> tuple[int, list[Node]]:
         """How many tokens the best of a tree's sequences agrees with a query, and its blocks so far."""
+        order = self._order
         path = self._to_checkpoint(tree, query)
         node: Node = path[-1] if path else tree
         size = tree.block_tokens
         at = node.depth * size
-        while at < query.count:
-            text, media = query.text(at, at + size), query.packed(at, at + size)
-            best, longest = node, 0
-            for other in self._order.neighbours(node.followers, text, media):
-                length = common(text, self._order.text(other))
-                if length > longest:
-                    theirs = self._order.media(other)
-                    if media != theirs:
+        while at < query.count and node.followers is not None:
+            text = query.text(at, at + size)
+            media = query.packed(at, at + size) if query.media else b""
+            longest = 0
+            for other in order.neighbours(node.followers, text, media):
+                length = common(text, order.text(other))
+                if length > longest and (media or other.extra is not None):
+                    theirs = order.media(other)
+                    if theirs != media:
                         length = agreed(query.between(at, at + size), unpacked_media(theirs), at + length) - at
                 if length > longest:
-                    best, longest = other, length
+                    node, longest = other, length
+                    if longest == size:
+                        break
             if not longest:
                 break
-            path.append(best)
+            path.append(node)
             at += longest
             if longest < size:
                 break
-            node = best
         return at, path
 
     def _to_checkpoint(self, tree: Tree, query: Query) -> list[Node]:

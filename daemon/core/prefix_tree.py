@@ -141,6 +141,8 @@ def count(followers: Followers) -> int:
 
 def common(ours: bytes, theirs: bytes) -> int:
     """How many tokens two texts have in common at their beginning."""
+    if ours == theirs:
+        return len(ours) // TOKEN_BYTES
     high = min(len(ours), len(theirs)) // TOKEN_BYTES
     if ours[: high * TOKEN_BYTES] == theirs[: high * TOKEN_BYTES]:
         return high
