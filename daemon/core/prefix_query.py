@@ -80,8 +80,9 @@ class Query:
         if len(folded) != piece.count:
             raise BadPrefix(f"a query says {piece.count} tokens, and has {len(folded)}")
         ends = checked(piece.media, 0, piece.count, {})
-        if any(end > piece.count for end in ends.values()):
-            raise BadPrefix(f"an item ends at token {max(ends.values())}, past the query's {piece.count}")
+        if ends and max(ends.values()) > piece.count:
+            past = next(item for item in piece.media if item.end > piece.count)
+            raise BadPrefix(f"{past} ends at token {past.end}, past the query's {piece.count}")
         self.count = piece.count
         self.media = piece.media
         self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data

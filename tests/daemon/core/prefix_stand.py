@@ -14,7 +14,7 @@ import numpy as np
 from tensord.daemon.core.prefix_index import Found, PrefixIndex
 from tensord.ipc.layers import Layer, can_rewind_to, layout
 from tensord.shm.layout import NAMESPACE_TAG_BYTES
-from tensord.shm.prefix import Media, Piece, fold, kept
+from tensord.shm.prefix import Media, Piece, Tokens, fold, kept
 
 TAG = b"namespac"
 assert len(TAG) == NAMESPACE_TAG_BYTES
@@ -65,7 +65,7 @@ class PrefixStand:
         self.reads += 1
         return memoryview(self.ring)[at : at + size]
 
-    def write(self, key: bytes, piece: Piece, folded: np.ndarray) -> int:  # type: ignore[type-arg]
+    def write(self, key: bytes, piece: Piece, folded: Tokens) -> int:
         """Puts a record into the ring; where its text stands."""
         record = piece.pack(folded).tobytes()
         at, self.end = self.end, self.end + -(-len(record) // 64) * 64
@@ -74,7 +74,7 @@ class PrefixStand:
         self.ring[at : at + len(record)] = record
         return at + piece.text_at
 
-    def add(self, key: bytes, piece: Piece, folded: np.ndarray) -> None:  # type: ignore[type-arg]
+    def add(self, key: bytes, piece: Piece, folded: Tokens) -> None:
         at = self.write(key, piece, folded)
         self.index.add(key, piece, at)
         before = self.stored[piece.parent] if piece.parent is not None else None
@@ -140,7 +140,7 @@ class PrefixStand:
         self.check(found, folded, scope)
         return found
 
-    def check(self, found: Found, folded: np.ndarray, scope: bytes) -> None:  # type: ignore[type-arg]
+    def check(self, found: Found, folded: Tokens, scope: bytes) -> None:
         """What holds of every answer: its blocks are those of one path, live, and have what was asked for."""
         assert 0 <= found.offset < max(1, len(folded))
         if not found.offset:

@@ -1,0 +1,240 @@
+"""Records of pieces, and how far two sequences' media agree."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.errors import BadPrefix
+from tensord.shm import prefix
+from tensord.shm.prefix import (
+    MEDIA_MAX,
+    MODALITIES,
+    Media,
+    Modality,
+    Piece,
+    agreed,
+    fold,
+    kept,
+    ordered,
+    packed_media,
+    uncut,
+    unpacked_media,
+)
+
+KEY = bytes(range(32))
+U64 = st.integers(0, (1 << 64) - 1)
+ITEMS = st.builds(Media, U64, U64, st.sampled_from(MODALITIES), st.binary(min_size=32, max_size=32))
+SIZES = st.sampled_from([16, 256, 4096])
+PARENTS = st.none() | st.binary(min_size=32, max_size=32)
+
+
+def item(start: int, length: int, modality: Modality = "image", content: int = 0) -> Media:
+    return Media(start, length, modality, hashlib.sha256(b"%d" % content).digest())
+
+
+def piece(count: int = 5, **more: object) -> Piece:
+    fields: dict[str, object] = {
+        "scope": bytes(16),
+        "layout": bytes(range(16)),
+        "exact": False,
+        "snapshot": False,
+        "start": 32,
+        "count": count,
+        "parent": KEY,
+        "media": (item(33, 4), item(34, 1, "video")),
+        "block_tokens": 16,
+    }
+    return Piece(**(fields | more))  # type: ignore[arg-type]
+
+
+# ---- records
+
+
+@given(st.booleans(), st.booleans(), st.integers(0, 1 << 47), st.integers(0, 40), PARENTS, st.lists(ITEMS), SIZES)
+def test_a_record_is_read_back(
+    exact: bool, snapshot: bool, start: int, count: int, parent: bytes | None, media: list[Media], size: int
+) -> None:
+    written = Piece(bytes(16), b"l" * 16, exact, snapshot, start, count, parent, tuple(media), size)
+    tokens = np.arange(count, dtype=np.uint32) * 77
+    record = written.pack(tokens)
+    assert len(record) == written.record_bytes
+    for memory in (record.data, record.tobytes()):
+        assert Piece.unpack(memory) == written
+        assert bytes(memory[written.text_at :]) == tokens.tobytes()
+
+
+def test_media_stand_right_before_the_tokens() -> None:
+    written = piece()
+    record = written.pack(np.zeros(5, np.uint32)).tobytes()
+    assert record[: written.text_at].endswith(packed_media(written.media))
+    assert unpacked_media(packed_media(written.media)) == written.media
+
+
+def test_a_record_has_no_bytes_of_what_was_in_memory_before() -> None:
+    records = []
+    for before in (0, 255):
+        record = np.full(piece().record_bytes, before, np.uint8)
+        piece().pack_into(record, np.arange(5, dtype=np.uint32))
+        records.append(record.tobytes())
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("size", [0, 1, 95])
+def test_too_few_bytes_are_no_record(size: int) -> None:
+    with pytest.raises(BadPrefix, match=f"{size} bytes"):
+        Piece.unpack(piece().pack(np.zeros(5, np.uint32)).tobytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (0, 0, "begins with"),
+        (4, 2, "version|begins with"),
+        (46, 1, "behind any"),
+        (48, 6, "6 tokens"),
+        (52, 3, "3 media"),
+        (96 + 16, 3, "modality 3"),
+    ],
+)
+def test_bytes_that_are_no_record_are_refused(at: int, value: int, says: str) -> None:
+    record = piece().pack(np.zeros(5, np.uint32)).copy()
+    record[at] = value
+    with pytest.raises(BadPrefix, match=says):
+        Piece.unpack(record.data)
+
+
+def test_a_record_with_more_media_than_a_sequence_may_have_is_refused() -> None:
+    media = tuple(item(number, 1) for number in range(MEDIA_MAX + 1))
+    with pytest.raises(BadPrefix, match=str(MEDIA_MAX)):
+        Piece.unpack(piece(0, media=media).pack(np.zeros(0, np.uint32)).data)
+
+
+def test_whatever_the_bytes_a_record_is_refused_or_holds_what_it_says() -> None:
+    chance = Random(1)
+    whole = piece().pack(np.arange(5, dtype=np.uint32)).tobytes()
+    held = 0
+    for _ in range(4000):
+        record = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            record[chance.randrange(len(record))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+        if chance.random() < 0.2:
+            del record[chance.randrange(len(record)) :]
+        try:
+            read = Piece.unpack(record)
+        except BadPrefix:
+            continue
+        held += 1
+        assert read.record_bytes == len(record) and len(read.media) == 2
+        assert 0 <= read.start < 1 << 48 and read.block_tokens & (read.block_tokens - 1) == 0
+    assert held > 400
+
+
+# ---- media
+
+
+def test_media_are_put_in_their_order() -> None:
+    given = [item(9, 3, "video"), item(2, 3), item(9, 3, "audio"), item(5, 1)]
+    assert ordered(given, 20, may_be_cut=False) == (given[1], given[3], given[2], given[0])
+
+
+@pytest.mark.parametrize(
+    ("media", "says"),
+    [
+        ([item(2, 3), item(4, 1)], "overlaps"),
+        ([item(2, 18), item(4, 1)], "overlaps"),
+        ([item(2, 3), item(2, 3)], "overlaps"),
+        ([item(2, 0)], "start=2"),
+        ([item(-1, 3)], "start=-1"),
+        ([item(20, 1)], "start=20"),
+        ([item(18, 3)], "ends at token 21"),
+        ([Media(1, 1, "text", bytes(32))], "'text'"),  # type: ignore[arg-type]
+        ([Media(1, 1, "image", bytes(31))], "32 bytes"),
+        ([item(number, 1) for number in range(MEDIA_MAX + 1)], str(MEDIA_MAX)),
+    ],
+)
+def test_media_that_do_not_fit_are_refused_and_named(media: list[Media], says: str) -> None:
+    with pytest.raises(BadPrefix, match=says):
+        ordered(media, 20 if len(media) < 9 else 2 * MEDIA_MAX, may_be_cut=False)
+
+
+def test_items_that_touch_or_are_of_two_modalities_do_not_overlap() -> None:
+    assert len(ordered([item(2, 3), item(5, 3), item(3, 9, "audio")], 20, may_be_cut=False)) == 3
+
+
+def test_a_cached_item_may_end_behind_its_sequence() -> None:
+    assert ordered([item(18, 9)], 20, may_be_cut=True) == (item(18, 9),)
+    with pytest.raises(BadPrefix, match="start=20"):
+        ordered([item(20, 9)], 20, may_be_cut=True)
+
+
+# ---- folding
+
+
+def test_folding_leaves_tokens_as_they_are_where_no_item_is() -> None:
+    tokens = np.arange(30, dtype=np.uint32)
+    assert fold(tokens, []) is tokens
+    folded = fold(tokens, [item(10, 5), item(28, 9)])
+    changed = np.flatnonzero(folded != tokens)
+    assert list(changed) == [10, 11, 12, 13, 14, 28, 29]
+    assert list(tokens) == list(range(30))
+
+
+@pytest.mark.parametrize("other", [item(3, 20, content=1), item(3, 20, "audio"), item(3, 19), item(4, 20)])
+def test_folded_tokens_differ_wherever_items_do(other: Media) -> None:
+    tokens = np.zeros(40, np.uint32)
+    one, two = fold(tokens, [item(3, 20)]), fold(tokens, [other])
+    first, last = max(3, other.start), min(23, other.end)
+    assert (one[first:last] != two[first:last]).all()
+
+
+def test_folded_tokens_agree_where_tokens_and_items_do() -> None:
+    short, long = np.arange(20, dtype=np.uint32), np.arange(50, dtype=np.uint32)
+    media = [item(3, 10), item(5, 9, "video"), item(18, 30)]
+    assert (fold(short, media) == fold(long, media)[:20]).all()
+
+
+# ---- how far
+
+
+@pytest.mark.parametrize(
+    ("theirs", "up_to", "position"),
+    [
+        ([], 40, 5),
+        ([], 4, 4),
+        ([item(5, 3)], 40, 10),
+        ([item(5, 3)], 9, 9),
+        ([item(5, 3), item(10, 3)], 40, 40),
+        ([item(5, 3), item(10, 3), item(20, 1)], 40, 20),
+        ([item(5, 3), item(7, 3, "audio"), item(10, 3)], 40, 7),
+        ([item(5, 4), item(10, 3)], 40, 5),
+        ([item(5, 3, content=1), item(10, 3)], 40, 5),
+        ([item(4, 3), item(10, 3)], 40, 4),
+    ],
+)
+def test_media_agree_up_to_the_first_item_that_only_one_has(theirs: list[Media], up_to: int, position: int) -> None:
+    ours = [item(5, 3), item(10, 3)]
+    assert agreed(ours, theirs, up_to) == agreed(theirs, ours, up_to) == position
+
+
+def test_no_position_is_left_within_an_item() -> None:
+    media = [item(1, 2), item(5, 2, "audio"), item(6, 3), item(20, 1)]
+    expected = {0: 0, 1: 1, 2: 1, 3: 3, 4: 4, 5: 5, 6: 5, 7: 5, 8: 5, 9: 9, 20: 20, 21: 21}
+    assert {position: uncut(position, media) for position in expected} == expected
+
+
+def test_what_is_left_to_encode_is_counted_from_the_match() -> None:
+    media = [item(1, 2), item(5, 2, "audio"), item(6, 3), item(20, 1)]
+    assert kept(0, media) == {"image": 3, "audio": 1, "video": 0}
+    assert kept(3, media) == {"image": 2, "audio": 1, "video": 0}
+    assert kept(7, media) == {"image": 2, "audio": 0, "video": 0}
+    assert kept(21, media) == {"image": 0, "audio": 0, "video": 0}
+
+
+def test_the_record_is_laid_out_as_documented() -> None:
+    assert (prefix.HEADER_BYTES, prefix.MEDIA_BYTES, prefix.TOKEN_BYTES) == (96, 64, 4)
