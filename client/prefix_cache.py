@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from ..errors import BadPrefix, LimitReached, Refusal, TensordError, UsageError
+from ..errors import BadPrefix, LimitReached, Refusal, UsageError
 from ..ipc import messages
 from ..ipc.words import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.prefix import (
     BLOCK_TOKENS_MAX,
     BLOCK_TOKENS_MIN,
-    LAYOUT_BYTES,
     Media,
-    Piece,
     Tokens,
-    fold,
     kept,
     uncut,
 )
@@ -39,6 +36,7 @@ from .prefix_layers import PrefixLayer, Snapshots, layers_of
 from .prefix_match import HeldBlocks, PrefixMatch
 from .prefix_paged import PER_SEQUENCE, PagedSnapshots
 from .prefix_put import PrefixPut, PrefixSequence, store
+from .prefix_query import Asker
 from .prefix_tokens import GivenMedia, GivenTokens, media_of, tokens_of
 from .puts import Put
 from .terms import Terms
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from .lease import Lease
 
 BLOCK_TOKENS: Final = 256
-_NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 _SEQUENCES_MAX: Final = 1 << 20
 _OFF: Final = "this prefix cache is switched off: set enabled"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
@@ -92,6 +89,7 @@ class PrefixCache:
         self._block_tokens = block_tokens
         self._tag = namespace.tag
         self._scope = scope_of(namespace)
+        self._asker = Asker(client, self._tag, self._scope, block_tokens)
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
         if n_on_device and device is None:
             raise UsageError(f"n_on_device is {n_on_device}, and there is no device: give a DeviceCache")
@@ -328,7 +326,7 @@ class PrefixCache:
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
         """What the host tier has of a sequence."""
-        matched = self._ask(query, media, agent, deadline)
+        matched = self._asker.ask(query, media, agent, deadline)
         view = self._client.link.view
         if matched is None or view is None or not matched.blocks or not 0 < matched.offset < len(query):
             return None
@@ -348,38 +346,6 @@ class PrefixCache:
             blocks, snapshot_at = -(-offset // last.block_tokens), None
         held = HeldBlocks(batch, blocks, offset, snapshot_at)
         return PrefixMatch(offset, query[offset:], kept(offset, media), held)
-
-    def _ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
-        """The daemon's answer; None where there is none.
-
-        Raises:
-            BadPrefix: the daemon takes it for no sequence.
-        """
-        link = self._client.link
-        if not link.connected:
-            link.start()
-        piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
-        try:
-            region = link.puts.reserve(piece.record_bytes, deadline)
-        except TensordError:
-            return None
-        try:
-            assert region.memory is not None
-            piece.pack_into(region.memory, fold(query, media))
-            left_s = max(0.0, deadline - time.monotonic())
-            asked = link.ask(
-                lambda number: messages.MatchPrefix(number, self._tag, region.offset, piece.record_bytes, agent),
-                left_s,
-            )
-            answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
-        except BadPrefix:
-            raise
-        except TensordError:
-            return None
-        finally:
-            # Where it was not answered in time, the daemon may read another put's bytes here: nobody hears the answer.
-            region.release()
-        return answer
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
         check_name("agent", agent, AGENT_NAME_CHARS_MAX)

@@ -137,6 +137,10 @@ class Puts:
             )
         return self._region(inbox, image_bytes, deadline)
 
+    def has(self, region: Region) -> bool:
+        """Whether a region is of the inbox that the daemon reads from now."""
+        return region.inbox is self._inbox
+
     def commit(
         self, key: bytes, region: Region, image_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
     ) -> Put:

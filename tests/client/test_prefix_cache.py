@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -237,17 +239,17 @@ def test_what_goes_before_it_is_pinned_shortens_the_match(cache: PrefixCache, cl
     real = answer_of(cache, TEXT, media)
     blocks = list(real.blocks)
     blocks[4] = bytes(32)
-    cache._ask = lambda *_: messages.Matched(1, 99, blocks)  # type: ignore[method-assign]
+    cache._asker.ask = lambda *_: messages.Matched(1, 99, blocks)  # type: ignore[method-assign]
     # Four blocks are 64 tokens, in which the picture is not whole.
     match = matched(cache, TEXT, media=media)
     assert match.offset == 40 and match.keep["image"] == 1
     assert_right(match, TEXT)
-    cache._ask = lambda *_: messages.Matched(1, 99, [bytes(32), *blocks[1:]])  # type: ignore[method-assign]
+    cache._asker.ask = lambda *_: messages.Matched(1, 99, [bytes(32), *blocks[1:]])  # type: ignore[method-assign]
     assert cache.match(TEXT, media=media) is None
 
 
 def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
-    answer = cache._ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
+    answer = cache._asker.ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
     assert answer is not None
     return answer
 
@@ -258,7 +260,7 @@ def test_without_its_snapshot_nothing_of_a_recurrent_layer_is_matched(cache: Pre
     real = answer_of(cache, longer)
     assert real.snapshot is not None
     gone = messages.Matched(1, real.offset, real.blocks, bytes(32))
-    cache._ask = lambda *_: gone  # type: ignore[method-assign]
+    cache._asker.ask = lambda *_: gone  # type: ignore[method-assign]
     assert cache.match(longer) is None
 
 
@@ -674,6 +676,7 @@ def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
 
 def test_an_answer_that_comes_too_late_is_nobodys(cache: PrefixCache, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(cache, TEXT)
+    assert offset_of(cache, TEXT) == 99
     link = cache._client.link
     asked: list[Future[Any]] = []
 
@@ -684,5 +687,32 @@ def test_an_answer_that_comes_too_late_is_nobodys(cache: PrefixCache, monkeypatc
     monkeypatch.setattr(link, "ask", never)
     inbox = link.puts._inbox
     assert inbox is not None
+    used_bytes = inbox.used_bytes
     assert cache.match(TEXT, timeout_s=0.01) is None
-    assert asked[0].cancelled() and inbox.used_bytes == 0
+    assert asked[0].cancelled() and inbox.used_bytes == used_bytes
+
+
+def test_a_cache_that_nobody_holds_leaves_nothing_in_the_inbox(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = PrefixCache(client, namespace, block_tokens=BLOCK)
+    inbox = client.link.puts._inbox
+    assert inbox is not None
+    gc.collect()
+    used_bytes = inbox.used_bytes
+    for tokens in (np.zeros(300_000, np.uint32), TEXT, np.zeros(100_000, np.uint32), TEXT):
+        cache.match(tokens)
+    assert inbox.used_bytes > used_bytes
+    del cache
+    gc.collect()
+    assert inbox.used_bytes == used_bytes
+
+
+def test_a_forks_child_asks_for_itself(cache: PrefixCache) -> None:
+    stored(cache, TEXT)
+    assert offset_of(cache, TEXT) == 99
+    child = os.fork()
+    if not child:
+        os._exit(0 if offset_of(cache, TEXT, timeout_s=PATIENCE_S) == 99 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert offset_of(cache, TEXT) == 99

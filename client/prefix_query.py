@@ -1,0 +1,95 @@
+"""A match's question to the daemon, which reads the sequence where it stands in the inbox.
+
+Owns: the region of the inbox that queries are written to, kept from one to the next. Does not own what an answer means.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ..errors import BadPrefix, TensordError
+from ..ipc import messages
+from ..shm.prefix import LAYOUT_BYTES, Media, Piece, Tokens, fold
+from .inbox import Region
+
+if TYPE_CHECKING:
+    from .cache import Client
+
+_NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
+# Regions are so large or a multiple of it, so that the next query fits where this one did.
+_STEP_BYTES: Final = 64 << 10
+_KEPT_BYTES_MAX: Final = 1 << 20
+_KEPT_MAX: Final = 2
+
+
+class Asker:
+    """Asks for sequences of one namespace at one generation. Safe to use from several threads."""
+
+    def __init__(self, client: Client, tag: bytes, scope: bytes, block_tokens: int) -> None:
+        self._client = client
+        self._tag = tag
+        self._scope = scope
+        self._block_tokens = block_tokens
+        self._kept: deque[Region] = deque()
+        weakref.finalize(self, _abandon, self._kept)
+
+    def ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
+        """What the daemon has of a sequence; None without an answer by `deadline` (monotonic seconds).
+
+        Raises:
+            BadPrefix: the daemon takes it for no sequence.
+        """
+        link = self._client.link
+        if not link.connected:
+            link.start()
+        piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
+        size_bytes = piece.record_bytes
+        try:
+            region = self._region(size_bytes, deadline)
+        except TensordError:
+            return None
+        try:
+            assert region.memory is not None
+            piece.pack_into(region.memory[:size_bytes], fold(query, media))
+            asked = link.ask(
+                lambda number: messages.MatchPrefix(number, self._tag, region.offset, size_bytes, agent),
+                max(0.0, deadline - time.monotonic()),
+            )
+            answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
+        except BadPrefix:
+            raise
+        except TensordError:
+            return None
+        finally:
+            # Where there is no answer yet, the daemon may read another query here, or a put: nobody hears the answer.
+            self._give_back(region)
+        return answer
+
+    def _region(self, size_bytes: int, deadline: float) -> Region:
+        puts = self._client.link.puts
+        with suppress(IndexError):
+            region = self._kept.pop()
+            if not puts.has(region):
+                # Of a daemon that did not take it, or of the process that this one was forked off.
+                self._kept.clear()
+            elif region.memory is not None and len(region.memory) >= size_bytes:
+                return region
+            else:
+                region.release()
+        return puts.reserve(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES, deadline)
+
+    def _give_back(self, region: Region) -> None:
+        memory = region.memory
+        if memory is not None and len(memory) <= _KEPT_BYTES_MAX and len(self._kept) < _KEPT_MAX:
+            self._kept.append(region)
+        else:
+            region.release()
+
+
+def _abandon(kept: deque[Region]) -> None:
+    while kept:
+        kept.pop().abandon_from_finalizer()
