@@ -15,18 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tensord
 from tensord.client.device.fake_vram import FakeCard, FakeTensor, FakeVram
+from tensord.client.device.torch_device import TorchDevice
 from tensord.client.prefix_cache import PrefixCache
-from tensord.client.prefix_device import DeviceSequences
+from tensord.client.prefix_device import DevicePut, DeviceSequences
 from tensord.client.prefix_keys import scope_of
 from tensord.client.prefix_layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.errors import UnderPressure, UsageError
+from tensord.client.prefix_put import PrefixPut
+from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
 from tensord.shm.prefix import Media
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .device.card import CARD, card_folder, filled, watching
+from .device.standin import Accelerator
 
 _numbers = count()
 CARD_BYTES = 4 << 20
@@ -383,7 +387,11 @@ def test_states_and_windows_that_rolled_over_go_along(
         NormalLayer(vram.upload(values(1, 4))),
     ]
     early = [vram.upload(values(1, 5, 8)), {"ssm": vram.upload(states[1]), "step": 20}]
-    cache.put(tokens(1), layers, snapshots={20: early}, wait=True)
+    given = tokens(1)
+    cache.put(given, layers, snapshots={20: early}, wait=True)
+    given[:] = 0
+    entry = held._entries.find(*held._entries.keys())
+    assert entry is not None and list(entry.tree["snapshots"]) == [20]
     match = matched(cache, 1)
     assert match is not None and match.offset == 40
     assert match.snapshot is not None and match.snapshot[2]["step"] == 40
@@ -489,6 +497,31 @@ def test_what_a_match_holds_goes_when_it_is_released(
     assert cache.evict_caches() == 1
 
 
+def test_tensors_of_torch_stay_and_go_as_they_are(
+    shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace
+) -> None:
+    """On a stand-in for torch.cuda, which takes CPU tensors for its own; bfloat16 has no numpy dtype."""
+    torch_card = Accelerator(CARD_BYTES)
+    device = TorchDevice(0, name="torch0", accelerator=torch_card)
+    with shared[0].client() as client, tensord.DeviceCache(client, device, uses_every_s=0.02) as held:
+        cache = made(held, namespace, 1)
+        wanted = torch.tensor(values(1, 0)).to(torch.bfloat16)
+        tensor = torch_card.empty(wanted.shape, wanted.dtype)
+        tensor.copy_(wanted)
+        cache.put(tokens(1), [NormalLayer(tensor)])
+        match = matched(cache, 1)
+        assert match is not None and match.layers[0][0].data_ptr() == tensor.data_ptr()
+        own = match.torch(0)
+        assert own.data_ptr() != tensor.data_ptr() and torch.equal(own, wanted)
+        assert match.joined(0).tobytes() == wanted.view(torch.uint8).numpy().tobytes()
+        match.release()
+        cache.put(tokens(2), [NormalLayer(torch_card.empty(wanted.shape, wanted.dtype))], wait=True)
+        assert cache.evict_caches() == 1
+        host = PrefixCache(client, namespace, block_tokens=BLOCK).match(np.append(tokens(1), row(7)))
+        assert host is not None and host.offset == 40 and torch.equal(host.torch(0), wanted)
+        assert held.error is None
+
+
 # ---- counts, and what does not happen
 
 
@@ -505,18 +538,46 @@ def test_evict_caches_counts_what_went_for_it_once(
     assert cache.evict_caches() == 1
 
 
+class SlowVram(FakeVram):
+    """Copies to the host end when the test says so."""
+
+    def __init__(self, card: FakeCard) -> None:
+        super().__init__(card)
+        self.copied, self.go = threading.Event(), threading.Event()
+
+    def to_host(self, tree: Any, mark: Any) -> Any:
+        copy = super().to_host(tree, mark)
+        self.copied.set()
+        assert self.go.wait(PATIENCE_S)
+        return copy
+
+
 def test_what_was_evicted_while_it_was_copied_is_nowhere_afterwards(
+    shared: tuple[Daemon, FakeCard], namespace: tensord.Namespace
+) -> None:
+    vram = SlowVram(shared[1])
+    with shared[0].client() as client, tensord.DeviceCache(client, vram, uses_every_s=0.02) as held:
+        cache = made(held, namespace, 0)
+        cache.put(tokens(1), on_device(vram, 1))
+        assert vram.copied.wait(PATIENCE_S)
+        assert cache.evict_all() == 1
+        vram.go.set()
+        put(cache, vram, 2)
+        assert cache.evict_caches() == 1
+        assert held.size == 0 and len(sequences(cache)) == 0
+        assert matched(cache, 1) is None
+
+
+def test_a_put_that_was_offloaded_before_the_daemon_knew_of_it_is_where_its_copy_is(
     held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram
 ) -> None:
-    cache = made(held, namespace, 0)
-    with vram.current_stream.hold() as hold:
-        cache.put(tokens(1), on_device(vram, 1))
-        assert sequences(cache).evict_all() == 1
-        hold.release()
-    until(lambda: not held._upkeep._orders, "it to be done with")
-    assert held.size == 0 and len(sequences(cache)) == 0
-    assert blocks_of(held.client, key_of(namespace, cache, 1)) is None
-    assert sequences(cache).match(np.append(tokens(1), row(7)), ()) is None
+    cache = made(held, namespace, 4)
+    done = cache.put(tokens(1), on_device(vram, 1), wait=True)
+    assert isinstance(done, DevicePut) and (done.blocks, done.error) == (3, None)
+    done._registration.settle("lost", DaemonUnavailable("it left"))
+    assert done.state == "lost" and isinstance(done.error, DaemonUnavailable)
+    done._resident.copy = PrefixPut().settle("stored")
+    assert str(done.state) == "stored" and done.error is None
 
 
 def test_what_has_expired_is_not_there(held: tensord.DeviceCache, namespace: tensord.Namespace, vram: FakeVram) -> None:
