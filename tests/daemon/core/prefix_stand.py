@@ -91,8 +91,9 @@ class PrefixStand:
         *,
         scope: bytes = SCOPE,
         tag: bytes = TAG,
+        salt: bytes = b"",
     ) -> Put:
-        """As a client does, which goes on until it meets a victim. Where a snapshot is needed, one is put at every
+        """As a client does, which goes on until it meets a victim; `salt`: one whose keys are others. Where a snapshot is needed, one is put at every
         position to which all layers can rewind; not where blocks suffice."""
         tokens = list(tokens)
         layers = [Layer("normal", len(tokens))] if layers is None else list(layers)
@@ -103,7 +104,7 @@ class PrefixStand:
         snapshots = sorted(at for at in kept_at if exact and all(can_rewind_to(layer, at) for layer in layers))
         put = Put(tokens, list(media), layers, [], {})
         parent: bytes | None = None
-        chain = hashlib.sha256(scope + digest)
+        chain = hashlib.sha256(salt + scope + digest)
         for start in range(0, len(tokens), size):
             part = folded[start : start + size]
             begun = tuple(item for item in media if start <= item.start < start + len(part))

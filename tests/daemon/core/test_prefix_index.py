@@ -323,6 +323,20 @@ def test_a_removed_piece_can_come_again_while_what_followed_it_is_still_known(ma
     assert stand.ask([*tokens(1, 2900), 0]).offset == 2900
 
 
+def test_what_is_still_to_be_removed_takes_nothing_along_of_what_came_in_its_place(make: Make) -> None:
+    stand = make()
+    old = stand.put(tokens(1, 5000))
+    rest = stand.remove(old.blocks[0])
+    new = stand.put(tokens(1, 5000), salt=b"other keys")
+    for key in rest:
+        stand.remove_all(key)
+    stand.reads = 0
+    assert stand.ask([*tokens(1, 4100), 0]) == (4100, new.blocks[:257], None)
+    assert stand.reads < 10, "from its checkpoint, not from the beginning"
+    stand.remove_all(new.blocks[0])
+    assert len(stand.index) == 0
+
+
 def test_nothing_is_left_once_everything_was_removed(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 1100), recurrent(1100, 7, 1100))
