@@ -223,8 +223,8 @@ class PrefixCache:
         return self._on_device.evict(self._client.timeout_s) if self._on_device is not None else 0
 
     def evict_all(self) -> int:
-        """Evicts all sequences of the namespace, of all its generations, whoever stored them, and those that this
-        object has on the device; leases stay right.
+        """Evicts all sequences of the namespace, of all its generations, whoever stored them; those that this object
+        has on the device, and what it stored by `put_snapshot`. Leases stay right.
 
         Returns:
             How many sequences on the device, blocks and snapshots there were.
