@@ -248,6 +248,20 @@ def test_what_goes_before_it_is_pinned_shortens_the_match(cache: PrefixCache, cl
     assert cache.match(TEXT, media=media) is None
 
 
+def test_a_client_that_holds_nearly_all_it_can_gets_a_shorter_match(cache: PrefixCache, client: tensord.Client) -> None:
+    view = client.link.view
+    assert view is not None
+    stored(cache, TEXT)
+    words = view.lane.take_many(len(view.lane.free) - 3)
+    try:
+        match = matched(cache, TEXT)
+        assert match.offset == 3 * BLOCK
+        assert_right(match, TEXT)
+        assert cache.match(TEXT) is None
+    finally:
+        view.lane.free.extend(words)
+
+
 def answer_of(cache: PrefixCache, tokens: np.ndarray[Any, Any], media: Sequence[Media] = ()) -> messages.Matched:
     answer = cache._asker.ask(tokens, tuple(media), "", time.monotonic() + PATIENCE_S)
     assert answer is not None
@@ -672,6 +686,9 @@ def test_a_daemon_that_is_away_or_stopped_is_a_miss() -> None:
         with pytest.raises(TensordError):
             cache.evict_all()
         assert_right(held, TEXT)
+        daemon.start()
+        until(lambda: offset_of(cache, TEXT) == 99, "what was stored, from the daemon that comes after it")
+        assert_right(matched(cache, TEXT), TEXT)
 
 
 def test_an_answer_that_comes_too_late_is_nobodys(cache: PrefixCache, monkeypatch: pytest.MonkeyPatch) -> None:

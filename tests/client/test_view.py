@@ -110,6 +110,23 @@ def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench,
         view.hold(b"short")
 
 
+def test_many_are_held_as_one_is_and_what_a_full_lane_has_no_word_for_is_missing(bench: MemoryBench) -> None:
+    slots = [bench.put(key(number), payload(number)) for number in range(4)]
+    bench.put(key(4), payload(4), unverified=True, corrupt=True)
+    view = bench.view()
+    batch = view.hold_many(as_keys(0, 9, 1, 4, 2))
+    assert batch.found.tolist() == [True, False, True, False, True]
+    assert {slot.span_id for slot in slots[:3]} <= bench.pins()
+    lease = batch[4]
+    assert lease is not None and np.array_equal(lease.tree, payload(2))
+    del batch, lease
+    assert not bench.pins() and view.lane.in_use == 0
+    others = view.lane.take_many(LANE_WORDS - 2)
+    assert view.hold_many(as_keys(*range(4))).found.tolist() == [True, True, False, False]
+    assert bench.readers[0].drain() is None
+    assert len(others) == LANE_WORDS - 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_no_key_is_refused(bench: MemoryBench, way: str) -> None:
     view = bench.view()
