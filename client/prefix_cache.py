@@ -133,7 +133,7 @@ class PrefixCache:
             snapshots: by position before the end, a state for each layer that can be continued only from one.
             agent: on whose behalf.
             cost_ms: milliseconds that computing took, of those tokens that were not cached.
-            ttl_s: seconds until it expires; without it the daemon's default.
+            ttl_s: seconds until what is stored now expires, unless others follow it; without it the daemon's default.
             wait: return only when it is known what became of it.
             timeout_s: how long room for it, and with `wait` the daemon, may take.
 
