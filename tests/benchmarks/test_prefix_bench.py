@@ -86,12 +86,12 @@ def test_a_spine_is_left_every_64_tokens(forest: Forest) -> None:
 def test_a_query_has_what_it_says_of_a_sequence_and_nothing_after_it(forest: Forest) -> None:
     number = next(iter(forest.media))
     (item, *_) = forest.media[number]
-    for cut, shared in ((1000, 1000), (item.start + 1, item.start), (item.end, item.end)):
+    for cut, shared in ((1000, 1000), (item.start + 10, item.start), (item.end, item.end)):
         piece, folded = forest.query(number, cut)
         assert piece.count == len(folded) == LONGEST
         agrees = folded[: len(forest.sequence(number))] == forest.sequence(number)
         assert agrees[:shared].all()
-        assert not agrees[shared:].all()
+        assert not agrees[shared : shared + 5].any()
         assert (item in piece.media) == (shared >= item.end)
 
 
