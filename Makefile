@@ -33,6 +33,7 @@ help:
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
 	@echo "make bench-prefix  the longest cached prefix among 100,000 sequences beside a linear scan; takes 8 GiB and two minutes"
+	@echo "make bench-replay  recorded workloads through the store and other policies (TRACES=folder, WARM=folder, JSON=path)"
 	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connector, engines asked for text and pictures"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
 	@echo "make clean        remove the virtual environments and caches"
@@ -96,6 +97,10 @@ bench-pressure: $(STAMPS)/bench
 
 bench-prefix: $(STAMPS)/bench
 	$(BIN)/python benchmarks/prefix.py $(if $(JSON),--json "$(JSON)")
+
+TRACES ?= ../shared/traces
+bench-replay: $(STAMPS)/bench
+	$(BIN)/python benchmarks/replay.py --traces "$(TRACES)" $(if $(WARM),--warm "$(WARM)") $(if $(JSON),--json "$(JSON)")
 
 bench-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/processor_cache.py $(if $(JSON),--json "$(JSON:.json=)-processor.json")

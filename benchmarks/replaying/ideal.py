@@ -5,16 +5,22 @@ Does not own: what the policy does; the ring, the index and scans, which the sto
 
 from __future__ import annotations
 
+from hashlib import sha256
+from typing import Final
+
 from replaying.counts import Counts
 from replaying.traces import Request, Step, Trace
-
 from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.replacement import Replacement
+from tensord.shm.layout import KEY_BYTES
+
+TAG: Final = b"replayed"
+"""The namespace's."""
 
 
 def key_of(block: int) -> bytes:
     """The key that a block is stored under: 32 bytes, the namespace's tag first."""
-    return b"replayed" + block.to_bytes(24, "little")
+    return TAG + sha256(block.to_bytes(8, "little")).digest()[: KEY_BYTES - len(TAG)]
 
 
 class Ideal:

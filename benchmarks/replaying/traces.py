@@ -29,8 +29,8 @@ Kind = Literal["prefix", "object"]
 Ints = npt.NDArray[np.int64]
 
 WARM_SHARE: Final = 0.6
-EQUAL_BYTES: Final = 1 << 20
-"""What a block of a sequence takes: all the same."""
+EQUAL_BYTES: Final = 512
+"""What a block of a sequence takes: all the same, and as little as a store's span can be, since only ratios matter."""
 MOONCAKE_TOKENS: Final = 512
 CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
@@ -270,7 +270,7 @@ SOURCES: Final = (
         Source(f"agents-{many}", "weka_claude_code_sessions.jsonl", agents(many), _AGENT_SHARES)
         for many in (4, 16, 64)
     ),
-    Source("web images", "apache_images.csv", objects(_web_image), _CHAT_SHARES),
+    Source("web-images", "apache_images.csv", objects(_web_image), _CHAT_SHARES),
     Source("adaptsize", "adapt_size_request.trace", objects(_adapt_size), _CHAT_SHARES),
 )
 

@@ -1,0 +1,192 @@
+"""Recorded workloads through the store, and through other policies: one table, and every goal with what was reached.
+
+    python benchmarks/replay.py --traces DIR [--warm DIR] [--json PATH] [--only TRACES] [--policies NAMES]
+        [--sizes PERCENTS] [--concurrency N,N] [--policy NAME] [--jobs N]
+
+Owns: the command. Does not own: traces, drivers, other policies, goals (replaying/).
+
+With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
+each warm, and the rest is counted. Sizes are shares of all distinct blocks, of what warms and of what is counted.
+
+A missed goal is printed, and ends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from harness import table
+from replaying import peers, policies
+from replaying.counts import Row
+from replaying.goals import Goal, goals, way
+from replaying.traces import SOURCES, Source, Trace, load
+
+from tensord.daemon.config import Config
+from tensord.daemon.settings import settings_of
+
+Told = Callable[[str], None]
+Task = tuple[str, float]
+"""Policy and share."""
+
+# What worker processes find after a fork; a trace is too large to be sent to them for each task.
+_replayed: tuple[Trace, str] | None = None
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Recorded workloads through the store and other policies.")
+    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="what is replayed and counted")
+    parser.add_argument("--warm", type=Path, metavar="DIR", help="what goes before, uncounted")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
+    parser.add_argument("--only", default="", metavar="TRACES", help="these traces; default: all that are there")
+    parser.add_argument("--policies", default=",".join(policies.NAMES), help="default: %(default)s")
+    parser.add_argument("--sizes", default="", metavar="PERCENTS", help="of a trace's sizes only these")
+    parser.add_argument("--concurrency", default="16", help="of coding agents: 4, 16, 64; default: %(default)s")
+    parser.add_argument("--policy", default=_configured(), help="the store's; default, as configured: %(default)s")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: %(default)s")
+    return parser.parse_args()
+
+
+def _configured() -> str:
+    """The policy of a store that nobody configures."""
+    return next(str(default) for key, _, default in settings_of(Config) if key == "policy")
+
+
+def _told(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def chosen(only: str, concurrency: str) -> list[Source]:
+    """The sources that these words name."""
+    many = {f"agents-{number}" for number in concurrency.split(",")}
+    wanted = only.split(",") if only else [s.name for s in SOURCES if s.name in many or "agents" not in s.name]
+    return [source for source in SOURCES if source.name in wanted]
+
+
+def replay(trace: Trace, tasks: Sequence[Task], policy: str, jobs: int, told: Told) -> Iterator[Row]:
+    """A row a task, in the order in which they are done."""
+    global _replayed
+    _replayed = trace, policy
+    if jobs == 1:
+        for task in tasks:
+            yield _done(_replay(task), told)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        for future in as_completed([pool.submit(_replay, task) for task in tasks]):
+            yield _done(future.result(), told)
+
+
+def _replay(task: Task) -> tuple[Row, float]:
+    assert _replayed is not None
+    (name, share), (trace, policy) = task, _replayed
+    began = time.perf_counter()
+    counts = policies.replay(name, trace, int(share * trace.total_bytes), policy)
+    return Row.of(trace.name, name, share, counts), time.perf_counter() - began
+
+
+def _done(result: tuple[Row, float], told: Told) -> Row:
+    row, seconds = result
+    told(f"{row.trace} {_percent(row.size)} {row.policy}: {row.prefix_hit:.1f} % of prefixes in {seconds:.0f} s")
+    return row
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def rows_table(rows: Sequence[Row]) -> str:
+    """A trace and policy a line, a size a column, of a trace's own sizes."""
+    found = {(row.trace, row.policy, row.size): row for row in rows}
+    parts = []
+    for trace in dict.fromkeys(row.trace for row in rows):
+        sizes = sorted({row.size for row in rows if row.trace == trace})
+        lines = []
+        for policy in policies.NAMES:
+            cells = [found.get((trace, policy, size)) for size in sizes]
+            if any(cells):
+                lines.append([policy, *(_cell(row) for row in cells)])
+        parts.append(table([trace, *map(_percent, sizes)], lines))
+    return "\n\n".join(parts)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    saved = 100 * row.tokens_saved / row.tokens if row.tokens else 0.0
+    return f"{row.object_hit:5.1f}{row.byte_hit:6.1f}{row.prefix_hit:6.1f}{saved:6.1f}"
+
+
+def way_table(rows: Sequence[Row]) -> str:
+    """How far from LRU to Belady each of the store's own is, by prefix hits."""
+    found = {(row.trace, row.policy, row.size): row for row in rows}
+    lines = []
+    for trace, size in dict.fromkeys((row.trace, row.size) for row in rows):
+        lru, belady = found.get((trace, "lru", size)), found.get((trace, "belady", size))
+        if lru is None or belady is None:
+            continue
+        ours = [found.get((trace, name, size)) for name in policies.OURS]
+        ways = [f"{way(row.prefix_hit, lru.prefix_hit, belady.prefix_hit):.0f} %" if row else "" for row in ours]
+        lines.append([f"{trace} {_percent(size)}", f"{lru.prefix_hit:.1f}", f"{belady.prefix_hit:.1f}", *ways])
+    return table(["of the way from LRU to Belady", "LRU", "Belady", *policies.OURS], lines)
+
+
+def goals_table(found: Sequence[Goal]) -> str:
+    """Every goal beside what was reached."""
+    lines = [
+        [
+            f"{goal.trace} {_percent(goal.size)}: {goal.what}",
+            f"{goal.value:.2f}",
+            f"≥ {goal.least:g}",
+            "reached" if goal.reached else "missed",
+        ]
+        for goal in found
+    ]
+    return table(["goal", "here", "asked", ""], lines)
+
+
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    """Write the rows as a list of objects."""
+    path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+def main() -> int:
+    arguments = _arguments()
+    names = arguments.policies.split(",")
+    missing = peers.missing()
+    if missing is not None:
+        _told(f"without other policies: {missing}")
+        names = [name for name in names if name in policies.OURS or name == "belady"]
+    shares = [float(percent) / 100 for percent in arguments.sizes.split(",")] if arguments.sizes else None
+    rows: list[Row] = []
+    for source in chosen(arguments.only, arguments.concurrency):
+        trace = load(source, arguments.traces, arguments.warm)
+        if trace is None:
+            _told(f"without {source.name}: {arguments.traces} has no {source.file}, nor the same with .xz")
+            continue
+        sizes = [s for s in source.shares if shares is None or any(abs(s - share) < 1e-9 for share in shares)]
+        tasks = [(name, size) for name in names if policies.suits(name, trace) for size in sizes]
+        order = {task: place for place, task in enumerate(tasks)}
+        done = replay(trace, tasks, arguments.policy, arguments.jobs, _told)
+        rows += sorted(done, key=lambda row: order[row.policy, row.size])
+        if arguments.json:
+            write_json(arguments.json, rows)
+    if not rows:
+        _told(f"nothing was replayed: {arguments.traces} has none of the files of these traces")
+        return 1
+    print(f"the store's policy: {arguments.policy}; Python {sys.version.split()[0]}\n")
+    print("hits in percent: of blocks, of their bytes, of blocks as a prefix; and tokens saved in percent\n")
+    print(rows_table(rows))
+    print(f"\n{way_table(rows)}\n")
+    print(goals_table(goals(rows, judged=arguments.warm is not None)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

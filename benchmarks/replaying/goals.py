@@ -1,0 +1,88 @@
+"""What the store's policy ought to reach, as distances to other policies in the same run; never an assertion.
+
+Owns: the goals, and how rows stand against each. Does not own: replaying.
+
+Where absolute figures are asked for, they are of the part of the trace that is judged. On another part the same
+distance is: as much of the way from LRU to Belady.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from replaying.counts import Row
+
+CHAT_LEAST: Final = {0.01: (10.5, 26.0), 0.05: (23.5, 16.0), 0.10: (30.5, 16.0)}
+"""By size: prefix hits in percent where the judged part is; percent of the way from LRU to Belady elsewhere."""
+AGENTS_OVER_LRU: Final = {0.0005: 7.0, 0.001: 7.0, 0.002: 2.0}
+STEPS_WAY: Final = {0.0005: 45.0, 0.001: 45.0, 0.002: 30.0}
+NO_LESS: Final = 0.3
+OBJECTS: Final = ("web-images", "adaptsize")
+FRAGMENTATION: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`value` ought to be `least` or more, in percent or points."""
+
+    trace: str
+    size: float
+    what: str
+    value: float
+    least: float
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.least
+
+
+def way(value: float, lru: float, belady: float) -> float:
+    """Percent of the way from LRU to Belady; 100 where there is none."""
+    return 100 * (value - lru) / (belady - lru) if belady > lru else 100.0
+
+
+def goals(rows: Iterable[Row], *, judged: bool) -> list[Goal]:
+    """Every goal for which the rows are there. `judged`: the counted part is the one that the figures are of."""
+    by = {(row.trace, row.size, row.policy): row for row in rows}
+    found: list[Goal] = []
+    for trace, size in dict.fromkeys((trace, size) for trace, size, _ in by):
+        at = {policy: row for (t, s, policy), row in by.items() if (t, s) == (trace, size)}
+        found += _goals(trace, size, at, judged)
+    return found
+
+
+def _goals(trace: str, size: float, at: dict[str, Row], judged: bool) -> Iterator[Goal]:
+    ours, lru, belady = at.get("tensord"), at.get("lru"), at.get("belady")
+    if ours is not None and lru is not None:
+        if trace == "conversation" and size in CHAT_LEAST:
+            hits, share = CHAT_LEAST[size]
+            if judged:
+                yield Goal(trace, size, "prefix hit", ours.prefix_hit, hits)
+            elif belady is not None:
+                value = way(ours.prefix_hit, lru.prefix_hit, belady.prefix_hit)
+                yield Goal(trace, size, "of the way from LRU to Belady", value, share)
+        elif trace == "conversation":
+            yield Goal(trace, size, "prefix hit − LRU", ours.prefix_hit - lru.prefix_hit, -NO_LESS)
+        if trace == "agents-16":
+            least = AGENTS_OVER_LRU.get(size, -NO_LESS)
+            yield Goal(trace, size, "prefix hit − LRU", ours.prefix_hit - lru.prefix_hit, least)
+    steps = at.get("tensord+steps")
+    if trace == "agents-16" and size in STEPS_WAY and steps and lru and belady:
+        value = way(steps.prefix_hit, lru.prefix_hit, belady.prefix_hit)
+        yield Goal(trace, size, "steps: of the way from LRU to Belady", value, STEPS_WAY[size])
+    if trace == "synthetic" and ours and at.keys() >= {"lru", "arc", "gdsf"}:
+        best = max(at[name].prefix_hit for name in ("lru", "arc", "gdsf"))
+        yield Goal(trace, size, "prefix hit − best of LRU, ARC, GDSF", ours.prefix_hit - best, -0.5)
+    if trace in OBJECTS and ours:
+        if "gdsf" in at:
+            yield Goal(trace, size, "object hit − GDSF", ours.object_hit - at["gdsf"].object_hit, -1.0)
+        if "s3-fifo" in at:
+            yield Goal(trace, size, "byte hit − S3-FIFO", ours.byte_hit - at["s3-fifo"].byte_hit, -1.0)
+    ideal = at.get("tensord-ideal")
+    for name in ("tensord", "tensord-pinned"):
+        real = at.get(name)
+        if ideal is not None and real is not None:
+            value = min(getattr(real, hit) - getattr(ideal, hit) for hit in ("object_hit", "byte_hit", "prefix_hit"))
+            yield Goal(trace, size, f"{name} − ideal, worst ratio", value, -FRAGMENTATION)

@@ -1,0 +1,41 @@
+"""Every policy that a trace can be replayed with, by the name that its rows have.
+
+The store's own stands four times: in the store (`tensord`), there with what becomes known of agents' calls
+(`tensord+steps`), there while views hold a share of the ring (`tensord-pinned`), and in a cache without fragmentation
+(`tensord-ideal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from replaying.counts import Counts
+from replaying.ideal import Ideal
+from replaying.peers import PEERS
+from replaying.real import Real
+from replaying.traces import Step, Trace
+from tensord.daemon.policy.replacement import by_name
+
+PINNED_SHARE: Final = 0.05
+OURS: Final = ("tensord", "tensord+steps", "tensord-pinned", "tensord-ideal")
+NAMES: Final = (*OURS, *PEERS)
+
+
+def suits(name: str, trace: Trace) -> bool:
+    """Whether it is another policy than the others on this trace."""
+    return name != "tensord+steps" or any(isinstance(event, Step) for event in trace.events)
+
+
+def replay(name: str, trace: Trace, capacity_bytes: int, policy: str) -> Counts:
+    """What a cache of `capacity_bytes` makes of a trace. `policy`: the store's, by its name in the configuration."""
+    peer = PEERS.get(name)
+    if peer is not None:
+        return peer(trace, capacity_bytes)
+    stores: dict[str, Callable[[], Ideal | Real]] = {
+        "tensord": lambda: Real(trace, by_name(policy), capacity_bytes),
+        "tensord+steps": lambda: Real(trace, by_name(policy), capacity_bytes, steps=True),
+        "tensord-pinned": lambda: Real(trace, by_name(policy), capacity_bytes, pinned_share=PINNED_SHARE),
+        "tensord-ideal": lambda: Ideal(trace, by_name(policy), capacity_bytes),
+    }
+    return stores[name]().run()

@@ -1,0 +1,273 @@
+"""The store's own core with its ring, its index and its prefix index, replaying a trace in the trace's own time.
+
+Owns: what surrounds a store: a client that asks and puts, the copier, the lanes. Virtual time is the event's; a scan,
+and whatever else takes time in a daemon, is answered at once. Does not own: any decision about what stays.
+
+A block of a sequence is a piece of BLOCK_TOKENS tokens, as few as can be, whatever it stands for: its text only tells
+it from others. What it stands for is what its put says (`tokens`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any, Final
+
+import numpy as np
+
+from replaying.counts import Counts
+from replaying.ideal import TAG, key_of
+from replaying.traces import Request, Step, Trace
+from tensord.daemon.core.effects import Allocate, Copy, Effect, Punch, Scan, Send
+from tensord.daemon.core.events import (
+    Accessed,
+    Allocated,
+    ClientJoined,
+    Copied,
+    Event,
+    PrefixAsked,
+    Punched,
+    Received,
+    Scanned,
+    Tick,
+)
+from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.core.store import Store
+from tensord.daemon.policy.replacement import Replacement
+from tensord.ipc import messages
+from tensord.shm.index import IndexWriter
+from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, aligned
+from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, Piece
+from tensord.shm.ring import Ring
+
+BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
+TREE_BYTES: Final = 16
+RECORD_BYTES: Final = HEADER_BYTES + BLOCK_TOKENS * TOKEN_BYTES
+PINNED_REQUESTS: Final = 64
+"""Requests for which a view is held, in the mean."""
+VIEWS_MAX: Final = 8
+"""Views that are begun with one request, at most."""
+TICKS_MAX: Final = 10_000
+_CLIENT: Final = 1
+_SCOPE, _LAYOUT = bytes(SCOPE_BYTES), bytes(LAYOUT_BYTES)
+_END: Final = np.zeros(1, np.uint32)
+"""What a query goes on with: a sequence of which all is cached would have its last token left out."""
+
+
+class Real:
+    """A store under replay."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Replacement,
+        capacity_bytes: int,
+        *,
+        steps: bool = False,
+        pinned_share: float = 0.0,
+    ) -> None:
+        """`steps`: it is told how agents' calls ended. `pinned_share`: of the ring, held by views of random entries."""
+        self._trace = trace
+        self._steps = steps
+        ring_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
+        smallest_bytes = min(map(_span_bytes, trace.sizes), default=ALIGN_BYTES)
+        entries = min(ring_bytes // smallest_bytes + 1, len(trace.sizes)) + 1
+        limits = StoreLimits(
+            ring_bytes=ring_bytes,
+            max_bytes=ring_bytes,
+            max_entries=entries,
+            object_bytes_max=ring_bytes,
+            prefix_tokens_max=1 << 40,
+        )
+        self._bytes = bytearray(ring_bytes if trace.kind == "prefix" else 0)
+        self.store = Store(
+            IndexWriter.create(IndexGeometry.for_entries(entries)),
+            Ring(ring_bytes),
+            policy,
+            limits,
+            1,
+            read=self._read,
+            seed=1,
+        )
+        self._now = 0.0
+        self._requests = 0
+        self._answer: Any = None
+        self._piece: Piece | None = None
+        self._folded = _END
+        self._chance = random.Random(2)
+        self._pinned_bytes_most = int(pinned_share * ring_bytes)
+        self._pinned_bytes = 0
+        self._pinned: set[int] = set()
+        self._views: list[tuple[int, int, int]] = []
+        self._recent: deque[bytes] = deque(maxlen=4096)
+        self._numbers = 0
+        self.counts = Counts()
+        self._do(ClientJoined(_CLIENT, 1000, "replay"))
+
+    def run(self) -> Counts:
+        """Replays the whole trace."""
+        for event in self._trace.events:
+            if isinstance(event, Request):
+                self.ask(event)
+            elif self._steps:
+                self.step(event)
+        return self.counts
+
+    def step(self, step: Step) -> None:
+        self._pass_time(step.at)
+        self._do(Received(_CLIENT, messages.AgentTurn(self._next(), step.agent, step.state)))
+
+    def ask(self, request: Request) -> None:
+        """Counts what is there, uses it, and stores the rest, one after the other, until a put is refused."""
+        self._pass_time(request.at)
+        self._change_views()
+        blocks: list[int] = request.blocks.tolist()
+        is_prefix = self._trace.kind == "prefix"
+        there = self._match(request) if is_prefix else sum(map(self._get, blocks))
+        self.counts.count(self._trace, request, blocks, there, [])
+        for place in range(there, len(blocks)):
+            follows = key_of(blocks[place - 1]) if place and is_prefix else None
+            if not self._put(blocks[place], place, follows, request.agent):
+                break
+
+    def check_invariants(self) -> None:
+        """Asserts the store's own."""
+        self.store.check_invariants()
+
+    # ---- what a client does
+
+    def _match(self, request: Request) -> int:
+        """How many of the first blocks are cached."""
+        tokens = np.append(np.repeat(request.blocks + 1, BLOCK_TOKENS).astype(np.uint32), _END)
+        query = Piece(_SCOPE, _LAYOUT, False, False, 0, len(tokens), None, (), BLOCK_TOKENS)
+        message = messages.MatchPrefix(self._next(), TAG, 0, query.record_bytes, request.agent)
+        self._do(PrefixAsked(_CLIENT, message, query, tokens))
+        assert isinstance(self._answer, messages.Matched), self._answer
+        offset = self._answer.offset
+        self._go_on()
+        assert offset % BLOCK_TOKENS == 0, "blocks agree in parts"
+        return int(offset) // BLOCK_TOKENS
+
+    def _get(self, block: int) -> bool:
+        """Whether an object is there."""
+        entry = self.store.memory.entries.find(key_of(block))
+        self._do(Accessed([] if entry is None else [entry.span_id], misses=entry is None))
+        return entry is not None
+
+    def _put(self, block: int, place: int, follows: bytes | None, agent: str) -> bool:
+        """Whether a block was stored."""
+        key, number = key_of(block), self._next()
+        image_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
+        if self._trace.kind == "prefix":
+            image_bytes, prefix_bytes = image_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
+            start = place * BLOCK_TOKENS
+            self._piece = Piece(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, follows, (), BLOCK_TOKENS)
+            self._folded = np.full(BLOCK_TOKENS, block + 1, np.uint32)
+        commit = messages.Commit(
+            number,
+            key,
+            image_bytes,
+            TREE_BYTES,
+            self._trace.tokens[block],
+            acks=False,
+            agent=agent,
+            prefix_bytes=prefix_bytes,
+            follows=follows,
+        )
+        self._answer = None
+        self._do(Received(_CLIENT, commit))
+        if self._answer is None:
+            self._do(Received(_CLIENT, messages.Part(number, 0, image_bytes, True)))
+        self._go_on()
+        assert isinstance(self._answer, messages.Committed), self._answer
+        if self._answer.outcome == "refused":
+            return False
+        if self._pinned_bytes_most:
+            self._recent.append(key)
+        return True
+
+    # ---- what surrounds the store
+
+    def _do(self, event: Event) -> None:
+        """One event, and whatever follows from it at once."""
+        effects: deque[Effect] = deque(self.store.handle(event, self._now))
+        while effects:
+            answer = self._carry_out(effects.popleft())
+            if answer is not None:
+                effects += self.store.handle(answer, self._now)
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Send(_, message):
+                self._answer = message
+            case Copy(_, put_id, last=True):
+                if self._piece is None:
+                    return Copied(_CLIENT, put_id, 1)
+                record_at = effect.ring_offset + aligned(TREE_BYTES)
+                text_at = record_at + self._piece.text_at
+                self._bytes[text_at : text_at + self._folded.nbytes] = self._folded.data.cast("B")
+                return Copied(_CLIENT, put_id, 1, piece=self._piece)
+            case Scan():
+                return Scanned(frozenset(self._pinned))
+            case Punch():
+                return Punched(effect.offset)
+            case Allocate():
+                return Allocated(effect.offset)
+        return None
+
+    def _read(self, offset: int, size_bytes: int) -> memoryview:
+        return memoryview(self._bytes)[offset : offset + size_bytes]
+
+    def _go_on(self) -> None:
+        """Ticks for as long as the store wants to go on at once."""
+        for _ in range(TICKS_MAX):
+            timer = self.store.next_timer()
+            if timer is None or timer > self._now:
+                return
+            self._do(Tick())
+        raise AssertionError("it goes on for ever")
+
+    def _pass_time(self, until: float) -> None:
+        """Ticks come when they are due, up to so many of them; what is late by then comes at once."""
+        for _ in range(TICKS_MAX):
+            timer = self.store.next_timer()
+            if timer is None or timer > until:
+                break
+            self._now = max(self._now, timer)
+            self._do(Tick())
+        self._now = max(self._now, until)
+
+    def _change_views(self) -> None:
+        """Views that were held for long enough are let go of, others are taken, up to the share that is to be pinned.
+
+        As a match does, a view of a block holds all blocks before it.
+        """
+        self._requests += 1
+        while self._views and self._views[0][0] <= self._requests:
+            _, number, size_bytes = heappop(self._views)
+            self._pinned_bytes -= size_bytes
+            self._pinned.discard(number)
+        for _ in range(VIEWS_MAX if self._recent else 0):
+            entry = self.store.memory.entries.find(self._chance.choice(self._recent))
+            path = []
+            while entry is not None:
+                path.append(entry)
+                entry = entry.parent
+            until = self._requests + self._chance.randrange(1, 2 * PINNED_REQUESTS)
+            for each in reversed(path):
+                if each.span_id in self._pinned:
+                    continue
+                if self._pinned_bytes + each.span_bytes > self._pinned_bytes_most:
+                    return
+                heappush(self._views, (until, each.span_id, each.span_bytes))
+                self._pinned.add(each.span_id)
+                self._pinned_bytes += each.span_bytes
+
+    def _next(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+
+def _span_bytes(size_bytes: int) -> int:
+    return max(aligned(size_bytes), ALIGN_BYTES)
