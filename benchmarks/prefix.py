@@ -9,6 +9,8 @@ The index is timed call by call as the daemon's loop makes the calls; its text l
 ring. Queries are drawn anew for each round, so that none finds its own text in a cache of the processor's. Every answer
 whose query the scan has too is compared with the scan's. At 100,000 sequences it takes 8 GiB and some minutes.
 
+`client_ping` asks the daemon for nothing: what a client's match takes beyond that is the match's own.
+
 A missed bar is printed, and ends nothing: timings are for reading, not for passing.
 """
 
@@ -48,6 +50,7 @@ CALLS: Final = {
     "match_deep": 64,
     "match_branching": 64,
     "match_unknown": 64,
+    "client_ping": 64,
     "client_match": 64,
     "client_match_deep": 64,
     "client_match_deep_views": 64,
@@ -206,6 +209,9 @@ class Bench:
 
     def _client(self, op: str) -> None:
         assert self._served is not None
+        if op == "client_ping":
+            self.samples_ns[op] += [self._served.ping_ns() for _ in range(CALLS[op])]
+            return
         views = op.endswith("_views")
         for query in self._queries(op.removeprefix("client_").removesuffix("_views"), self._served.forest):
             self.samples_ns[op].append(self._served.match_ns(query, views=views))
