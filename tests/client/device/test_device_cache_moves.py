@@ -294,6 +294,26 @@ def test_what_is_used_goes_once_nobody_uses_it_unless_it_was_put_anew(owner: Own
     assert set(owner.host.trees) == {key(1)}
 
 
+@pytest.mark.parametrize(("again_s", "times"), [(0.0, 2), (1000.0, 1)])
+def test_what_was_used_while_it_was_copied_is_copied_again_but_not_at_once(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, again_s: float, times: int
+) -> None:
+    monkeypatch.setattr(orders, "_AGAIN_S", again_s)
+    copies: list[int] = []
+
+    def used_once() -> None:
+        copies.append(1)
+        if len(copies) == 1:
+            owner.get(1).release()
+
+    owner.put(1)
+    owner.device.meanwhile = used_once
+    owner.upkeep.send_away([key(1)])
+    owner.exchange()
+    assert len(copies) == times
+    assert (key(1) in owner.entries) == (times == 1)
+
+
 def test_without_a_daemon_nothing_is_copied_and_nothing_goes(owner: Owner) -> None:
     owner.put(1)
     owner.wire.connection = None
