@@ -358,3 +358,11 @@ def test_the_host_copy_is_what_the_put_said(owner: Owner) -> None:
     state = "refused"
     assert owner.away(2).dropped == [key(2)]
     assert owner.moves.away([key(3)], offload=True, has_daemon=lambda: True, may_drop=False).kept == [key(3)]
+
+
+def test_nobody_waits_for_a_cache_that_is_closed(owner: Owner) -> None:
+    owner.put(1)
+    leaving = owner.upkeep.send_away([key(1)])
+    owner.upkeep.stop()
+    owner.upkeep._run()
+    assert leaving.wait(0) and leaving.gone == 0 and len(owner.entries) == 0
