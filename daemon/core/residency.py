@@ -63,6 +63,7 @@ class Residency:
         self._retry_s = RETRY_S_MIN
         self._holes_left = True
         self._looked_at: tuple[int, int, int] | None = None
+        self._rests = False
         self.error = ""
 
     @property
@@ -91,6 +92,8 @@ class Residency:
     @property
     def excess_bytes(self) -> int:
         """What is to be withdrawn yet, for the target and for an exchange."""
+        if self._is_whole:
+            return 0
         reserved = self._exchange.missing_bytes if self._exchange is not None else 0
         return max(0, self._paged(self._kept_bytes + reserved - self._target_bytes))
 
@@ -108,12 +111,12 @@ class Residency:
     @property
     def over_target(self) -> bool:
         """Whether more is in memory than may be, whatever an exchange wants besides."""
-        return self.resident_bytes > self._target_bytes
+        return not self._is_whole and self.resident_bytes > self._target_bytes
 
     @property
     def regrowing(self) -> bool:
         """Whether pages are being taken back, or could be now, that are wanted for good."""
-        if self._exchange is not None:
+        if self._exchange is not None or self._is_whole:
             return False
         return self._allocating is not None or self._regrowth_bytes > 0
 
@@ -135,6 +138,9 @@ class Residency:
 
     def step(self, now: float) -> None:
         """Asks for what the target demands: pages back to the system, or from it."""
+        rested, self._rests = self._rests, self._is_whole
+        if rested and self._rests:
+            return
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = self._had_bytes = None
         if self.wished_bytes <= self._kept_bytes:
@@ -218,6 +224,19 @@ class Residency:
             assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
         if not self._punching and self._allocating is None and self._exchange is None:
             assert not self._regrowth_bytes, "nothing is done about bytes that may be taken back"
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all of the ring is in memory, and may be: most often so, and asked several times an event."""
+        return (
+            self._pressed_bytes is None
+            and self._had_bytes is None
+            and self._exchange is None
+            and self._allocating is None
+            and not self._punching
+            and not self._ring.withdrawn_bytes
+            and self._memory.budget.max_bytes >= self._ring.capacity_bytes
+        )
 
     @property
     def _kept_bytes(self) -> int:
