@@ -57,6 +57,7 @@ class PrefixStand:
         self.ring = bytearray(1 << 16)
         self.end = 64
         self.reads = 0
+        self.gone: set[int] = set()
         self.index = PrefixIndex(self.read, seed, checkpoint_tokens=checkpoint_tokens)
         self.stored: dict[bytes, Stored] = {}
 
@@ -93,8 +94,8 @@ class PrefixStand:
         tag: bytes = TAG,
         salt: bytes = b"",
     ) -> Put:
-        """As a client does, which goes on until it meets a victim; `salt`: one whose keys are others. Where a snapshot is needed, one is put at every
-        position to which all layers can rewind; not where blocks suffice."""
+        """As a client does, which goes on until it meets a victim; `salt`: one whose keys are others. Where a snapshot
+        is needed, one is put at every position to which all layers can rewind; not where blocks suffice."""
         tokens = list(tokens)
         layers = [Layer("normal", len(tokens))] if layers is None else list(layers)
         size = self.block_tokens
@@ -187,6 +188,8 @@ class PrefixStand:
         stored = self.stored.pop(key)
         assert sorted(followed) == sorted(stored.followers)
         size = stored.piece.record_bytes
+        if stored.text:
+            self.gone.add(stored.at)
         self.ring[stored.at - stored.piece.text_at : stored.at - stored.piece.text_at + size] = b"\xee" * size
         if stored.parent in self.stored and key in self.stored[stored.parent].followers:
             self.stored[stored.parent].followers.remove(key)

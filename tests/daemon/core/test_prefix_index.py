@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tensord.daemon.core.prefix_index import LAYOUTS_MAX, PrefixIndex
+from tensord.daemon.core.prefix_query import beginning, following
 from tensord.daemon.core.prefix_snapshots import LOOKS_MAX
 from tensord.daemon.core.prefix_tree import SHELF_MAX
 from tensord.errors import BadPrefix, PredecessorGone
@@ -347,6 +348,16 @@ def test_nothing_is_left_once_everything_was_removed(make: Make) -> None:
     assert stand.ask(tokens(1, 1100)).offset == 0
 
 
+def test_a_snapshot_is_not_found_without_the_block_in_which_it_stands(make: Make) -> None:
+    stand = make()
+    first = stand.put(tokens(1, 32), recurrent(32, 20))
+    stand.put([*tokens(1, 24), *tokens(90, 120)], recurrent(55))
+    stand.index.hide(first.blocks[1])
+    assert stand.ask([*tokens(1, 24), *tokens(90, 130)]).offset == 0
+    stand.index.show(first.blocks[1])
+    assert stand.ask([*tokens(1, 24), *tokens(90, 130)]).offset == 20
+
+
 def test_paths_go_from_the_beginning(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 60), recurrent(60, 33))
@@ -440,6 +451,19 @@ def test_a_piece_whose_predecessor_is_not_there_is_refused(make: Make) -> None:
         stand.index.add(b"another_" + b"n" * 24, behind, 64)
 
 
+def test_an_item_is_refused_that_overlaps_one_of_many_blocks_before(make: Make) -> None:
+    stand = make()
+    put = stand.put(tokens(1, 64), media=[item("image", 10, 70)])
+    last = changed(stand.stored[put.blocks[3]].piece, start=64, parent=put.blocks[3])
+    for media, fits in ((item("image", 79, 1), False), (item("audio", 79, 1), True), (item("image", 80, 1), False)):
+        piece = changed(last, media=(media,))
+        if fits:
+            stand.add(TAG + b"%24d" % media.start, piece, fold(np.arange(16, dtype=np.uint32), []))
+        else:
+            with pytest.raises(BadPrefix, match="overlaps" if media.start == 79 else "begin"):
+                stand.index.add(TAG + b"n" * 24, piece, 64)
+
+
 def test_one_block_is_not_stored_under_two_keys(make: Make) -> None:
     stand = make()
     for start in (1, 50, 9, 70):
@@ -500,7 +524,8 @@ def test_many_siblings_stay_in_their_order_whatever_comes_and_goes(make: Make) -
         else:
             stand.remove(keys.pop(head))
     stand.index.check_invariants()
-    assert all(stand.ask([head, 1, 9]).offset == (2 if head in keys else 0) for head in heads)
+    for last in (0, 9):  # which stand right before and right behind
+        assert all(stand.ask([head, 1, last]).offset == (2 if head in keys else 0) for head in heads)
     for key in keys.values():
         stand.remove(key)
     assert len(stand.index) == 0
@@ -529,6 +554,22 @@ def test_a_match_reads_little_however_much_is_stored(make: Make) -> None:
     assert stand.reads <= 15 * 8, "at most as many blocks as stand between two checkpoints, and O(log n) for each"
 
 
+def test_every_layout_is_searched_from_its_checkpoint(make: Make) -> None:
+    stand = make()
+    for layers in (1, 2, 3):
+        stand.put(tokens(1, 5000 + layers), [Layer("normal", 5000 + layers)] * layers)
+    stand.reads = 0
+    assert stand.ask(tokens(1, 5100)).offset == 5003
+    assert stand.reads <= 3 * 64
+
+
+def test_digests_differ_that_differ_before_in_any_half() -> None:
+    text, before = bytes(4096), beginning(3)
+    others = [before, before ^ 1, before ^ 1 << 100, beginning(4)]
+    digests = [following(other, text, b"") for other in others] + [following(before, text, bytes(64))]
+    assert len(set(digests)) == len(digests)
+
+
 def test_looks_for_snapshots_have_an_end(make: Make) -> None:
     """Positions at which others have snapshots, but not this one: a match gives up rather than hold up the daemon."""
     stand = make(block_tokens=4096)
@@ -544,20 +585,22 @@ def test_looks_for_snapshots_have_an_end(make: Make) -> None:
     assert stand.ask(others)[0] == LOOKS_MAX + 9
 
 
-def test_a_node_takes_no_more_than_400_bytes_and_half_a_byte_for_each_of_its_tokens() -> None:
+@pytest.mark.parametrize("media", [(), (item("image", 5, 12 * 256),)], ids=["text", "a long video"])
+def test_a_node_takes_no_more_than_400_bytes_and_half_a_byte_for_each_of_its_tokens(media: tuple[Media, ...]) -> None:
     ring = np.random.default_rng(1).integers(0, 1 << 32, 300_000, np.uint32).view(np.uint8).data
     index = PrefixIndex(lambda at, size: ring[at : at + size], 1)
-    pieces: list[tuple[bytes, Piece, int]] = []
+    pieces: list[tuple[bytes, Piece]] = []
     for chain in range(100):
         parent = None
         for number in range(12):
             key = TAG + b"%4d %19d" % (chain, number)
-            pieces.append((key, Piece(SCOPE, bytes(16), False, False, number * 256, 256, parent, (), 256), 0))
+            begun = () if number else media
+            pieces.append((key, Piece(SCOPE, bytes(16), False, False, number * 256, 256, parent, begun, 256)))
             parent = key
     gc.collect()
     tracemalloc.start()
-    for at, (key, piece, _) in enumerate(pieces):
-        index.add(bytes(bytearray(key)), piece, at * 900)
+    for number, (key, piece) in enumerate(pieces):
+        index.add(bytes(bytearray(key)), piece, 64 + number * 900)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size <= len(pieces) * (400 + 256 * 0.5) * 0.75
