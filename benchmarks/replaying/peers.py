@@ -38,10 +38,17 @@ def libcachesim(name: str) -> Replay:
         import libcachesim as library
 
         # Beneath the class of Python stands the cache itself; a call less for each of millions.
-        cache = getattr(library, name)(capacity_bytes, hashpower=_HASH_POWER)._cache
+        more = {"window_size": _window(trace, capacity_bytes)} if name == "WTinyLFU" else {}
+        cache = getattr(library, name)(capacity_bytes, hashpower=_HASH_POWER, **more)._cache
         return _flat(trace, cache, library.Request(obj_id=1, obj_size=1), capacity_bytes)
 
     return replay
+
+
+def _window(trace: Trace, capacity_bytes: int) -> float:
+    """The share of W-TinyLFU's window: 1 %, as is usual, or a block's where all are equal and it would hold none."""
+    block_bytes = 1.1 * trace.sizes[0] if len(set(trace.sizes)) == 1 else 0.0
+    return min(max(0.01, block_bytes / max(capacity_bytes, 1)), 0.5)
 
 
 def _flat(trace: Trace, cache: Any, asked: Any, capacity_bytes: int) -> Counts:

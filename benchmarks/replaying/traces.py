@@ -266,10 +266,7 @@ _AGENT_SHARES: Final = (0.0005, 0.001, 0.002, 0.005, 0.01)
 SOURCES: Final = (
     Source("conversation", "mooncake_conversation_trace.jsonl", mooncake, _CHAT_SHARES),
     Source("synthetic", "mooncake_synthetic_trace.jsonl", mooncake, _CHAT_SHARES),
-    *(
-        Source(f"agents-{many}", "weka_claude_code_sessions.jsonl", agents(many), _AGENT_SHARES)
-        for many in (4, 16, 64)
-    ),
+    *(Source(f"agents-{many}", "weka_claude_code_sessions.jsonl", agents(many), _AGENT_SHARES) for many in (4, 16, 64)),
     Source("web-images", "apache_images.csv", objects(_web_image), _CHAT_SHARES),
     Source("adaptsize", "adapt_size_request.trace", objects(_adapt_size), _CHAT_SHARES),
 )

@@ -1,0 +1,231 @@
+"""What a replay counts, of traces so small that every figure can be reckoned by hand."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import replay
+from replaying import policies, traces
+from replaying.real import Real
+from replaying.traces import Trace
+
+from tensord.daemon.policy.lru import LRU
+
+pytest.importorskip("libcachesim")
+
+BLOCK = 512
+
+
+def chats(*requests: list[int], first_s: float = 0.0) -> bytes:
+    """A file of the conversations' format, a request a second."""
+    lines = [
+        {"timestamp": (first_s + at) * 1e3, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
+        for at, ids in enumerate(requests)
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def conversation(*requests: list[int], warm: int = 0) -> Trace:
+    """A trace of sequences, whose first `warm` requests are not counted."""
+    lines = chats(*requests).splitlines()
+    return traces.mooncake("conversation", lines[:warm], lines[warm:])
+
+
+def loaded(name: str, judged: Path, warm: Path | None = None) -> Trace:
+    """The trace of that name from a folder that has it."""
+    source = next(source for source in traces.SOURCES if source.name == name)
+    trace = traces.load(source, judged, warm)
+    assert trace is not None
+    return trace
+
+
+def prefix_hits(name: str, trace: Trace, blocks: int, policy: str = "lru") -> int:
+    return int(policies.replay(name, trace, blocks * BLOCK, policy).prefix_hits)
+
+
+# Two sequences that share a beginning, in a cache of three blocks: what each policy has of the last request.
+SHARED = ([0, 1, 2], [0, 3], [0, 1, 2])
+# 0 is used three times, then others pass by.
+POPULAR = ([0], [0], [0], [1], [2], [3], [0])
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "blocks", "hits"),
+    [
+        # 3 takes the place of 2, the end of what was used before: then 0 and 1 are there.
+        ("tensord", SHARED, 3, 1 + 2),
+        ("tensord-ideal", SHARED, 3, 1 + 2),
+        ("tensord+steps", SHARED, 3, 1 + 2),
+        # The ends of sequences are told first, so a flat policy forgets 2 as well.
+        ("lru", SHARED, 3, 1 + 2),
+        ("arc", SHARED, 3, 1 + 2),
+        # 3 is not needed again: it is not taken in.
+        ("belady", SHARED, 3, 1 + 3),
+        ("tensord", POPULAR, 2, 2),
+        ("lru", POPULAR, 2, 2),
+        ("lfu", POPULAR, 2, 2 + 1),
+        ("gdsf", POPULAR, 2, 2 + 1),
+        # Its small queue, a tenth, has to hold one.
+        ("s3-fifo", POPULAR, 11, 2 + 1),
+        ("w-tinylfu", POPULAR, 20, 2 + 1),
+        ("belady", POPULAR, 1, 2 + 1),
+    ],
+)
+def test_hits_are_those_reckoned_by_hand(name: str, requests: tuple[list[int], ...], blocks: int, hits: int) -> None:
+    assert prefix_hits(name, conversation(*requests), blocks) == hits
+
+
+def test_a_sequence_that_does_not_fit_is_kept_from_its_beginning() -> None:
+    trace = conversation([0, 1, 2, 3], [0, 1, 2, 3])
+    for name in ("tensord", "tensord-ideal", "lru", "belady"):
+        assert prefix_hits(name, trace, 2) == 2, name
+
+
+def test_the_store_keeps_what_an_ideal_cache_keeps_where_nothing_fragments() -> None:
+    chance = Random(5)
+    requests: list[list[int]] = [[]]
+    for _ in range(400):
+        # Trees: a prefix of a former request goes on with blocks of its own.
+        former = chance.choice(requests[-12:])
+        kept = former[: chance.randrange(len(former) + 1)]
+        own = max((block for request in requests for block in request), default=0) + 1
+        requests.append([*kept, *range(own, own + chance.randrange(1, 4))])
+    trace = conversation(*requests[1:])
+    found = [policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru")]
+    assert found[0] == found[1] == found[2]
+    assert 0 < found[0].prefix_hits < found[0].blocks
+
+
+def test_what_warms_is_not_counted_and_its_blocks_are_there() -> None:
+    trace = conversation([0, 1], [0, 1, 2], warm=1)
+    counts = policies.replay("tensord", trace, 8 * BLOCK, "lru")
+    assert (counts.blocks, counts.prefix_hits, counts.tokens, counts.tokens_saved) == (3, 2, 3 * 512, 2 * 512)
+    assert len(trace.sizes) == 3, "shares are of what warms and of what is counted"
+
+
+def test_without_a_folder_to_warm_with_the_first_part_of_a_trace_warms(tmp_path: Path) -> None:
+    (tmp_path / "mooncake_conversation_trace.jsonl.xz").write_bytes(lzma.compress(chats(*[[n] for n in range(10)])))
+    trace = loaded("conversation", tmp_path)
+    assert [request.counted for request in trace.requests()] == [False] * 6 + [True] * 4
+
+
+def test_time_goes_on_from_what_warms(tmp_path: Path) -> None:
+    for name, first_s in (("warm", 100.0), ("judged", 0.0)):
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "mooncake_conversation_trace.jsonl"
+        file.write_bytes(chats([0], [1], first_s=first_s))
+    trace = loaded("conversation", tmp_path / "judged", tmp_path / "warm")
+    assert [(request.at, request.counted) for request in trace.requests()] == [
+        (100.0, False),
+        (101.0, False),
+        (101.0, True),
+        (101.0, True),
+    ]
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake_conversation_trace.jsonl"
+    path.write_bytes(b"{}\n")
+    with pytest.raises(ValueError, match=r"mooncake_conversation_trace\.jsonl is no trace of conversation"):
+        loaded("conversation", tmp_path)
+
+
+def session(name: str, *calls: tuple[float, list[int], str], model: str = "m", **more: Any) -> bytes:
+    """One of the agents' sessions; a call's chunk of 1,024 tokens is named by the last of 16 hash ids."""
+    requests = [
+        {
+            "t": at,
+            "type": "n",
+            "model": model,
+            "in": 1,
+            "hash_ids": [100 * chunk + n for chunk in chunks for n in range(16)],
+            "stop": stop,
+            "api_time": 1.0,
+        }
+        for at, chunks, stop in calls
+    ]
+    body = {"id": name, "tool_tokens": 1024, "system_tokens": 1024, "requests": requests}
+    return json.dumps(body | more).encode()
+
+
+def test_agents_share_what_their_tools_and_prompt_take_and_nothing_else() -> None:
+    read = traces.agents(1)
+    same = session("a", (0, [1, 2, 3], "")), session("b", (0, [1, 2, 3], ""))
+    other = session("c", (0, [1, 2, 3], ""), model="other")
+    trace = read("agents", (), [*same, other])
+    first, second, third = (sorted(request.blocks.tolist()) for request in trace.requests())
+    assert len({*first} & {*second}) == 2, "two chunks lie within tools and prompt"
+    assert not {*third} & ({*first} | {*second})
+    assert len(trace.sizes) == 3 + 1 + 3
+    assert all(tokens == 1024 for tokens in trace.tokens)
+
+
+def test_what_becomes_known_of_an_agent_comes_when_its_call_ends() -> None:
+    calls = (0.0, [1], "tool_use"), (5.0, [1, 2], "end_turn"), (5.5, [1, 2], "end_turn")
+    helper = {"t": 2.0, "type": "subagent", "agent_id": "h", "requests": json.loads(session("", calls[0]))["requests"]}
+    own = json.loads(session("a", *calls))
+    own["requests"].insert(1, helper)
+    trace = traces.agents(1)("agents", (), [json.dumps(own).encode()])
+    start = trace.events[0].at
+    said = [(round(event.at - start, 3), event.agent, getattr(event, "state", "asks")) for event in trace.events]
+    assert said == [
+        (0, "a", "asks"),
+        (1, "a", "tool_call"),
+        (2, "a/h", "asks"),
+        (3, "a/h", "finished"),
+        (5, "a", "asks"),
+        (5.5, "a", "turn_ended"),
+        (5.5, "a", "asks"),
+        (6.5, "a", "finished"),
+    ]
+
+
+def test_objects_are_counted_by_number_and_by_bytes(tmp_path: Path) -> None:
+    (tmp_path / "apache_images.csv").write_text("0,/a,1000\n1,/b,3000\n2,/a,1000\n3,/b,3000\n4,/c,9000\n")
+    (tmp_path / "none").mkdir()
+    trace = loaded("web-images", tmp_path, tmp_path / "none")
+    assert trace.total_bytes == 13000
+    for name in ("tensord", "tensord-ideal", "lru", "belady"):
+        counts = policies.replay(name, trace, 6000, "lru")
+        assert (counts.hits, counts.blocks, counts.hit_bytes, counts.bytes) == (2, 5, 4000, 17000), name
+
+
+def test_views_hold_what_they_pin_and_are_let_go_of() -> None:
+    trace = conversation(*[[2 * n, 2 * n + 1] for n in range(300)])
+    stand = Real(trace, LRU(), 20 * BLOCK, pinned_share=0.25)
+    pinned = set()
+    for request in trace.requests():
+        stand.ask(request)
+        now = {span for _, span, _ in stand._views}
+        assert len(now) <= 5
+        assert all(stand.store.memory.span(span) is not None for span in now), "a pinned span is gone"
+        pinned |= now
+    stand.check_invariants()
+    assert len(pinned) > 20, "never let go of"
+
+
+def test_the_command_writes_rows_and_says_what_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mooncake_conversation_trace.jsonl").write_bytes(chats(*[[0, 1 + n % 3, 10 + n] for n in range(40)]))
+    written = tmp_path / "rows.json"
+    words = ["replay.py", "--traces", str(tmp_path), "--json", str(written), "--sizes", "20,40", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert replay.main() == 0
+    rows = json.loads(written.read_text())
+    names = ("trace", "policy", "size", "object_hit", "byte_hit", "prefix_hit", "tokens_saved")
+    assert all(tuple(row) == names for row in rows)
+    assert {row["policy"] for row in rows} == {*policies.NAMES} - {"tensord+steps"}
+    assert {row["size"] for row in rows} == {0.2, 0.4}
+    assert all(row["trace"] == "conversation" and 0 <= row["prefix_hit"] <= 100 for row in rows)
+    said = capsys.readouterr()
+    assert "conversation 20 %: prefix hit − LRU" in said.out
+    assert "without synthetic" in said.err
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "adaptsize"])
+    assert replay.main() == 1
