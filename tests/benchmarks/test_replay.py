@@ -95,7 +95,7 @@ def test_the_store_keeps_what_an_ideal_cache_keeps_where_nothing_fragments() -> 
         former = chance.choice(requests[-12:])
         kept = former[: chance.randrange(len(former) + 1)]
         own = max((block for request in requests for block in request), default=0) + 1
-        requests.append([*kept, *range(own, own + chance.randrange(1, 4))])
+        requests.append([*kept, *range(own, own + chance.randrange(4))])
     trace = conversation(*requests[1:])
     found = [policies.replay(name, trace, 20 * BLOCK, "lru") for name in ("tensord", "tensord-ideal", "lru")]
     assert found[0] == found[1] == found[2]
