@@ -63,6 +63,7 @@ class PrefixStand:
 
     def read(self, at: int, size: int) -> memoryview:
         assert at > 0 and at + size <= self.end, (at, size)
+        assert at not in self.gone, "of a piece that was removed"
         self.reads += 1
         return memoryview(self.ring)[at : at + size]
 
