@@ -260,9 +260,11 @@ class Reclaim:
         self._outbox.add(Scan())
 
     def _spares(self, pinned: frozenset[int]) -> Callable[[Entry], bool]:
-        """Which victims that nobody pins may stay after all, since the room is no longer wanted, or of no use."""
-        spared = self._is_unneeded(pinned)
-        return lambda entry: spared and entry.reason != "emergency"
+        """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is to
+        follow one has come since it was chosen.
+        """
+        spared, is_awaited = self._is_unneeded(pinned), self._memory.sequences.is_awaited
+        return lambda entry: (spared and entry.reason != "emergency") or is_awaited(entry)
 
     def _is_unneeded(self, pinned: frozenset[int]) -> bool:
         if self._residency.excess_bytes:

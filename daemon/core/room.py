@@ -77,7 +77,9 @@ class Room:
         self._memory = memory
         self._pins = pins
         self._kept: set[Entry] = set()
-        self._kept_for: tuple[frozenset[int], int, int] | None = None
+        self._kept_for: tuple[frozenset[int], int] | None = None
+        self._awaited: set[Entry] = set()
+        self._awaited_for = -1
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help."""
@@ -159,7 +161,9 @@ class Room:
             return True
         if entry.state is not State.LIVE:
             return False
-        return self._pins.holds(entry.span_id) or (entry.prefix_bytes > 0 and entry in self._kept_pieces())
+        if self._pins.holds(entry.span_id):
+            return True
+        return entry.prefix_bytes > 0 and (entry in self._awaited_pieces() or entry in self._kept_pieces())
 
     def may_go(self, entry: Entry) -> bool:
         """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
@@ -199,23 +203,28 @@ class Room:
         return whole
 
     def _kept_pieces(self) -> set[Entry]:
-        """The pieces of sequences that must stay because of what comes after them, is there or on its way."""
-        memory, sequences = self._memory, self._memory.sequences
-        kept_for = (memory.last_pinned, self._pins.changes, sequences.changes)
-        if self._kept_for is None or self._kept_for[0] is not kept_for[0] or self._kept_for[1:] != kept_for[1:]:
-            spans = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
-            awaited = [entry for entry in map(memory.entries.find, sequences.followed) if entry is not None]
-            self._kept = sequences.kept([*(entry for entry in spans if entry is not None), *awaited])
-            self._kept.update(awaited)
-            self._kept_for = kept_for
+        """The pieces of sequences that come before something that is pinned."""
+        memory = self._memory
+        kept_for = (memory.last_pinned, self._pins.changes)
+        if kept_for != self._kept_for:
+            pinned = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
+            self._kept, self._kept_for = memory.sequences.before(pinned), kept_for
         return self._kept
+
+    def _awaited_pieces(self) -> set[Entry]:
+        """The pieces that something is to follow which is on its way, and what comes before them."""
+        sequences = self._memory.sequences
+        if sequences.changes != self._awaited_for:
+            awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
+            self._awaited, self._awaited_for = awaited | sequences.before(awaited), sequences.changes
+        return self._awaited
 
     def _stays(self) -> list[Entry]:
         """Every span that must stay, once. Walks pins and puts in flight, not entries."""
         memory = self._memory
         found = {entry.span_id: entry for entry in memory.filling}
         held = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
-        for entry in (*held, *(self._kept_pieces() if len(memory.sequences) else ())):
+        for entry in (*held, *self._awaited_pieces(), *self._kept_pieces()):
             if entry is not None and self._must_stay(entry):
                 found[entry.span_id] = entry
         return list(found.values())

@@ -1,7 +1,7 @@
 """Cached sequences among the entries: which piece follows which, and the index by which their prefixes are matched.
 
 A piece is of no use without the one before it, so pieces go leaf first: whoever chooses victims asks `leaves_first` for
-what has to go before, and `kept` for what stays because of what comes after it.
+what has to go before it, and `before` for what stays because of what comes after it.
 
 Owns the links between entries (`parent`, `followers` and the list of them), the keys that puts on their way follow, and
 the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who is
@@ -38,7 +38,7 @@ class Sequences:
     def __init__(self, read: Read, seed: int) -> None:
         self.index = PrefixIndex(read, seed)
         self.changes = 0
-        """Rises whenever `kept` may have become another set for a reason that is known here."""
+        """Rises whenever other entries than before are awaited."""
         self._read = read
         self._heads: dict[bytes, dict[Entry, None]] = {}
         self._followed: dict[bytes, int] = {}
@@ -152,11 +152,11 @@ class Sequences:
                 path.append(child)
                 ahead.append(child.follower)
 
-    def kept(self, staying: Iterable[Entry]) -> set[Entry]:
-        """All that the entries `staying` follow, directly or not."""
+    def before(self, entries: Iterable[Entry | None]) -> set[Entry]:
+        """All that the entries follow, directly or not."""
         found: set[Entry] = set()
-        for entry in staying:
-            before = entry.parent
+        for entry in entries if self._count else ():
+            before = entry.parent if entry is not None else None
             while before is not None and before not in found:
                 found.add(before)
                 before = before.parent

@@ -4,6 +4,9 @@ Everything that touches shared memory is the real thing: the daemon's segments, 
 schedule says so), the core, and readers that go through client/view.py with leases in their hands. Only time, sockets
 and threads are played. The model is one table: which generation of each key was published last. A hit must give that
 one, a lease must go on giving what it gave, and a daemon that is killed must be followed by one that has every entry.
+
+Keys from KEYS on are blocks of cached sequences, of one generation each. No block is there without the one before it,
+and a query finds as many as a reader does, but for those that a restarted daemon has not put into its index again.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import os
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -31,6 +35,7 @@ from tensord.daemon.core.events import (
     ClientLeft,
     Copied,
     Event,
+    PrefixAsked,
     Pressed,
     Punched,
     Received,
@@ -49,29 +54,40 @@ from tensord.shm.lanes import Lane
 from tensord.shm.ring import Ring
 from tensord.shm.tree import encode
 
+from ..daemon.core.pieces import TAG, block, name, query, text
 from ..memory_bench import key
 
 RING_BYTES: Final = 1 << 16
 INBOX_BYTES: Final = 1 << 15
 KEYS: Final = 24
+SEQUENCES: Final = [words for length in (1, 2, 3) for words in product((1, 2), repeat=length)]
+ALL: Final = KEYS + len(SEQUENCES)
 HELD_MAX: Final = 5
 SEEDS: Final = int(os.environ.get("TENSORD_TEST_SEEDS", "10"))
 EVENTS: Final = 2000
 
 
+def at(number: int) -> bytes:
+    """The key of a number."""
+    return key(number) if number < KEYS else name(SEQUENCES[number - KEYS])
+
+
 def payload(number: int, generation: int) -> Any:
     """f(key, generation): one array, or a tree with one; up to a sixth of the ring."""
     array = np.full(64 + (number * 31 + generation * 17) % 1200, number << 32 | generation, np.uint64)
+    if number >= KEYS:
+        record = np.frombuffer(block(SEQUENCES[number - KEYS]).record, np.uint8)
+        return {"prefix": record, "array": array[: 64 + number]}
     return array if number % 2 else {"number": number, "array": array}
 
 
 def generation_of(number: int, tree: Any) -> int:
     """Which generation of key `number` this is; an AssertionError where it is none."""
-    array = tree if number % 2 else tree["array"]
+    array = tree if number % 2 and number < KEYS else tree["array"]
     assert (array == array[0]).all(), "parts of two entries"
     assert int(array[0]) >> 32 == number, "another key's entry"
     generation = int(array[0]) & 0xFFFFFFFF
-    assert array.size == 64 + (number * 31 + generation * 17) % 1200
+    assert array.size == (64 + (number * 31 + generation * 17) % 1200 if number < KEYS else 64 + number)
     return generation
 
 
@@ -103,7 +119,8 @@ class Simulation:
         self.generations = 0
         self.sent: dict[tuple[int, int], int] = {}
         self.shown: dict[int, int] = {}
-        self.kills = self.hits = self.published = 0
+        self.kills = self.hits = self.published = self.matches = 0
+        self.matched: messages.Matched
         self.start()
 
     # ---- the daemon
@@ -120,7 +137,16 @@ class Simulation:
             default_ttl_s=self.chance.choice([None, 300.0]),
         )
         ring = Ring(RING_BYTES if recovered else 0)
-        self.store = Store(self.memory.index, ring, by_name(self.policy), limits, self.memory.superblock.epoch, 1e6)
+        self.store = Store(
+            self.memory.index,
+            ring,
+            by_name(self.policy),
+            limits,
+            self.memory.superblock.epoch,
+            1e6,
+            read=self.memory.read,
+            seed=self.chance.getrandbits(128),
+        )
         self.copier = Copier(self.memory.ring, 32, lambda _: None)
         self.copies: deque[Copy] = deque()
         self.scan: frozenset[int] | None = None
@@ -151,8 +177,8 @@ class Simulation:
                     if body["event"] == "put":
                         self.publish(body["client"], bytes.fromhex(body["key"]))
 
-    def publish(self, client: int, at: bytes) -> None:
-        number = next(n for n in range(KEYS) if key(n) == at)
+    def publish(self, client: int, key: bytes) -> None:
+        number = next(n for n in range(ALL) if at(n) == key)
         self.shown[number] = self.sent[client, number]
         self.published += 1
 
@@ -233,7 +259,9 @@ class Simulation:
         slots = (slot for slot in self.memory.index.slots() if slot.published) if hasattr(self, "memory") else None
         if slots is not None:
             keys = {slot.key for slot in slots}
-            self.last_keys = {n for n in range(KEYS) if key(n) in keys}
+            self.last_keys = {n for n in range(ALL) if at(n) in keys}
+            shown = {SEQUENCES[n - KEYS] for n in self.last_keys if n >= KEYS}
+            assert all(len(words) == 1 or words[:-1] in shown for words in shown), "without the block before it"
         return {n: self.shown[n] for n in self.last_keys}
 
     # ---- clients
@@ -299,11 +327,12 @@ class Simulation:
 
     def put(self) -> None:
         client = self.some(connected=True)
-        number = self.chance.randrange(KEYS)
+        number = self.chance.randrange(ALL)
         if client is None or number in client.putting:
             return
-        self.generations += 1
-        image = encode(payload(number, self.generations))
+        self.generations += number < KEYS
+        generation = self.generations if number < KEYS else 0
+        image = encode(payload(number, generation))
         region = client.inbox.take(image.image_bytes, 0.0)
         if region is None or region.memory is None:
             return
@@ -312,10 +341,13 @@ class Simulation:
         request = self.requests
         client.regions[request] = region
         client.putting[number] = request
-        self.sent[client.number, number] = self.generations
+        self.sent[client.number, number] = generation
         parts = self.chance.randrange(1, 4)
         cuts = [image.image_bytes * i // parts for i in range(parts + 1)]
-        commit = messages.Commit(request, key(number), image.image_bytes, len(image.header), number)
+        commit = messages.Commit(request, at(number), image.image_bytes, len(image.header), number)
+        if number >= KEYS:
+            piece = block(SEQUENCES[number - KEYS]).piece
+            commit = msgspec.structs.replace(commit, prefix_bytes=piece.record_bytes, follows=piece.parent)
         client.unsent += [
             messages.Part(request, region.offset + low, high - low, high == image.image_bytes)
             for low, high in pairwise(cuts)
@@ -329,6 +361,8 @@ class Simulation:
 
     def receive(self, number: int, message: messages.Message) -> None:
         client = next((c for c in self.clients if c.number == number and c.connected), None)
+        if isinstance(message, messages.Matched):
+            self.matched = message
         if client is not None and isinstance(message, messages.Committed):
             region = client.regions.pop(message.id)
             region.release()
@@ -340,13 +374,13 @@ class Simulation:
         if client is None:
             return
         self.requests += 1
-        number = self.chance.randrange(KEYS)
+        number = self.chance.randrange(ALL)
         request: Any = self.chance.choice(
             [
-                messages.Evict(self.requests, [key(number)]),
-                messages.Touch(self.requests, [key(number)]),
-                messages.Pin(self.requests, key(number), 5.0),
-                messages.Unpin(self.requests, key(number)),
+                messages.Evict(self.requests, [at(number)]),
+                messages.Touch(self.requests, [at(number)]),
+                messages.Pin(self.requests, at(number), 5.0),
+                messages.Unpin(self.requests, at(number)),
                 messages.Limit(self.requests, self.chance.choice([RING_BYTES, RING_BYTES, RING_BYTES // 2])),
                 messages.Invalidate(self.requests, b"other ns", 0),
                 messages.Clear(self.requests, None if self.chance.random() < 0.1 else b"other ns"),
@@ -354,20 +388,37 @@ class Simulation:
         )
         self.do(Received(client.number, request))
 
+    def match(self) -> None:
+        """What the index says is cached of a sequence is what a reader finds of it."""
+        client = self.some(connected=True)
+        if client is None:
+            return
+        words = self.chance.choice(SEQUENCES)
+        tokens = np.append(text(words), np.uint32(999_999))
+        self.requests += 1
+        message = messages.MatchPrefix(self.requests, TAG, 0, query(tokens).record_bytes)
+        self.do(PrefixAsked(client.number, message, query(tokens), tokens))
+        blocks = [name(words[: end + 1]) for end in range(len(words))]
+        there = [key for key in blocks if client.view.contains(key)]
+        assert self.matched.blocks == blocks[: len(self.matched.blocks)]
+        assert len(self.matched.blocks) <= len(there)
+        assert self.matched.blocks == there or self.store.memory.sequences.rebuilding
+        self.matches += bool(there)
+
     def read(self) -> None:
         """By any of the ways, connected or not; some of what is found is held."""
         client = self.some(connected=False)
         if client is None:
             return
-        numbers = [self.chance.randrange(KEYS) for _ in range(4)]
+        numbers = [self.chance.randrange(ALL) for _ in range(4)]
         way = self.chance.choice(["get", "verified", "get_many"])
         leases: list[Lease | None]
         if way == "get_many":
-            leases = list(client.view.get_many(np.frombuffer(b"".join(map(key, numbers)), np.uint8).reshape(-1, 32)))
+            leases = list(client.view.get_many(np.frombuffer(b"".join(map(at, numbers)), np.uint8).reshape(-1, 32)))
         else:
-            leases = [getattr(client.view, way)(key(number)) for number in numbers]
+            leases = [getattr(client.view, way)(at(number)) for number in numbers]
         for number, lease in zip(numbers, leases, strict=True):
-            assert client.view.contains(key(number)) == (lease is not None)
+            assert client.view.contains(at(number)) == (lease is not None)
             if lease is not None:
                 self.hits += 1
                 generation = generation_of(number, lease.tree)
@@ -391,6 +442,7 @@ class Simulation:
             self.copy: 40,
             self.look_at_lanes: 20,
             self.read: 30,
+            self.match: 10,
             self.let_go: 20,
             self.pass_time: 10,
             self.ask: 12,
@@ -454,8 +506,8 @@ class Simulation:
         self.clients.clear()
         if hasattr(self, "memory"):
             self.memory.close(drop=True)
-        for name in segments.existing(self.instance):
-            segments.remove(name)
+        for segment in segments.existing(self.instance):
+            segments.remove(segment)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -465,6 +517,7 @@ def test_under_one_seed_nothing_wrong_is_shown_nothing_is_lost_and_nothing_leaks
         simulation.run(EVENTS)
         assert simulation.hits > 30
         assert simulation.published > 10
+        assert simulation.matches > 0
         assert simulation.kills > 0
         simulation.finish()
     finally:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tensord.daemon.core.effects import (
     Allocate,
     Announce,
@@ -19,12 +21,14 @@ from tensord.daemon.core.effects import (
     Scan,
     Send,
 )
+from tensord.daemon.core.entries import State
 from tensord.daemon.core.events import (
     Allocated,
     ClientJoined,
     ClientLeft,
     Copied,
     Event,
+    PrefixAsked,
     Pressed,
     Punched,
     Received,
@@ -35,11 +39,14 @@ from tensord.daemon.core.events import (
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.store import Store
 from tensord.daemon.policy.replacement import by_name
-from tensord.errors import NotEnoughMemory, TensordError
+from tensord.errors import BadPrefix, NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader
+from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
+from tensord.shm.prefix import Piece, Tokens
 from tensord.shm.ring import Ring
+
+from .pieces import BLOCK, TAG, Block, block, name, query, text
 
 UNIX_AT_ZERO_S = 1_000_000.0
 SPAN = 192  # ring bytes of an image of 64, its header included
@@ -106,6 +113,8 @@ class Stand:
         self.forgotten: list[int] = []
         self.half_copied: set[int] = set()
         """Puts of which the copier keeps a checksum."""
+        self.records: dict[bytes, bytes] = {}
+        """What the images of pieces begin with, by key."""
 
     def make(self, ring: Ring, epoch: int) -> Store:
         policy = by_name(self.policy)
@@ -169,17 +178,38 @@ class Stand:
         put_id = self.copies[at].put_id
         copy = next(c for c in self.copies if c.put_id == put_id)
         self.copies.remove(copy)
+        piece: Piece | None = None
         if error is None:
             self.touch(copy.ring_offset, copy.part_bytes)
             stop = copy.ring_offset + copy.part_bytes
             self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
             if copy.header is not None:
                 self.headers[copy.image_offset - SPAN_HEADER_BYTES] = copy.header
+                piece = self.write_record(copy.image_offset, copy.header)
         self.half_copied.discard(put_id)
         if error is None and not copy.last:
             self.half_copied.add(put_id)
         checksum = 1 if copy.last and error is None else None
-        self.do(Copied(copy.client, put_id, checksum, error))
+        self.do(Copied(copy.client, put_id, checksum, error, piece))
+
+    def write_record(self, image_offset: int, header: SpanHeader) -> Piece | None:
+        """Has the image of a piece begin with its record, whatever was copied there."""
+        if not header.prefix_bytes:
+            return None
+        record = self.records[header.key]
+        start = image_offset + aligned(header.tree_bytes)
+        self.bytes[start : start + len(record)] = record
+        return Piece.unpack(record)
+
+    def piece_at(self, offset: int, header: SpanHeader | None) -> Piece | None:
+        """What the next daemon reads where a span begins with a record."""
+        if header is None or not header.prefix_bytes:
+            return None
+        start = offset + SPAN_HEADER_BYTES + aligned(header.tree_bytes)
+        try:
+            return Piece.unpack(bytes(self.bytes[start : start + header.prefix_bytes]))
+        except BadPrefix:
+            return None
 
     def read_lanes(self) -> None:
         """The first half of a scan: what is pinned now is all that it will have seen."""
@@ -195,7 +225,8 @@ class Stand:
         self.scans -= 1
         self.do(Scanned(pinned))
         for entry in victims:
-            assert self.find(entry.key) is not None, "a pinned entry was evicted for its room"
+            is_orphan = entry.parent is not None and entry.parent.state is State.RETIRED
+            assert is_orphan or self.find(entry.key) is not None, "a pinned entry was evicted for its room"
 
     def punch(self, at: int = 0) -> None:
         """Carries a Punch out: whatever stood there is lost."""
@@ -288,6 +319,51 @@ class Stand:
         self.part(client, request, image_bytes, last=True)
         self.settle()
         return self.ended(client, request)
+
+    def put_block(self, block: Block, client: int = 1, **more: Any) -> str:
+        """A whole put of a piece; its outcome, and with it the error's code."""
+        request = 10_000 + len(self.answers[client])
+        self.records[block.key] = block.record
+        self.send(client, block.commit(request, **more))
+        self.part(client, request, block.image_bytes, last=True)
+        self.settle()
+        return self.ended(client, request)
+
+    def put_sequence(self, *words: int, **more: Any) -> list[str]:
+        """A block of each word, one after the other; their outcomes."""
+        return [self.put_block(block(words[: end + 1]), **more) for end in range(len(words))]
+
+    def match(self, *words: int, rest: int = 1, agent: str = "", client: int = 1) -> messages.Matched | messages.Error:
+        """What is cached of a sequence of these words with `rest` tokens behind it."""
+        tokens = np.concatenate([text(words), np.full(rest, 999_999, np.uint32)])
+        self.do(self.asked(query(tokens), tokens, agent, client))
+        answer: messages.Matched | messages.Error = self.answers[client][-1]
+        return answer
+
+    def asked(self, piece: Piece, tokens: Tokens, agent: str = "", client: int = 1) -> PrefixAsked:
+        """A query, as the actor has taken it out of the inbox."""
+        request = 10_000 + len(self.answers[client])
+        return PrefixAsked(client, messages.MatchPrefix(request, TAG, 0, piece.record_bytes, agent), piece, tokens)
+
+    def matched(self, *words: int) -> int:
+        """How many blocks of these words are cached. Not a use of any."""
+        tokens = np.append(text(words), np.uint32(999_999))
+        found = self.store.memory.sequences.index.match(TAG, query(tokens), tokens)
+        assert all(self.find(key) is not None for key in found.blocks), "matched, and not to be found"
+        assert found.blocks == [name(words[: end + 1]) for end in range(len(found.blocks))]
+        assert found.offset == BLOCK * len(found.blocks)
+        return len(found.blocks)
+
+    def has_block(self, *words: int) -> bool:
+        """Whether a reader finds the last block of these words."""
+        return self.find(name(words)) is not None
+
+    def pin_block(self, *words: int) -> View:
+        """A lease on the last block of these words."""
+        view = self.find(name(words))
+        assert view is not None, f"{words} is not there"
+        self.views.append(view)
+        return view
 
     def ended(self, client: int, request: int) -> str:
         """How a put ended, by its outcome or its error's code; "" while it has not."""

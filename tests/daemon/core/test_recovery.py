@@ -17,8 +17,9 @@ SPAN = 192
 def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
     """A new store over the same index and bytes; of the old one only those are left."""
     records = [
-        Recovered(slot.number, stand.headers.get(slot.offset), slot.published)
+        Recovered(slot.number, header, slot.published, stand.piece_at(slot.offset, header))
         for slot in stand.index.slots()
+        for header in [stand.headers.get(slot.offset)]
     ]
     records.reverse()
     stand.now = now

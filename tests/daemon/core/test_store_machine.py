@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -21,15 +21,18 @@ from tensord.daemon.core.events import Accessed, Pressed, Tick
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
+from .pieces import TAG, block, name
 from .stand import Stand, key
 
 RING_BYTES = 4096
 PAGE_BYTES = 256
 NUMBERS = st.integers(0, 9)
+WORDS = st.lists(st.integers(1, 2), min_size=1, max_size=3)
+SEQUENCES = {words: name(words) for length in (1, 2, 3) for words in product((1, 2), repeat=length)}
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Keys 0 to 4 are of one namespace, 5 to 9 of another."""
+    """Keys 0 to 4 are of one namespace, 5 to 9 of another; a third has sequences of up to three blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,6 +159,53 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), number=NUMBERS, cells=st.integers(1, 9), pieces=st.integers(1, 3))
     def put_is_sent(self, data: st.DataObject, number: int, cells: int, pieces: int) -> None:
         self.put(data, number, cells, 2, pieces)
+
+    @rule(data=st.data(), words=WORDS, tokens=st.integers(0, 6), settles=st.booleans(), pieces=st.integers(1, 2))
+    def put_block(self, data: st.DataObject, words: list[int], tokens: int, settles: bool, pieces: int) -> None:
+        client = self.some_client(data)
+        piece = block(words)
+        self.requests += 1
+        self.commits.add((client, self.requests))
+        self.parts_sent[client, self.requests] = pieces
+        self.stand.records[piece.key] = piece.record
+        self.stand.send(client, piece.commit(self.requests, tokens=tokens))
+        for at in range(pieces):
+            self.stand.part(client, self.requests, piece.image_bytes // pieces, last=at == pieces - 1)
+        if settles:
+            self.stand.settle()
+
+    @rule(data=st.data(), words=WORDS, settles=st.booleans())
+    def put_sequence(self, data: st.DataObject, words: list[int], settles: bool) -> None:
+        for end in range(len(words)):
+            self.put_block(data, words[: end + 1], 0, settles, 1)
+
+    @rule(data=st.data(), words=WORDS)
+    def match(self, data: st.DataObject, words: list[int]) -> None:
+        found = self.stand.match(*words, client=self.some_client(data))
+        assert isinstance(found, messages.Matched)
+        there = [self.stand.find(name(words[: end + 1])) is not None for end in range(len(words))]
+        assert found.blocks == [name(words[: end + 1]) for end in range(sum(there))]
+
+    @rule(words=WORDS)
+    def reader_pins_a_block(self, words: list[int]) -> None:
+        view = self.stand.find(name(words))
+        if view is not None:
+            self.stand.views.append(view)
+
+    @rule(data=st.data(), words=WORDS, pin=st.booleans())
+    def evict_or_pin_a_block(self, data: st.DataObject, words: list[int], pin: bool) -> None:
+        if pin:
+            self.ask(data, messages.Pin, name(words), 8.0)
+        else:
+            self.ask(data, messages.Evict, [name(words)])
+            assert self.stand.matched(*words) < len(words)
+
+    @precondition(lambda self: self.requests % 5 == 0)
+    @rule(data=st.data())
+    def evict_prefixes(self, data: st.DataObject) -> None:
+        client = self.ask(data, messages.EvictPrefixes, TAG)
+        assert isinstance(self.stand.last(client), messages.Counted)
+        assert not any(self.stand.find(key) for key in SEQUENCES.values())
 
     @precondition(lambda self: self.stand.scans == 0)
     @rule(data=st.data(), cells=st.integers(3, 9))
@@ -320,6 +370,13 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "stand"):
             return
         self.stand.check()
+
+    @invariant()
+    def no_block_is_shown_without_the_one_before(self) -> None:
+        if hasattr(self, "stand"):
+            shown = {slot.key for slot in self.stand.index.slots() if slot.published}
+            for words, key in SEQUENCES.items():
+                assert key not in shown or len(words) == 1 or SEQUENCES[words[:-1]] in shown, words
 
     @invariant()
     def budgets_hold(self) -> None:

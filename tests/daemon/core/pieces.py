@@ -1,0 +1,64 @@
+"""Small cached sequences: blocks of 16 tokens, each named by what it and those before it hold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensord.ipc import messages
+from tensord.shm.layout import aligned
+from tensord.shm.prefix import Piece, Tokens
+
+TAG = b"sequence"
+BLOCK = 16
+TREE_BYTES = 16
+SCOPE = b"scope".ljust(16, b"-")
+LAYOUT = b"layout".ljust(16, b"-")
+
+
+class Block(NamedTuple):
+    """A piece to put. Its image is its record and nothing else."""
+
+    key: bytes
+    piece: Piece
+    record: bytes
+
+    @property
+    def image_bytes(self) -> int:
+        return aligned(TREE_BYTES) + len(self.record)
+
+    def commit(self, request: int, **more: object) -> messages.Commit:
+        fields = {"prefix_bytes": len(self.record), "follows": self.piece.parent, **more}
+        return messages.Commit(request, self.key, self.image_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
+
+
+def text(words: Sequence[int]) -> Tokens:
+    """A sequence with a block of each word: (16 × words,) uint32."""
+    return np.repeat(np.asarray(words, np.uint32), BLOCK)
+
+
+def name(words: Sequence[int], tag: bytes = TAG) -> bytes:
+    """The key of the last block of `words`, which are all of its sequence."""
+    return tag + hashlib.sha256(text(words).tobytes()).digest()[:24]
+
+
+def block(words: Sequence[int], tag: bytes = TAG) -> Block:
+    """The last block of `words`, which follows all those before."""
+    parent = name(words[:-1], tag) if len(words) > 1 else None
+    piece = Piece(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
+    return Block(name(words, tag), piece, piece.pack(text(words[-1:])).tobytes())
+
+
+def snapshot(words: Sequence[int], tag: bytes = TAG) -> Block:
+    """What continues `words` at their end."""
+    piece = Piece(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
+    key = tag + hashlib.sha256(b"snapshot" + text(words).tobytes()).digest()[:24]
+    return Block(key, piece, piece.pack(text([])).tobytes())
+
+
+def query(tokens: Tokens) -> Piece:
+    """All of a sequence, to ask for."""
+    return Piece(SCOPE, LAYOUT, False, False, 0, len(tokens), None, (), BLOCK)

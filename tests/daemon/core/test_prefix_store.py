@@ -1,0 +1,586 @@
+"""Cached sequences in the store: no block without the one before it, whatever evicts, ends or restarts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tensord.daemon.core.events import FoundCorrupt, Tick
+from tensord.daemon.core.matching import USES_MAX, USES_SLICE
+from tensord.daemon.core.sequences import REBUILD_SLICE
+from tensord.daemon.core.sweeps import SLICE
+from tensord.ipc import messages
+from tensord.shm.layout import SPAN_HEADER_BYTES, aligned, span_bytes
+
+from .pieces import BLOCK, TAG, Block, block, name, snapshot, text
+from .stand import Stand, key
+from .test_recovery import finish, restart
+
+SPAN = span_bytes(block([1]).image_bytes)
+
+
+def stand_of(blocks: int, **more: Any) -> Stand:
+    """A ring that holds so many blocks."""
+    stand = Stand(SPAN * blocks, max_entries=max(1000, blocks), **more)
+    stand.join(1, 2)
+    return stand
+
+
+def begin(stand: Stand, request: int, piece: Block, client: int = 2) -> None:
+    """A put whose parts have not come."""
+    stand.records[piece.key] = piece.record
+    stand.send(client, piece.commit(request))
+
+
+def whole(stand: Stand, *sequences: tuple[int, ...]) -> None:
+    """No block of these is there without all those before it; and what is there is matched."""
+    for words in sequences:
+        there = [stand.has_block(*words[: end + 1]) for end in range(len(words))]
+        assert there == sorted(there, reverse=True), f"a block of {words} without the one before: {there}"
+        assert stand.matched(*words) == sum(there)
+    stand.check()
+
+
+# ---- taken in
+
+
+def test_a_sequence_is_matched_as_far_as_its_blocks_are_stored() -> None:
+    stand = stand_of(10)
+    assert stand.put_sequence(1, 2, 3) == ["stored"] * 3
+    assert stand.put_sequence(1, 2, 4) == ["existed", "existed", "stored"]
+    assert [stand.matched(1, 2, 3), stand.matched(1, 2, 4, 5), stand.matched(1, 9), stand.matched(9)] == [3, 3, 1, 0]
+    cut = stand.match(1, 2, rest=0)
+    assert isinstance(cut, messages.Matched)
+    assert (cut.offset, len(cut.blocks)) == (2 * BLOCK - 1, 2), "a full match leaves the last token"
+    whole(stand, (1, 2, 3), (1, 2, 4))
+
+
+def test_a_snapshot_is_told_where_it_stands() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2)
+    assert stand.put_block(snapshot([1])) == "stored"
+    found = stand.match(1, 7)
+    assert isinstance(found, messages.Matched)
+    assert (found.offset, found.snapshot) == (BLOCK, snapshot([1]).key)
+
+
+def test_a_piece_whose_predecessor_is_neither_stored_nor_on_its_way_is_refused_at_once() -> None:
+    stand = stand_of(10)
+    begin(stand, 1, block([1, 2]))
+    assert stand.ended(2, 1) == "PredecessorGone"
+    begin(stand, 2, block([1]))
+    begin(stand, 3, block([1, 2]))
+    assert stand.ended(2, 3) == "", "what it follows is on its way"
+    stand.check()
+
+
+def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
+    stand = stand_of(10)
+    first, second = block([1]), block([1, 2])
+    begin(stand, 1, first)
+    begin(stand, 2, second)
+    stand.part(2, 1, first.image_bytes + 1, last=True)
+    stand.part(2, 2, second.image_bytes, last=True)
+    stand.settle()
+    assert [stand.ended(2, 1), stand.ended(2, 2)] == ["BadMessage", "PredecessorGone"]
+    assert stand.store.memory.ring.used_bytes == 0
+    stand.check()
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (block([1, 2])._replace(record=block([1, 3], b"namespac").record), "BadPrefix"),
+        (block([5])._replace(record=block([5, 6]).record), "BadPrefix"),
+        (block([1, 2])._replace(piece=replace(block([1, 2]).piece, parent=None)), "BadPrefix"),
+        (block([1, 2])._replace(piece=replace(block([1, 2]).piece, parent=key(1))), "BadPrefix"),
+        (Block(name([1, 9]), block([1, 2, 3]).piece, block([1, 2, 3]).record), "PredecessorGone"),
+    ],
+    ids=["another's record", "not a beginning", "other than its Commit", "another namespace's", "not stored"],
+)
+def test_a_piece_that_does_not_fit_is_refused_by_name_and_leaves_nothing(bad: Block, code: str) -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1)
+    used = stand.store.memory.ring.used_bytes
+    assert stand.put_block(bad) == code
+    assert stand.store.memory.ring.used_bytes == used
+    assert stand.store.status()["refusals"] == {code: 1}
+    assert len(stand.store.memory.sequences.index) == 1
+    stand.check()
+
+
+@pytest.mark.parametrize("wrong", [{"prefix_bytes": 95}, {"prefix_bytes": 1 << 20}, {"prefix_bytes": 0}])
+def test_a_commit_that_cannot_have_such_a_record_is_refused_before_any_copy(wrong: dict[str, int]) -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1)
+    assert stand.put_block(block([1, 2]), **wrong) == "BadPrefix"
+    assert not stand.copies
+    stand.check()
+
+
+def test_what_is_longer_than_the_limit_is_neither_stored_nor_asked_for() -> None:
+    stand = stand_of(10, prefix_tokens_max=2 * BLOCK)
+    assert stand.put_sequence(1, 2, 3) == ["stored", "stored", "LimitReached"]
+    refused = stand.match(1, 2, rest=1)
+    assert isinstance(refused, messages.Error)
+    assert refused.code == "LimitReached"
+    assert "prefix_tokens_max" in refused.text
+    stand.check()
+
+
+def test_a_query_that_is_a_piece_is_none() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1)
+    for wrong in (block([1, 2]).piece, snapshot([1]).piece):
+        tokens = text([1] * (wrong.count // BLOCK))
+        stand.do(stand.asked(wrong, tokens))
+        assert isinstance(stand.last(), messages.Error)
+        assert stand.last().code == "BadPrefix"
+
+
+# ---- eviction
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_blocks_go_leaf_first_for_room(policy: str) -> None:
+    stand = stand_of(12, policy=policy)
+    sequences = [(1, 2, 3, 4), (1, 2, 5), (6, 7, 8, 9)]
+    for words in sequences:
+        stand.put_sequence(*words)
+    for number in range(30):
+        assert stand.put(number, 3 * 64) == "stored"
+        whole(stand, *sequences)
+
+
+def test_a_chain_goes_for_one_put_with_one_scan() -> None:
+    stand = stand_of(20)
+    stand.put_sequence(*range(1, 21))
+    scans = stand.store.counters.scans
+    assert stand.put(1, 15 * SPAN - SPAN_HEADER_BYTES) == "stored"
+    assert stand.store.counters.scans == scans + 1
+    whole(stand, tuple(range(1, 21)))
+    assert stand.has_block(1, 2, 3, 4, 5)
+
+
+def test_a_lease_on_a_block_keeps_all_that_it_follows() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, 3, 4, 5)
+    stand.pin_block(1, 2, 3)
+    for number in range(20):
+        assert stand.put(number, 3 * 64) == "stored"
+        assert stand.matched(1, 2, 3, 4, 5) >= 3
+    assert not stand.has_block(1, 2, 3, 4)
+    assert stand.put(99, 8 * SPAN - SPAN_HEADER_BYTES) == "StoreFull"
+    assert stand.matched(1, 2, 3) == 3, "what cannot fit costs nobody a block"
+    stand.views.clear()
+    assert stand.put(99, 8 * SPAN - SPAN_HEADER_BYTES) == "stored"
+    whole(stand, (1, 2, 3, 4, 5))
+
+
+def test_a_pin_by_message_keeps_all_that_the_block_follows() -> None:
+    stand = stand_of(6, pinned_bytes_max=10 * SPAN)
+    stand.put_sequence(1, 2, 3)
+    stand.send(1, messages.Pin(7, name([1, 2, 3]), 60.0))
+    for number in range(12):
+        stand.put(number, 3 * 64)
+        assert stand.matched(1, 2, 3) == 3
+    stand.send(1, messages.Unpin(8, name([1, 2, 3])))
+    for number in range(12):
+        stand.put(number, 3 * 64)
+    assert stand.matched(1, 2, 3) == 0
+
+
+def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
+    stand = stand_of(6)
+    stand.put_sequence(1, 2)
+    follower = block([1, 2, 3])
+    begin(stand, 1, follower)
+    for number in range(20):
+        assert stand.put(number, 3 * 64) == "stored"
+        assert stand.matched(1, 2) == 2
+    stand.part(2, 1, follower.image_bytes, last=True)
+    stand.settle()
+    assert stand.ended(2, 1) == "stored"
+    for number in range(20, 40):
+        stand.put(number, 3 * 64)
+    assert stand.matched(1, 2, 3) == 0
+
+
+def test_a_victim_that_a_new_put_follows_comes_back() -> None:
+    stand = stand_of(4)
+    stand.put_sequence(1)
+    stand.commit(1, 1, key(1), 3 * SPAN)
+    stand.commit(1, 2, key(2), 64)
+    assert stand.scans == 1
+    assert not stand.has_block(1)
+    begin(stand, 3, block([1, 2]))
+    stand.scan()
+    assert stand.has_block(1)
+    stand.check()
+
+
+def test_what_a_pinned_victim_follows_comes_back_with_it() -> None:
+    stand = stand_of(4)
+    stand.put_sequence(1, 2, 3)
+    view = stand.find(name([1, 2, 3]))
+    stand.commit(1, 1, key(1), 3 * SPAN)
+    assert stand.scans == 1
+    assert not stand.has_block(1), "all three were chosen"
+    assert view is not None
+    stand.views.append(view)
+    stand.scan()
+    whole(stand, (1, 2, 3))
+    assert stand.has_block(1, 2, 3)
+
+
+def test_what_must_go_around_a_place_takes_along_what_follows_it_elsewhere() -> None:
+    """One large put: the only stretch that is long enough has the beginning of a sequence, which stands elsewhere."""
+    stand = stand_of(12)
+    for number in range(6):
+        stand.put(number, 3 * 64)
+    stand.put_sequence(1)
+    for number in range(6, 9):
+        stand.put(number, 3 * 64)
+    stand.put_sequence(1, 2, 3)
+    for number in range(6):
+        stand.pin(number)
+    assert stand.put(99, 4 * SPAN - SPAN_HEADER_BYTES) == "stored"
+    whole(stand, (1, 2, 3))
+
+
+def test_pages_are_given_back_leaf_first() -> None:
+    stand = stand_of(64, page_bytes=SPAN)
+    sequences = [tuple(range(10 * n, 10 * n + 8)) for n in range(8)]
+    for words in sequences:
+        stand.put_sequence(*words)
+    for blocks in (40, 23, 5, 0):
+        stand.press(blocks * SPAN)
+        assert stand.store.status()["resident_bytes"] <= blocks * SPAN
+        whole(stand, *sequences)
+    stand.press()
+
+
+def test_what_is_idle_goes_with_what_follows_it_unless_that_is_not_idle() -> None:
+    stand = stand_of(20)
+    stand.put_sequence(1, 2, 3)
+    stand.put_sequence(4, 5)
+    stand.now = 100.0
+    assert stand.put_sequence(4, 5, 6) == ["existed", "existed", "stored"]
+    stand.put_sequence(1, 2, 3, 7)
+    stand.now = 150.0
+    stand.match(1, 2)
+    stand.settle()
+    stand.press(None, idle_s=40.0)
+    assert (stand.matched(1, 2, 3, 7), stand.matched(4, 5, 6)) == (2, 0)
+    whole(stand, (1, 2, 3, 7), (4, 5, 6))
+
+
+def test_an_emergency_takes_trees_larger_than_a_slice() -> None:
+    stand = stand_of(700)
+    for leaf in range(600):
+        stand.put_sequence(1, 1000 + leaf)
+    stand.now = 100.0
+    stand.press(None, idle_s=10.0)
+    assert len(stand.store.memory.entries) == 0
+    stand.check()
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("reason", ["explicit", "corrupt"])
+def test_what_follows_an_ended_block_ends_and_is_not_matched_from_then_on(reason: str) -> None:
+    stand = stand_of(SLICE + 50)
+    for leaf in range(SLICE + 20):
+        stand.put_sequence(1, 2, 1000 + leaf)
+    kept = stand.store.entry(name([1, 2]))
+    assert kept is not None
+    if reason == "explicit":
+        stand.send(1, messages.Evict(5, [name([1, 2])]))
+        assert stand.last() == messages.Counted(5, 1)
+    else:
+        stand.do(FoundCorrupt(kept["span_id"]))
+    assert stand.matched(1, 2, 1000) == 1
+    assert 0 < len(stand.store.memory.entries) - 1 <= 20, "one slice at a time"
+    assert stand.store.next_timer() == stand.now
+    stand.check()
+    stand.settle()
+    assert len(stand.store.memory.entries) == 1
+    assert stand.store.status()["evictions"] == {reason: SLICE + 21}
+    assert stand.matched(1) == 1
+    stand.check()
+
+
+def test_followers_of_an_ended_block_do_not_come_back_though_they_are_pinned() -> None:
+    stand = stand_of(4)
+    stand.put_sequence(1, 2, 3)
+    view = stand.find(name([1, 2, 3]))
+    stand.commit(1, 1, key(1), 3 * SPAN)
+    assert stand.scans == 1
+    assert view is not None
+    stand.views.append(view)
+    stand.send(1, messages.Evict(5, [name([1])]))
+    stand.scan()
+    stand.settle()
+    assert not stand.has_block(1, 2, 3)
+    stand.check()
+
+
+@pytest.mark.parametrize("by", ["clear", "invalidate", "evict_prefixes"])
+def test_a_namespace_that_is_cleared_counts_each_piece_once(by: str) -> None:
+    stand = stand_of(2 * SLICE + 100)
+    for leaf in range(SLICE):
+        stand.put_sequence(1, 1000 + leaf, 2)
+    stand.put_sequence(5, 6)
+    stand.put(1)
+    requests = {
+        "clear": messages.Clear(9, TAG),
+        "invalidate": messages.Invalidate(9, TAG, 0),
+        "evict_prefixes": messages.EvictPrefixes(9, TAG),
+    }
+    pieces = 2 * SLICE + 3
+    stand.send(1, requests[by])
+    assert stand.matched(5, 6) + stand.matched(1) <= 3
+    stand.settle()
+    [answer] = [each for each in stand.answers[1] if getattr(each, "id", None) == 9]
+    assert (answer.dropped if isinstance(answer, messages.Generation) else answer.count) == pieces
+    assert stand.stored() == {1}
+    stand.check()
+
+
+def test_evicting_prefixes_leaves_the_rest_of_the_namespace() -> None:
+    stand = stand_of(20)
+    stand.put_sequence(1, 2)
+    stand.put_block(block([1, 2], b"another.")._replace(piece=block([1]).piece, record=block([1]).record))
+    stand.commit(1, 5, TAG + bytes(24), 64)
+    stand.part(1, 5, 64, last=True)
+    stand.settle()
+    stand.send(1, messages.EvictPrefixes(9, TAG))
+    assert stand.last() == messages.Counted(9, 2)
+    assert len(stand.store.memory.entries) == 2
+    stand.check()
+
+
+def test_a_time_to_live_is_put_off_while_something_follows() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, ttl_s=10.0)
+    stand.pass_time(5.0)
+    stand.put_sequence(1, 2, ttl_s=10.0)
+    stand.pass_time(9.0)
+    assert stand.matched(1, 2) == 2
+    stand.pass_time(2.0)
+    assert stand.matched(1, 2) == 1, "the leaf's time was up"
+    stand.pass_time(10.0)
+    assert stand.matched(1) == 0
+    assert stand.store.status()["evictions"] == {"ttl": 2}
+    stand.check()
+
+
+# ---- uses
+
+
+class Noted:
+    """A policy that notes who uses what."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.uses: list[tuple[int, str]] = []
+        policy = stand.store.memory.policy
+        accessed = policy.accessed
+
+        def note(span_id: int, now: float, agent: str = "") -> None:
+            self.uses.append((span_id, agent))
+            accessed(span_id, now, agent)
+
+        policy.accessed = note  # type: ignore[method-assign]
+        self.turns: list[tuple[str, str]] = []
+        policy.turn = lambda agent, state, now: self.turns.append((agent, state))  # type: ignore[method-assign]
+
+
+def span(stand: Stand, *words: int) -> int:
+    found = stand.find(name(words))
+    assert found is not None
+    return found.span_id
+
+
+def test_a_match_is_a_use_of_all_it_found_the_first_piece_first_and_after_its_answer() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, 3)
+    noted = Noted(stand)
+    stand.match(1, 2, agent="planner")
+    assert noted.uses == []
+    stand.do(Tick())
+    assert noted.uses == [(span(stand, 1), "planner"), (span(stand, 1, 2), "planner")]
+    used = stand.store.entry(name([1, 2]))
+    assert used is not None
+    assert used["uses"] == 1
+    assert stand.store.next_timer() is None
+
+
+def test_uses_are_counted_in_slices_and_those_that_are_too_many_are_lost_the_oldest_first() -> None:
+    stand = stand_of(70)
+    words = tuple(range(1, 65))
+    stand.put_sequence(*words)
+    noted = Noted(stand)
+    for _ in range(USES_MAX // 64 + 5):
+        stand.match(*words)
+    assert stand.store.status()["prefix_uses_lost"] == 5 * 64
+    stand.do(Tick())
+    assert len(noted.uses) == USES_SLICE
+    assert stand.store.next_timer() == stand.now
+
+
+def test_what_is_known_of_an_agent_is_told_to_the_policy() -> None:
+    stand = stand_of(4)
+    noted = Noted(stand)
+    stand.send(1, messages.AgentTurn(3, "planner", "finished"))
+    assert (noted.turns, stand.last()) == ([("planner", "finished")], messages.Done(3))
+
+
+def test_the_policy_knows_what_a_put_says() -> None:
+    stand = stand_of(4)
+    stand.put_sequence(1)
+    told: list[Any] = []
+    stand.store.memory.policy.inserted = lambda new, now: told.append(new)  # type: ignore[method-assign]
+    stand.put_block(block([1, 2]), cost_ms=12.5, agent="planner", tokens=7)
+    assert [(n.cost_ms, n.agent, n.tokens, n.parent) for n in told] == [(12.5, "planner", 7, span(stand, 1))]
+
+
+def test_queries_are_counted() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2)
+    stand.match(1, 2, rest=5)
+    stand.match(9)
+    status = stand.store.status()
+    counted = {figure: status[f"prefix_{figure}"] for figure in ("queries", "hits", "tokens_asked", "tokens_matched")}
+    assert counted == {"queries": 2, "hits": 1, "tokens_asked": 37 + 17, "tokens_matched": 32}
+    assert (status["prefix_pieces"], status["prefix_rebuilding"]) == (2, 0)
+
+
+def test_an_entry_tells_its_place_in_a_sequence() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, cost_ms=3.0)
+    told = stand.store.entry(name([1, 2]))
+    assert told is not None
+    assert told["prefix"] == {
+        "start": BLOCK,
+        "tokens": BLOCK,
+        "snapshot": False,
+        "follows": name([1]).hex(),
+        "followers": 0,
+    }
+    assert told["cost_ms"] == 3.0
+    stand.put(1)
+    other = stand.store.entry(key(1))
+    assert other is not None
+    assert other["prefix"] is None
+
+
+# ---- restarts
+
+
+def test_a_restarted_store_serves_at_once_and_matches_more_with_each_tick() -> None:
+    stand = stand_of(200)
+    words = tuple(range(1, 2 * REBUILD_SLICE + 11))
+    stand.put_sequence(*words)
+    restart(stand)
+    assert stand.has_block(*words), "readers find it at once"
+    assert (stand.matched(*words), stand.store.status()["prefix_rebuilding"]) == (0, len(words))
+    matched = []
+    while stand.store.status()["prefix_rebuilding"]:
+        stand.do(Tick())
+        matched.append(stand.matched(*words))
+        stand.check()
+    assert matched[-1] == len(words)
+    assert all(before < after for before, after in pairwise(matched))
+    finish(stand)
+
+
+def test_what_follows_a_block_that_is_not_rebuilt_yet_is_taken_in_all_the_same() -> None:
+    stand = stand_of(200)
+    words = tuple(range(1, 2 * REBUILD_SLICE + 11))
+    stand.put_sequence(*words)
+    restart(stand)
+    last = block([*words, 999])
+    begin(stand, 1, last, client=1)
+    stand.part(1, 1, last.image_bytes, last=True)
+    stand.copy()
+    assert stand.ended(1, 1) == "stored"
+    assert stand.matched(*words, 999) == len(words) + 1
+    stand.settle()
+    finish(stand)
+
+
+def test_what_was_known_of_a_piece_is_known_after_a_restart() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, cost_ms=4.5)
+    stand.put_block(snapshot([1, 2]))
+    before = {words: stand.store.entry(name(words)) for words in ((1,), (1, 2))}
+    restart(stand)
+    for words, told in before.items():
+        assert told is not None
+        now = stand.store.entry(name(words))
+        assert now is not None
+        assert (now["prefix"], now["cost_ms"]) == (told["prefix"], 4.5)
+    stand.settle()
+    found = stand.match(1, 2, 3)
+    assert isinstance(found, messages.Matched)
+    assert found.snapshot == snapshot([1, 2]).key
+    finish(stand)
+
+
+def test_a_found_piece_whose_predecessor_is_missing_ends_and_what_follows_it() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, 3, 4)
+    stand.put_sequence(1, 5)
+    # A daemon that was killed while it ended what followed an evicted block.
+    stand.send(1, messages.Evict(77, [name([1, 2])]))
+    [slot] = [s for s in stand.index.slots() if s.key == name([1, 2])]
+    assert not slot.published
+    for words in ((1, 2, 3), (1, 2, 3, 4)):
+        for slot in stand.index.slots():
+            if slot.key == name(words) and not slot.published:
+                stand.index.republish(slot.number)
+    restart(stand)
+    stand.settle()
+    assert [stand.matched(1, 2, 3, 4), stand.matched(1, 5)] == [1, 2]
+    assert not stand.has_block(1, 2, 3)
+    assert stand.store.status()["found_corrupt"] == 0
+    finish(stand)
+
+
+@pytest.mark.parametrize("at", [0, 4, 60], ids=["no record", "another version", "another predecessor"])
+def test_a_found_record_that_is_damaged_ends_its_piece_and_what_follows(at: int) -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, 2, 3)
+    found = stand.find(name([1, 2]))
+    assert found is not None
+    stand.bytes[found.offset + aligned(16) + at] ^= 0xFF
+    restart(stand)
+    stand.settle()
+    assert stand.matched(1, 2, 3) == 1
+    assert not stand.has_block(1, 2, 3)
+    finish(stand)
+
+
+def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
+    stand = stand_of(10)
+    first, second = block([1]), block([1, 2])
+    begin(stand, 1, first)
+    begin(stand, 2, second)
+    # The second has its place before the first has all of its parts.
+    stand.part(2, 2, second.image_bytes // 2, last=False)
+    stand.now = 5.0
+    stand.part(2, 1, first.image_bytes, last=True)
+    stand.settle()
+    stand.part(2, 2, second.image_bytes - second.image_bytes // 2, last=True)
+    stand.settle()
+    for slot in stand.index.slots():
+        if slot.key == first.key:
+            stand.headers[slot.offset] = replace(stand.headers[slot.offset], created_unix_s=1_000_009.0)
+    restart(stand, now=20.0)
+    stand.settle()
+    assert stand.matched(1, 2) == 2
+    finish(stand)
