@@ -53,6 +53,10 @@ class Kin:
         """Whether nothing that is shown follows the span."""
         return span_id not in self._followers
 
+    def followers(self, span_id: int) -> int:
+        """How many that are shown follow the span."""
+        return self._followers.get(span_id, 0)
+
     def leaves_first(self, order: Iterator[int]) -> Iterator[int]:
         """The spans of `order` that are not hidden, each only once all its followers have come; one that was passed
         over comes right behind the last of them."""

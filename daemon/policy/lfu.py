@@ -66,6 +66,9 @@ class LFU:
     def turn(self, agent: str, state: str, now: float) -> None:
         """Nothing follows from it."""
 
+    def admits(self, new: Newcomer, victim: int) -> bool:
+        return True
+
     def coldest(self) -> Iterator[int]:
         return self._kin.leaves_first(span for level in self._sorted_levels for span in self._levels[level])
 

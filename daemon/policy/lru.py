@@ -46,6 +46,9 @@ class LRU:
     def turn(self, agent: str, state: str, now: float) -> None:
         """Nothing follows from it."""
 
+    def admits(self, new: Newcomer, victim: int) -> bool:
+        return True
+
     def coldest(self) -> Iterator[int]:
         return self._kin.leaves_first(iter(self._last_use))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
+from .hazard import Hazard
 from .lfu import LFU
 from .lru import LRU
 from .newcomer import Newcomer
@@ -51,6 +52,11 @@ class Replacement(Protocol):
         """What is known of an agent's next turn."""
         ...
 
+    def admits(self, new: Newcomer, victim: int) -> bool:
+        """Whether `new`, which is not stored so far, is worth `victim`, which would have to go for it. Asked of pieces
+        of sequences only: whoever stores anything else is promised that it is there."""
+        ...
+
     def coldest(self) -> Iterator[int]:
         """The known spans that are not hidden, coldest first, in the order in which they should go: one that others
         follow comes after all of those. Lazy: valid until the next change."""
@@ -65,7 +71,7 @@ class Replacement(Protocol):
         ...
 
 
-POLICIES: Final[dict[str, type[Replacement]]] = {"lru": LRU, "lfu": LFU}
+POLICIES: Final[dict[str, type[Replacement]]] = {"lru": LRU, "lfu": LFU, "hazard": Hazard}
 
 
 def by_name(name: str) -> Replacement:

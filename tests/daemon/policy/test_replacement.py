@@ -128,5 +128,5 @@ def test_a_policy_goes_by_its_name(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_choices() -> None:
-    with pytest.raises(BadConfiguration, match=r"'arc' is no policy; choose one of lfu, lru"):
+    with pytest.raises(BadConfiguration, match=r"'arc' is no policy; choose one of hazard, lfu, lru"):
         by_name("arc")

@@ -1,0 +1,308 @@
+"""What pays least for its bytes goes first, by what was learned of how such entries are used again.
+
+An entry's worth is  index(class, age) * cost / bytes:  the best rate at which its next use can come (`hazards`), what
+that use would save, and what keeping it takes. Cost is what computing it took in milliseconds, else its tokens at the
+milliseconds a token that others told of, else the same for all (cost / bytes as in GreedyDual-Size-Frequency:
+Cherkasova, HP Labs 1998; a learned index instead of its frequency).
+
+Classes tell apart: how often an entry was used, how deep in its sequence it lies, how long it was unused before its
+last use, and what is known of its agent. An agent that has finished, or waits for a tool, is just another class: what
+follows from it is learned too.
+
+Leaf first: only what nobody follows stands in a queue (`leaves`). What was evicted is remembered for a while: its
+return says that it was missed, and it is no newcomer then.
+
+Invariants: who stands in a queue is exactly who is known, not hidden, and not followed by anybody shown; what is
+remembered is bounded by what is known, and REMEMBERED_MIN.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from math import frexp
+from typing import Final
+
+from .ages import Ages
+from .hazards import Hazards, Row, bucket
+from .kin import Kin
+from .leaves import Agent, Leaves, Rank, Span
+from .newcomer import Newcomer
+
+REMEMBERED_MIN: Final = 2048
+REMEMBERED_SHARE: Final = 4
+"""How many evicted entries are remembered: so many times those that are known."""
+ROUND_USES: Final = 128
+"""After so many uses the ages are counted, the order is as of now, and LEARNED_ROWS classes use what was learned."""
+LEARNED_ROWS: Final = 3
+COMPETES_SHARE: Final = 16
+"""A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
+TOLD: Final = 0.999
+"""What a new report of milliseconds leaves of those before."""
+
+_RUNNING: Final = 2
+_FINISHED: Final = 5
+_STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
+
+
+class Hazard:
+    """An operation is O(log n), and a decision O(number of queues), which is bounded."""
+
+    name = "hazard"
+
+    def __init__(self) -> None:
+        self._spans: dict[int, Span] = {}
+        self._past: OrderedDict[bytes, Span] = OrderedDict()
+        self._agents: dict[str, Agent] = {}
+        self._kin = Kin()
+        self._leaves = Leaves()
+        self._hazards = Hazards()
+        self._ages: Ages[Span] = Ages(lambda span, at: self._hazards.reached(self._row(span), at))
+        self._serial = 0
+        self._now = 0.0
+        self._bytes = 0
+        self._told_ms, self._told_tokens, self._mean_cost = 0.0, 0.0, 0.0
+        # The sequence in use: its last span, and how many bytes of it were used or stored.
+        self._last: int | None = None
+        self._run_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def inserted(self, new: Newcomer, now: float) -> None:
+        assert new.span_id not in self._spans, new.span_id
+        self._now = max(self._now, now)
+        span = self._recalled(new)
+        self._spans[new.span_id] = span
+        self._bytes += span.size_bytes
+        self._kin.inserted(new.span_id, new.parent)
+        parent = None if new.parent is None else self._spans.get(new.parent)
+        if parent is not None:
+            self._leaves.leave(parent)
+        self._use(span, new.parent, new.agent)
+        self._leaves.add(span, self._row(span))
+
+    def accessed(self, span_id: int, now: float, agent: str = "") -> None:
+        self._now = max(self._now, now)
+        span = self._spans[span_id]
+        stood = span.queue is not None
+        self._leaves.leave(span)
+        self._used_again(span)
+        self._use(span, self._kin.parent(span_id), agent)
+        if stood:
+            self._leaves.add(span, self._row(span))
+
+    def hidden(self, span_id: int) -> None:
+        self._leaves.leave(self._spans[span_id])
+        self._kin.hidden(span_id)
+        self._stand(self._kin.parent(span_id))
+
+    def shown(self, span_id: int) -> None:
+        self._kin.shown(span_id)
+        self._stand(span_id)
+        parent = self._kin.parent(span_id)
+        if parent in self._spans:
+            self._leaves.leave(self._spans[parent])
+
+    def removed(self, span_id: int, *, evicted: bool) -> None:
+        span = self._spans.pop(span_id)
+        self._leaves.leave(span)
+        self._bytes -= span.size_bytes
+        parent = self._kin.parent(span_id)
+        self._kin.removed(span_id)
+        self._stand(parent)
+        if self._last == span_id:
+            self._last = None
+        if evicted:
+            self._remember(span)
+        else:
+            self._forget(span)
+
+    def turn(self, agent: str, state: str, now: float) -> None:
+        self._now = max(self._now, now)
+        known = self._agents.get(agent)
+        if known is not None:
+            self._becomes(known, _STATES[state])
+
+    def admits(self, new: Newcomer, victim: int) -> bool:
+        """Only the tail of a long sequence has to be worth what goes for it; one that is not is remembered."""
+        if new.parent is None:
+            return True
+        run_bytes = self._run_bytes if new.parent == self._last else 0
+        if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes:
+            return True
+        past = self._past.get(new.key)
+        uses, gap_s = (1, self._gap_s(new.parent)) if past is None else (past.uses + 1, self._now - past.used_at)
+        agent = self._agents.get(new.agent) if past is None or past.agent is None else past.agent
+        shared = past is not None and (past.shared or (past.agent is not None and past.agent.name != new.agent))
+        row = self._class(uses, self._depth(new), gap_s, _RUNNING if agent is None and new.agent else agent, shared)
+        if self._leaves.rank(row, self._weight(new), self._now, 0)[0] >= self.rank(victim)[0]:
+            return True
+        span = self._recalled(new)
+        self._use(span, new.parent, new.agent)
+        self._remember(span)
+        return False
+
+    def coldest(self) -> Iterator[int]:
+        left: dict[int, int] = {}
+
+        def follows(span: Span) -> tuple[Span, Row] | None:
+            number = self._kin.parent(span.number)
+            if number is None or number not in self._spans or self._kin.is_hidden(number):
+                return None
+            left[number] = left.get(number, self._kin.followers(number)) - 1
+            return None if left[number] else (self._spans[number], self._row(self._spans[number]))
+
+        return self._leaves.coldest(follows)
+
+    def rank(self, span_id: int) -> Rank:
+        span = self._spans[span_id]
+        row = self._row(span) if span.queue is None else span.queue.row
+        return self._leaves.rank(row, span.weight, span.used_at, span.serial)
+
+    def check_invariants(self) -> None:
+        self._kin.check_invariants(set(self._spans))
+        shown = {number for number in self._spans if not self._kin.is_hidden(number)}
+        self._leaves.check_invariants({number for number in shown if self._kin.is_leaf(number)})
+        assert self._bytes == sum(span.size_bytes for span in self._spans.values())
+        assert len(self._past) <= self._remembered_max()
+        owned = [span.agent for span in (*self._spans.values(), *self._past.values()) if span.agent is not None]
+        assert {agent.name: agent for agent in owned} == self._agents
+        for agent in self._agents.values():
+            assert agent.spans == owned.count(agent)
+            assert all(span.agent is agent and span.queue is not None for span in agent.leaves.values())
+
+    # Uses
+
+    def _use(self, span: Span, parent: int | None, agent: str) -> None:
+        """A use, also the first, of a span that stands nowhere."""
+        self._serial += 1
+        if parent is None or parent != self._last:
+            self._run_bytes = 0
+        self._last = span.number
+        self._run_bytes += span.size_bytes
+        span.uses += 1
+        span.used_at = self._now
+        span.serial = self._serial
+        if agent:
+            self._owned(span, agent)
+        span.age = self._ages.begin(span, span.key, self._now)
+        self._hazards.uses += 1
+        if self._serial % ROUND_USES == 0:
+            self._ages.sweep(self._now)
+            for _ in range(LEARNED_ROWS):
+                self._hazards.refresh_one()
+            self._leaves.set_clock(self._now)
+
+    def _used_again(self, span: Span) -> None:
+        """The age that ends with a use is known now. One at the same moment is part of the same use."""
+        age_s = self._now - span.used_at
+        age = span.age
+        if age_s > 0:
+            if age is not None and not age.ended:
+                row, at = self._row(span), bucket(age_s)
+                self._ages.pass_to(age, at)
+                self._hazards.used(row, at)
+            span.gap_s = age_s
+        if age is not None:
+            self._ages.end(age)
+
+    def _owned(self, span: Span, name: str) -> None:
+        """`name` uses the span: its own, unless others did before."""
+        if span.agent is not None and span.agent.name != name:
+            self._disown(span)
+            span.shared = True
+        if span.shared:
+            return
+        agent = self._agents.get(name)
+        if agent is None:
+            agent = self._agents[name] = Agent(name, _RUNNING)
+        if agent.state == _FINISHED:
+            self._becomes(agent, _RUNNING)
+        if span.agent is None:
+            span.agent = agent
+            agent.spans += 1
+
+    def _disown(self, span: Span) -> None:
+        agent, span.agent = span.agent, None
+        if agent is not None:
+            agent.spans -= 1
+            if not agent.spans:
+                del self._agents[agent.name]
+
+    def _becomes(self, agent: Agent, state: int) -> None:
+        if agent.state != state:
+            agent.state = state
+            for span in list(agent.leaves.values()):
+                self._leaves.leave(span)
+                self._leaves.add(span, self._row(span))
+
+    def _stand(self, number: int | None) -> None:
+        """The span, if it is one and has become a leaf, takes its place."""
+        span = None if number is None else self._spans.get(number)
+        if span is None or span.queue is not None:
+            return
+        if self._kin.is_leaf(span.number) and not self._kin.is_hidden(span.number):
+            self._leaves.add(span, self._row(span))
+
+    # What is remembered
+
+    def _recalled(self, new: Newcomer) -> Span:
+        """The newcomer, or who it was before."""
+        depth, weight = self._depth(new), self._weight(new)
+        span = self._past.pop(new.key, None)
+        if span is None:
+            gap_s = self._gap_s(new.parent)
+            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap_s=gap_s)
+        self._used_again(span)
+        span.number, span.depth, span.size_bytes, span.weight = new.span_id, depth, new.size_bytes, weight
+        return span
+
+    def _remember(self, span: Span) -> None:
+        known = self._past.pop(span.key, None)
+        if known is not None:
+            self._forget(known)
+        self._past[span.key] = span
+        while len(self._past) > self._remembered_max():
+            self._forget(self._past.popitem(last=False)[1])
+
+    def _forget(self, span: Span) -> None:
+        if span.age is not None:
+            self._ages.end(span.age)
+        self._disown(span)
+
+    def _remembered_max(self) -> int:
+        return max(REMEMBERED_MIN, REMEMBERED_SHARE * len(self._spans))
+
+    # What it is
+
+    def _depth(self, new: Newcomer) -> int:
+        parent = None if new.parent is None else self._spans.get(new.parent)
+        return 0 if parent is None else parent.depth + 1
+
+    def _gap_s(self, parent: int | None) -> float:
+        """How long a sequence was unused before the use in which a new piece is added to it."""
+        before = self._spans.get(parent) if parent is not None and parent == self._last else None
+        return 0.0 if before is None else before.gap_s
+
+    def _weight(self, new: Newcomer) -> int:
+        """cost / bytes, as a power of two."""
+        cost = new.cost_ms
+        if cost > 0 and new.tokens:
+            self._told_ms = TOLD * self._told_ms + cost
+            self._told_tokens = TOLD * self._told_tokens + new.tokens
+        elif cost <= 0 and new.tokens:
+            cost = new.tokens * (self._told_ms / self._told_tokens if self._told_tokens else 1.0)
+        if cost > 0:
+            self._mean_cost = cost if not self._mean_cost else TOLD * self._mean_cost + (1 - TOLD) * cost
+        return frexp((cost or self._mean_cost or 1.0) / max(new.size_bytes, 1))[1]
+
+    def _row(self, span: Span) -> Row:
+        return self._class(span.uses, span.depth, span.gap_s, span.agent, span.shared)
+
+    def _class(self, uses: int, depth: int, gap_s: float, agent: Agent | int | None, shared: bool) -> Row:
+        """Its class: uses, depth and gap by powers of two (of eight, for the gap)."""
+        state = 1 if shared else 0 if agent is None else agent if isinstance(agent, int) else agent.state
+        often = min((uses - 1).bit_length(), 5)
+        gap = min((int(gap_s * 10).bit_length() + 2) // 3, 7)
+        return self._hazards.row((often, min(depth.bit_length(), 7), gap, state), (often, -1, -1, state))

@@ -1,0 +1,158 @@
+"""How likely something is used again soon, by how long ago it was used last: learned from what happens.
+
+For each class of things (whatever the caller tells apart) and each bucket of age there are two counts: how many things
+became so old without a use, and how many of those were used before they left the bucket. Both are forgotten by half
+every HALF_LIFE_USES uses. Their quotient is a discrete hazard (Kaplan and Meier, 1958), so what is evicted or forgotten
+meanwhile only stops being counted; a class of which little is known borrows from wider ones.
+
+What is wanted is not the hazard but the best rate at which keeping can pay from now on,
+
+    index(a) = max over b > a of P(used by age b | not used by age a) / E(time kept until then | not used by age a),
+
+Gittins' index (J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41, 1979); without
+the maximum it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018). It is made to rise to one peak and to fall
+after it, so that of each class either the oldest or the youngest is the coldest.
+
+Owns: counts, and the indices that follow. Bounded by the number of classes, which is the caller's to bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+BOUNDS: Final = [0.125 * 2 ** (k / 2) for k in range(52)]
+"""Ages in seconds at which the buckets 1, 2, ... begin; the last begins at about ten weeks."""
+BUCKETS: Final = len(BOUNDS) + 1
+HALF_LIFE_USES: Final = 65536
+BORROWED: Final = 2.0
+"""How many things' worth of a wider class's experience a class begins with."""
+_UNKNOWN: Final = 0.25
+"""The share that is used in a bucket before anything is known. The same in all of them, so that the rate falls with age
+as it does in least recently used."""
+
+_EDGES: Final = np.array([0.0, *BOUNDS, 2 * BOUNDS[-1]])
+_WIDTHS: Final = np.diff(_EDGES)
+
+Floats = npt.NDArray[np.float64]
+
+
+def bucket(age_s: float) -> int:
+    """The bucket of an age."""
+    return bisect_right(BOUNDS, age_s)
+
+
+def _nothing() -> list[float]:
+    return [0.0] * BUCKETS
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One class. `wider`: the class that it borrows from. `index`: by bucket; from `peak` on it does not rise."""
+
+    wider: Row | None
+    reached: list[float] = field(default_factory=_nothing)
+    used: list[float] = field(default_factory=_nothing)
+    index: list[float] = field(default_factory=_nothing)
+    peak: int = 0
+    counted_at: int = 0
+
+    def decay(self, uses: int) -> None:
+        """Forgets what the uses since the last time make it forget."""
+        factor = 0.5 ** ((uses - self.counted_at) / HALF_LIFE_USES)
+        self.counted_at = uses
+        self.reached = [count * factor for count in self.reached]
+        self.used = [count * factor for count in self.used]
+
+    def share(self) -> Floats:
+        """By bucket, the share of those that reached it that were used in it."""
+        before = np.full(BUCKETS, _UNKNOWN) if self.wider is None else self.wider.share()
+        used = np.array(self.used) + BORROWED * before
+        return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
+
+    def refresh(self) -> None:
+        """Brings `index` in line with what was counted."""
+        index, reached = _gittins(self.share()), self.reached
+        peak = int(np.argmax(index))
+        values = index.tolist()
+        weights = [count + 0.01 for count in reached]
+        young = _falling(values[peak::-1], weights[peak::-1])
+        self.index = [*young[:0:-1], *_falling(values[peak:], weights[peak:])]
+        self.peak = self.index.index(max(self.index))
+
+
+def _gittins(share: Floats) -> Floats:
+    """The index at each bucket's beginning. With F the share used by an age, and T the mean time kept until then, it is
+    the steepest slope from (T, F) at the age to a later one: the survivors' number cancels out."""
+    survive = np.concatenate(([1.0], np.cumprod(1 - share)))
+    kept = survive[:-1] * _WIDTHS * (1 - share / 2)
+    time = np.concatenate(([0.0], np.cumsum(kept)))
+    gained = survive[:-1, None] - survive[None, 1:]
+    took = time[None, 1:] - time[:-1, None]
+    later = _LATER & (took > 0)
+    slopes = np.divide(gained, took, out=np.zeros_like(took), where=later)
+    best: Floats = slopes.max(axis=1)
+    return best
+
+
+_LATER: Final = np.triu(np.ones((BUCKETS, BUCKETS), bool))
+
+
+def _falling(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest sequence that does not rise (pool adjacent violators: Ayer et al., 1955)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        many = 1
+        while pools and pools[-1][0] < value:
+            other, heavy, count = pools.pop()
+            value = (other * heavy + value * weight) / (heavy + weight)
+            weight, many = weight + heavy, many + count
+        pools.append((value, weight, many))
+    return [value for value, _, many in pools for _ in range(many)]
+
+
+class Hazards:
+    """Rows by class, each refreshed now and then."""
+
+    def __init__(self) -> None:
+        self._rows: dict[object, Row] = {}
+        self._due: list[Row] = []
+        self.uses = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, name: object, wider: object = None) -> Row:
+        """The class's row; one that is new is made, and borrows from `wider` if that is named."""
+        found = self._rows.get(name)
+        if found is None:
+            above = None if name is None else self.row(wider)
+            found = self._rows[name] = Row(above, counted_at=self.uses)
+            found.refresh()
+        return found
+
+    def reached(self, row: Row, at: int) -> None:
+        """Something of the class became so old as to be in bucket `at`."""
+        above: Row | None = row
+        while above is not None:
+            above.reached[at] += 1
+            above = above.wider
+
+    def used(self, row: Row, at: int) -> None:
+        """Something of the class was used in bucket `at`, which it had reached."""
+        above: Row | None = row
+        while above is not None:
+            above.used[at] += 1
+            above = above.wider
+
+    def refresh_one(self) -> None:
+        """Brings the row up to date whose turn it is."""
+        if not self._due:
+            self._due = list(self._rows.values())
+        row = self._due.pop()
+        row.decay(self.uses)
+        row.refresh()
