@@ -328,7 +328,15 @@ class Simulation:
     def put(self) -> None:
         client = self.some(connected=True)
         number = self.chance.randrange(ALL)
-        if client is None or number in client.putting:
+        if client is None:
+            return
+        if number >= KEYS and self.chance.random() < 0.8:
+            # Mostly from where the sequence is missing, as those do who want it stored.
+            words = SEQUENCES[number - KEYS]
+            while len(words) > 1 and not client.view.contains(name(words[:-1])):
+                words = words[:-1]
+            number = KEYS + SEQUENCES.index(words)
+        if number in client.putting:
             return
         self.generations += number < KEYS
         generation = self.generations if number < KEYS else 0
@@ -442,7 +450,7 @@ class Simulation:
             self.copy: 40,
             self.look_at_lanes: 20,
             self.read: 30,
-            self.match: 10,
+            self.match: 25,
             self.let_go: 20,
             self.pass_time: 10,
             self.ask: 12,
