@@ -1,0 +1,166 @@
+"""Cached sequences when the daemon is killed, and when a client says what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord import NormalLayer, PrefixCache
+from tensord.client.terms import Terms
+from tensord.errors import BadPrefix, LimitReached, TensordError
+from tensord.ipc import messages
+from tensord.shm.prefix import Media, Piece
+
+from ..daemon.core.pieces import LAYOUT, SCOPE, block, query, text
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from .raw import RawClient
+
+BLOCK = 16
+TOKENS_MAX = 4096
+SYSTEM = np.arange(100, dtype=np.uint32)
+NAMESPACE = tensord.Namespace(model="killed", revision="1", dtype="float32", processor="none")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=8 * MIB, limits_prefix_tokens_max=TOKENS_MAX) as running:
+        yield running.start()
+
+
+def conversation(number: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """A hundred tokens that all have, and as many of its own."""
+    return np.concatenate([SYSTEM, np.arange(100, dtype=np.uint32) + 1000 * (number + 1)])
+
+
+def layer_of(tokens: np.ndarray[Any, Any]) -> NormalLayer:
+    return NormalLayer(np.cumsum(tokens, dtype=np.uint64).reshape(1, -1, 1).repeat(8, axis=2))
+
+
+def joined(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What is cached of a sequence's one layer, copied."""
+    with cache.match(tokens, timeout_s=PATIENCE_S) or pytest.fail("nothing is cached") as match:
+        found: np.ndarray[Any, Any] = match.joined(0)
+    return found
+
+
+def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
+    with Daemon(ring_bytes=8 * MIB) as daemon:
+        client = daemon.start().client()
+        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
+        conversations = [conversation(number) for number in range(6)]
+        for tokens in conversations:
+            put = cache.put(tokens, [layer_of(tokens)], cost_ms=7.0, wait=True, timeout_s=PATIENCE_S)
+            assert put.state == "stored", put
+        before = [joined(cache, tokens) for tokens in conversations]
+        view = cache.match(conversations[0], timeout_s=PATIENCE_S)
+        assert view is not None
+        pieces = daemon.store("prefix_pieces")
+        daemon.kill()
+        daemon.start()
+        assert client.wait_connected(PATIENCE_S)
+        daemon.until(lambda s: not s["store"]["prefix_rebuilding"], "the index to be rebuilt")
+        assert daemon.store("prefix_pieces") == pieces
+        for tokens, was in zip(conversations, before, strict=True):
+            np.testing.assert_array_equal(joined(cache, tokens), was)
+        assert before[0].shape[1] == len(SYSTEM) * 2 - 1
+        np.testing.assert_array_equal(view.joined(0), before[0], "the view from before")
+        # A sequence that goes on from there follows what the former daemon had.
+        longer = np.concatenate([conversations[1], SYSTEM + 77])
+        assert cache.put(longer, [layer_of(longer)], wait=True, timeout_s=PATIENCE_S).state == "stored"
+        assert joined(cache, longer).shape[1] == len(longer) - 1
+        assert daemon.store("found_corrupt") == 0
+        client.close()
+
+
+@pytest.fixture
+def raw(daemon: Daemon) -> Iterator[RawClient]:
+    with RawClient(daemon.socket, inbox_bytes=MIB) as client:
+        yield client
+
+
+def asked(raw: RawClient, record: bytes, offset: int = 0, size_bytes: int | None = None) -> Any:
+    """What is answered to a query of these bytes."""
+    assert raw.inbox is not None
+    raw.inbox[offset : offset + len(record)] = record
+    size = len(record) if size_bytes is None else size_bytes
+    return raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", offset, size))
+
+
+def record_of(piece: Piece) -> bytes:
+    return piece.pack(np.zeros(piece.count, np.uint32)).tobytes()
+
+
+def picture(start: int, length: int) -> Media:
+    return Media(start, length, "image", bytes(32))
+
+
+def of(tokens: int, *media: Media, start: int = 0) -> Piece:
+    return Piece(SCOPE, LAYOUT, False, False, start, tokens, None, media, 16)
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "names"),
+    [
+        (b"\xff" * 200, BadPrefix, "a record begins with"),
+        (record_of(of(10))[:-4], BadPrefix, "10 tokens"),
+        (record_of(of(TOKENS_MAX + 1)), LimitReached, f"prefix_tokens_max is {TOKENS_MAX}"),
+        (record_of(of(50, picture(3, 5), picture(7, 9))), BadPrefix, "start=7"),
+        (record_of(of(50, picture(45, 9))), BadPrefix, "54"),
+        (record_of(of(50, start=16)), BadPrefix, "a whole sequence"),
+    ],
+    ids=["no record", "too short", "too long", "overlapping", "past its end", "a piece"],
+)
+def test_a_bad_query_is_refused_by_name_and_its_client_goes_on(
+    raw: RawClient, record: bytes, error: type[TensordError], names: str
+) -> None:
+    with pytest.raises(error, match=names):
+        asked(raw, record)
+    assert asked(raw, record_of(of(20))).offset == 0
+
+
+@pytest.mark.parametrize(("offset", "size_bytes"), [(MIB - 64, 200), (1 << 47, 200), (0, 64 * MIB)])
+def test_a_query_outside_of_its_inbox_is_refused(raw: RawClient, offset: int, size_bytes: int) -> None:
+    with pytest.raises(LimitReached, match=r"(behind the inbox|prefix_tokens_max)"):
+        raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", offset, size_bytes))
+
+
+def test_a_query_without_an_inbox_is_refused(daemon: Daemon) -> None:
+    with RawClient(daemon.socket) as bare, pytest.raises(LimitReached, match="OpenInbox"):
+        bare.ask(lambda n: messages.MatchPrefix(n, b"sequence", 0, 200))
+
+
+def test_a_query_that_is_changed_while_it_is_asked_harms_nobody(daemon: Daemon, raw: RawClient) -> None:
+    """Whatever stands there when it is copied is judged, and nothing else."""
+    assert raw.inbox is not None
+    record = record_of(of(2000))
+    for number in range(50):
+        raw.inbox[: len(record)] = record
+        raw.channel.send(messages.MatchPrefix(10_000 + number, b"sequence", 0, len(record)), timeout_s=PATIENCE_S)
+        raw.inbox[:64] = bytes(64)
+        try:
+            assert raw.hear().offset == 0
+        except BadPrefix:
+            continue
+    assert daemon.status()["store"]["found_corrupt"] == 0
+
+
+def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> None:
+    client = daemon.client()
+    record = np.frombuffer(block([1]).record, np.uint8)
+    for tree in ({"layers": np.zeros(40, np.uint8), "prefix": record}, {"prefix": record.view(np.uint32)}, b"x" * 500):
+        put = client._put(
+            block([1]).key,
+            tree,
+            Terms(prefix_bytes=len(record)),
+            client._deadline(PATIENCE_S),
+        ).wait(PATIENCE_S)
+        assert put.state == "refused"
+        assert isinstance(put.error, BadPrefix)
+        assert "first leaf" in str(put.error)
+    with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
+        assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0
+    client.close()
