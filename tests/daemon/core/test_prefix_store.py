@@ -173,7 +173,9 @@ def test_a_lease_on_a_block_keeps_all_that_it_follows() -> None:
         assert stand.put(number, 3 * 64) == "stored"
         assert stand.matched(1, 2, 3, 4, 5) >= 3
     assert not stand.has_block(1, 2, 3, 4)
+    assert stand.store.counters.republished <= 1, "what is known to stay is not hidden"
     assert stand.put(99, 8 * SPAN - SPAN_HEADER_BYTES) == "StoreFull"
+    assert "1152 bytes are pinned" in stand.last().error.text, "three blocks stay, though one is pinned"
     assert stand.matched(1, 2, 3) == 3, "what cannot fit costs nobody a block"
     stand.views.clear()
     assert stand.put(99, 8 * SPAN - SPAN_HEADER_BYTES) == "stored"
@@ -223,10 +225,12 @@ def test_a_victim_that_a_new_put_follows_comes_back() -> None:
 
 
 def test_what_a_pinned_victim_follows_comes_back_with_it() -> None:
-    stand = stand_of(4)
+    stand = stand_of(8)
     stand.put_sequence(1, 2, 3)
+    for number in range(5):
+        stand.put(number, SPAN - SPAN_HEADER_BYTES)
     view = stand.find(name([1, 2, 3]))
-    stand.commit(1, 1, key(1), 3 * SPAN)
+    stand.commit(1, 1, key(9), 3 * SPAN - SPAN_HEADER_BYTES)
     assert stand.scans == 1
     assert not stand.has_block(1), "all three were chosen"
     assert view is not None
@@ -314,18 +318,23 @@ def test_what_follows_an_ended_block_ends_and_is_not_matched_from_then_on(reason
     stand.check()
 
 
-def test_followers_of_an_ended_block_do_not_come_back_though_they_are_pinned() -> None:
-    stand = stand_of(4)
-    stand.put_sequence(1, 2, 3)
-    view = stand.find(name([1, 2, 3]))
-    stand.commit(1, 1, key(1), 3 * SPAN)
+def test_a_follower_of_an_ended_block_does_not_come_back_though_it_is_pinned() -> None:
+    stand = stand_of(2 * SLICE + 21)
+    for leaf in range(2 * SLICE + 20):
+        stand.put_sequence(1, 1000 + leaf)
+    view = stand.find(name([1, 1000]))
+    stand.commit(1, 1, key(1), 64)
     assert stand.scans == 1
+    assert not stand.has_block(1, 1000), "it was chosen"
     assert view is not None
     stand.views.append(view)
     stand.send(1, messages.Evict(5, [name([1])]))
     stand.scan()
+    assert stand.store.next_timer() == stand.now, "others are still to end"
+    assert not stand.has_block(1, 1000)
+    stand.check()
     stand.settle()
-    assert not stand.has_block(1, 2, 3)
+    assert len(stand.store.memory.entries) == 0
     stand.check()
 
 
