@@ -1,6 +1,7 @@
 """What a sequence's pieces are called: a chain of keys, each over the piece's record and the key before.
 
-Owns: cutting a sequence into pieces, their keys, and what keeps generations apart. Does not own records (`shm.prefix`).
+Owns: cutting a sequence into pieces, their chain, and what keeps generations apart. Does not own records, nor how a key
+follows from one (`shm.prefix`).
 
 A key is the namespace's tag, then SHA-256 over the record, which says everything: scope, layout, block size, position,
 media, tokens, and the key before. So two sequences have a block in common exactly if they agree in all of it, up to
@@ -17,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..shm.layout import KEY_BYTES
-from ..shm.prefix import SCOPE_BYTES, Media, Piece, Tokens
+from ..shm.prefix import SCOPE_BYTES, Media, Piece, Tokens, piece_key
 from .namespace import TAG_BYTES, Namespace
 
 Record = np.ndarray[Any, np.dtype[np.uint8]]
@@ -35,8 +35,7 @@ class Keyed:
     @classmethod
     def of(cls, tag: bytes, piece: Piece, folded: Tokens) -> Keyed:
         record = piece.pack(folded)
-        digest = hashlib.sha256(record.data)
-        return cls(piece, record, tag + digest.digest()[: KEY_BYTES - TAG_BYTES])
+        return cls(piece, record, piece_key(tag, record.data))
 
 
 def scope_of(namespace: Namespace) -> bytes:

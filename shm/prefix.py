@@ -11,8 +11,8 @@ Folding makes two sequences differ where their media do: the words of an item's 
 identity. Where both have the same item, folded tokens agree exactly where tokens do; where they do not, agreement is
 a coincidence of 32 bits a token, and whoever compares goes by the items themselves (`agreed`).
 
-Owns: the record's layout, folding, and how far two lists of media agree. Does not own which positions can be rewound
-to (`ipc.layers`), nor the tree (`daemon.core.prefix_index`).
+Owns: the record's layout, the key that follows from it, folding, and how far two lists of media agree. Does not own
+which positions can be rewound to (`ipc.layers`), nor the tree (`daemon.core.prefix_index`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..errors import BadPrefix
+from .layout import KEY_BYTES
 
 Modality = Literal["image", "audio", "video"]
 MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
@@ -163,6 +164,15 @@ class Piece:
             media,
             1 << min(shift, 40),
         )
+
+
+def piece_key(tag: bytes, record: bytes | bytearray | memoryview) -> bytes:
+    """The key of a piece: the namespace's tag (8 bytes), then of SHA-256 over its record what KEY_BYTES leave room for.
+
+    The record says everything, the key of the piece before too: two pieces of a namespace have one key exactly if they
+    continue the same sequence in the same way.
+    """
+    return tag + hashlib.sha256(record).digest()[: KEY_BYTES - len(tag)]
 
 
 def packed_media(media: Iterable[Media]) -> bytes:

@@ -29,6 +29,8 @@ from tensord.errors import (
     UsageError,
 )
 from tensord.ipc import messages
+from tensord.shm.layout import aligned
+from tensord.shm.prefix import Piece, piece_key
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
@@ -604,6 +606,29 @@ def test_what_was_computed_for_longer_is_said_of_each_block(
     assert [terms.tokens for terms in said] == [16, 16, 16, 16, 4]
     assert [terms.cost_ms for terms in said] == [16, 16, 16, 16, 4]
     assert {(terms.agent, terms.ttl_s) for terms in said} == {("planner", 60)}
+
+
+@pytest.mark.parametrize("block_tokens", [BLOCK, 64])
+def test_the_keys_of_all_pieces_follow_from_their_records(
+    client: tensord.Client, namespace: tensord.Namespace, monkeypatch: pytest.MonkeyPatch, block_tokens: int
+) -> None:
+    heard: list[tuple[bytes, Any]] = []
+    real = client.link.puts.put
+
+    def put(key: bytes, image: Any, terms: Any, *, deadline: float) -> tensord.Put:
+        whole = bytearray(image.image_bytes)
+        image.write_range(np.frombuffer(whole, np.uint8), 0, len(whole))
+        first = aligned(len(image.header))
+        heard.append((key, bytes(whole[first : first + terms.prefix_bytes])))
+        return real(key, image, terms, deadline=deadline)
+
+    monkeypatch.setattr(client.link.puts, "put", put)
+    cache = PrefixCache(client, namespace, block_tokens=block_tokens)
+    layers = [*normal(TEXT), RecurrentLayer(np.ones(3))]
+    stored(cache, TEXT, layers, media=[picture(10, 20, b"a")], snapshots={40: [np.zeros(3)]})
+    assert len(heard) == -(-len(TEXT) // block_tokens) + 2
+    for key, record in heard:
+        assert key == piece_key(namespace.tag, record), Piece.unpack(record)
 
 
 # ---- switches

@@ -26,7 +26,7 @@ from tensord.client.prefix_keys import scope_of
 from tensord.client.prefix_layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.client.prefix_put import PrefixPut
 from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
-from tensord.shm.prefix import Media
+from tensord.shm.prefix import Media, piece_key
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .device.card import CARD, card_folder, filled, watching
@@ -108,7 +108,9 @@ def blocks_of(client: tensord.Client, keys: list[bytes]) -> list[Any] | None:
     leases = [client.get(key) for key in keys]
     if not all(leases):
         return None
-    parts = [lease.tree["layers"] for lease in leases if lease is not None]
+    trees = [lease.tree for lease in leases if lease is not None]
+    assert [piece_key(key[:8], tree["prefix"].data) for key, tree in zip(keys, trees, strict=True)] == keys
+    parts = [tree["layers"] for tree in trees]
     return [np.concatenate([part[layer]["k"] for part in parts], axis=-2) for layer in (0, 1)]
 
 

@@ -23,6 +23,7 @@ from tensord.shm.prefix import (
     kept,
     ordered,
     packed_media,
+    piece_key,
     uncut,
     unpacked_media,
 )
@@ -67,6 +68,12 @@ def test_a_record_is_read_back(
     for memory in (record.data, record.tobytes()):
         assert Piece.unpack(memory) == written
         assert bytes(memory[written.text_at :]) == tokens.tobytes()
+
+
+def test_a_key_is_the_tag_and_what_it_says_of_the_record_however_that_lies_in_memory() -> None:
+    record = piece().pack(np.arange(5, dtype=np.uint32))
+    key = b"a model." + hashlib.sha256(record.tobytes()).digest()[:24]
+    assert all(piece_key(b"a model.", memory) == key for memory in (record.data, record.tobytes()))
 
 
 def test_media_stand_right_before_the_tokens() -> None:
