@@ -120,6 +120,14 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
     )
 
 
+def not_worth_it(need: Need) -> StoreFull:
+    """The policy would rather keep what would have to go."""
+    return StoreFull(
+        f"no room for {need.span_bytes} bytes: what would have to go is likely to be of more use than the rest of a "
+        "sequence that long. Its beginning is stored; raise ring_bytes to store more"
+    )
+
+
 def no_room(
     need: Need, obstacle: str | None, memory: Memory, staying_bytes: int, residency: Residency
 ) -> StoreFull | UnderPressure:

@@ -12,15 +12,18 @@ puts get their room in the order in which they came (but those that wait for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ...errors import BadMessage, BadPrefix, ClaimLost, Invalidated, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import Piece
+from ..policy.newcomer import Newcomer
 from .admission import (
     crowded,
     no_room,
+    not_worth_it,
     overdue,
     predecessor_gone,
     too_far,
@@ -181,7 +184,10 @@ class Intake:
                 puts.placed(put, entry)
                 self._hand_over(put)
                 continue
-            progress = self._reclaim.make_room(put.need)
+            progress = self._reclaim.make_room(put.need, self._judge(put))
+            if progress == "declined":
+                self.refuse(put, not_worth_it(put.need))
+                continue
             if progress == "none":
                 if puts.settling:
                     return
@@ -189,6 +195,23 @@ class Intake:
                 continue
             self.looking = progress == "looking"
             return
+
+    def _judge(self, put: Put) -> Callable[[int], bool] | None:
+        """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
+        memory, commit = self._memory, put.commit
+        parent = memory.entries.find(commit.follows) if commit.follows is not None else None
+        if parent is None:
+            return None
+        new = Newcomer(
+            memory.next_span_id,
+            commit.key,
+            put.need.span_bytes,
+            commit.tokens,
+            commit.cost_ms,
+            parent.span_id,
+            commit.agent,
+        )
+        return lambda victim: memory.policy.admits(new, victim)
 
     def ring_grown(self, *, more: bool) -> None:
         """The ring has more bytes than before; `more` are to come."""
@@ -256,6 +279,11 @@ class Intake:
         """Whether a put that waits for room needs none any more; then it was answered."""
         if put.number <= self._invalidated_up_to.get(put.tag, 0):
             self.refuse(put, self._invalidated())
+            return True
+        gone = self._without_predecessor(put.commit)
+        if gone is not None:
+            # Nobody loses an entry for a put that can only be refused.
+            self.refuse(put, gone)
             return True
         stored = self._memory.entries.find(put.key)
         if stored is None:

@@ -128,6 +128,11 @@ class Memory:
         """Whether the next scan may free a retired span, by what the last one saw."""
         return bool(self._fresh) or any(number not in self.last_pinned for number in self._held)
 
+    @property
+    def next_span_id(self) -> int:
+        """The id of the span that is taken next."""
+        return span_id(self._epoch, self._spans_made + 1)
+
     def unpublished(self) -> Iterable[Entry]:
         """Victims and retired spans."""
         yield from self._fresh.values()
@@ -166,7 +171,7 @@ class Memory:
         offset = self.ring.allocate(size)
         if offset is None:
             return None
-        number = span_id(self._epoch, self._spans_made + 1)
+        number = self.next_span_id
         slot = self.index.reserve(key, number, offset, tree_bytes, image_bytes)
         if slot is None:
             self.ring.free(offset)

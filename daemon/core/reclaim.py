@@ -22,7 +22,7 @@ from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
 from .residency import Residency
-from .room import LOOKS_MAX, Cursor, Need, Room
+from .room import LOOKS_MAX, Choice, Cursor, Need, Room
 from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
@@ -32,13 +32,14 @@ RESCAN_S_MAX: Final = 2.0
 
 @dataclass(slots=True)
 class Attempt:
-    """Making room for one put. `scans` made since it began, `fruitless` ones in a row."""
+    """Making room for one put. `scans` made since it began, `fruitless` ones in a row. `admitted`: it is worth it."""
 
     need: Need
     cursor: Cursor = field(default_factory=Cursor)
     scans: int = 0
     fruitless: int = 0
     exchanges: int = 0
+    admitted: bool = False
 
 
 class Reclaim:
@@ -92,12 +93,15 @@ class Reclaim:
         self.stuck = False
         self._clearing.skip = 0
 
-    def make_room(self, need: Need) -> str:
+    def make_room(self, need: Need, admits: Callable[[int], bool] | None = None) -> str:
         """Goes on making room for the put at the head of the queue, which does not fit.
+
+        Args:
+            admits: whether it is worth the span that would have to go for it; without it, it is.
 
         Returns:
             "scanning" or "moving" (an outcome of spans or of pages is on its way), "looking" (call again, after a
-            while), or "none": nothing that may go would help.
+            while), "none": nothing that may go would help, or "declined": it is not worth what would.
         """
         memory, residency = self._memory, self._residency
         if memory.scan_in_flight or memory.scan_due:
@@ -125,6 +129,9 @@ class Reclaim:
             return "none"
         choice = self._room.choose(need, attempt.cursor)
         if choice.victims:
+            if not attempt.admitted and admits is not None and not admits(_dearest(choice, need).span_id):
+                return "declined"
+            attempt.admitted = True
             memory.hide(choice.victims.items())
         elif choice.looking:
             return "looking"
@@ -260,8 +267,8 @@ class Reclaim:
         self._outbox.add(Scan())
 
     def _spares(self, pinned: frozenset[int]) -> Callable[[Entry], bool]:
-        """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is to
-        follow one has come since it was chosen.
+        """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is
+        to follow one has come since it was chosen.
         """
         spared, is_awaited = self._is_unneeded(pinned), self._memory.sequences.is_awaited
         return lambda entry: (spared and entry.reason != "emergency") or is_awaited(entry)
@@ -283,3 +290,13 @@ class Reclaim:
         longer = min(2 * self._rescan_s, RESCAN_S_MAX)
         self._rescan_s = self._rescan_s_min if something_freed else longer
         self._rescan_at = now + self._rescan_s
+
+
+def _dearest(choice: Choice, need: Need) -> Entry:
+    """The last of the victims that the need takes; those behind it go in view of the puts to come."""
+    left_bytes = need.span_bytes
+    for entry in choice.victims:
+        left_bytes -= entry.span_bytes
+        if left_bytes <= 0:
+            break
+    return entry

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from tensord.ipc import messages
 from tensord.shm.layout import aligned
-from tensord.shm.prefix import Piece, Tokens
+from tensord.shm.prefix import Piece, Tokens, piece_key
 
 TAG = b"sequence"
 BLOCK = 16
@@ -42,21 +42,32 @@ def text(words: Sequence[int]) -> Tokens:
 
 def name(words: Sequence[int], tag: bytes = TAG) -> bytes:
     """The key of the last block of `words`, which are all of its sequence."""
-    return tag + hashlib.sha256(text(words).tobytes()).digest()[:24]
+    return block(words, tag).key
 
 
 def block(words: Sequence[int], tag: bytes = TAG) -> Block:
     """The last block of `words`, which follows all those before."""
-    parent = name(words[:-1], tag) if len(words) > 1 else None
-    piece = Piece(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
-    return Block(name(words, tag), piece, piece.pack(text(words[-1:])).tobytes())
+    return _block(tuple(words), tag)
 
 
 def snapshot(words: Sequence[int], tag: bytes = TAG) -> Block:
     """What continues `words` at their end."""
     piece = Piece(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
-    key = tag + hashlib.sha256(b"snapshot" + text(words).tobytes()).digest()[:24]
-    return Block(key, piece, piece.pack(text([])).tobytes())
+    return _named(piece, text([]), tag)
+
+
+@cache
+def _block(words: tuple[int, ...], tag: bytes) -> Block:
+    parent = None
+    for end in range(1, len(words)):
+        parent = _block(words[:end], tag).key
+    piece = Piece(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
+    return _named(piece, text(words[-1:]), tag)
+
+
+def _named(piece: Piece, tokens: Tokens, tag: bytes) -> Block:
+    record = piece.pack(tokens).tobytes()
+    return Block(piece_key(tag, record), piece, record)
 
 
 def query(tokens: Tokens) -> Piece:

@@ -292,6 +292,32 @@ def test_an_emergency_takes_trees_larger_than_a_slice() -> None:
     stand.check()
 
 
+def test_a_piece_that_the_policy_does_not_find_worth_what_would_go_is_refused_and_costs_nobody_an_entry() -> None:
+    stand = stand_of(5)
+    stand.put_sequence(1, 2)
+    for number in range(3):
+        stand.put(number, SPAN - SPAN_HEADER_BYTES)
+    asked: list[tuple[Any, int]] = []
+
+    def admits(new: Any, victim: int) -> bool:
+        asked.append((new, victim))
+        return False
+
+    stand.store.memory.policy.admits = admits  # type: ignore[method-assign]
+    coldest = stand.find(key(0))
+    assert coldest is not None
+    stand.match(1, 2)
+    stand.settle()
+    assert stand.put_block(block([1, 2, 3]), cost_ms=8.0, agent="planner") == "StoreFull"
+    [(new, victim)] = asked
+    assert (new.key, new.parent, new.cost_ms, new.agent) == (name([1, 2, 3]), span(stand, 1, 2), 8.0, "planner")
+    assert victim == coldest.span_id
+    assert (stand.matched(1, 2), stand.stored() >= {0, 1, 2}) == (2, True)
+    assert (stand.put_block(block([7])), stand.put(9)) == ("stored", "stored"), "others are not asked about"
+    assert len(asked) == 1
+    stand.check()
+
+
 # ---- ends
 
 
@@ -593,3 +619,42 @@ def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
     stand.settle()
     assert stand.matched(1, 2) == 2
     finish(stand)
+
+
+def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_for_room() -> None:
+    stand = Stand(ring_bytes=64 * SPAN)
+    stand.join(1, 2)
+    filled = 0
+    while stand.store.memory.ring.largest_free_bytes >= SPAN:
+        assert stand.put(filled) == "stored"
+        filled += 1
+    blocks = [block(list(range(1, length + 1))) for length in range(1, 7)]
+    for number, each in enumerate(blocks):
+        stand.records[each.key] = each.record
+        stand.send(2 if number == 0 else 1, each.commit(500 + number))
+    stand.leave(2)
+    for number, each in enumerate(blocks[1:], 1):
+        stand.part(1, 500 + number, each.image_bytes, last=True)
+    stand.settle()
+    assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["refused"] * 5
+    assert len(stand.stored()) == filled
+
+
+def test_a_victim_that_came_back_for_what_follows_it_is_no_victim_again() -> None:
+    stand = Stand(ring_bytes=40 * SPAN)
+    stand.join(1, 2)
+    first, second = block([1]), block([1, 2])
+    assert stand.put_block(first) == "stored"
+    number = 0
+    while stand.store.memory.ring.largest_free_bytes >= SPAN:
+        assert stand.put(number) == "stored"
+        number += 1
+    stand.commit(1, 500, key(900), 64 * 14)
+    stand.part(1, 500, 64 * 14, last=True)
+    assert stand.store.memory.entries.hidden(first.key) is not None
+    stand.records[second.key] = second.record
+    stand.send(2, second.commit(600))
+    stand.settle()
+    assert stand.has_block(1)
+    assert stand.store.counters.republished == 1
+    assert stand.ended(1, 500) == "stored"
