@@ -115,7 +115,12 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
         BadPrefix: a layer without arrays, or with another number of tokens; a snapshot at a position outside, or for
             another number of layers; a state missing at the end, or anywhere. The layer or the position is named.
     """
-    listed = tuple(given)
+    try:
+        listed = tuple(given)
+    except TypeError:
+        raise BadPrefix(
+            f"layers are a {type(given).__name__}: give a list of them, one for each of the model's"
+        ) from None
     described: list[Layer] = []
     shapes: list[str] = []
     for number, layer in enumerate(listed):
@@ -144,7 +149,7 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _described(number: int, layer: PrefixLayer, tokens: int) -> Layer:
+def _described(number: int, layer: object, tokens: int) -> Layer:
     match layer:
         case NormalLayer():
             return Layer("normal", tokens)
@@ -155,7 +160,7 @@ def _described(number: int, layer: PrefixLayer, tokens: int) -> Layer:
         case RecurrentLayer():
             return Layer("recurrent", tokens)
         case _:
-            raise BadPrefix(  # type: ignore[unreachable]
+            raise BadPrefix(
                 f"layer {number} is a {type(layer).__name__}: give a NormalLayer, RotatingLayer, SharedLayer or "
                 "RecurrentLayer"
             )

@@ -18,6 +18,7 @@ import pytest
 import tensord
 from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.client.prefix_layers import PrefixLayer
+from tensord.client.prefix_tokens import media_of, tokens_of
 from tensord.errors import (
     BadPrefix,
     DaemonUnavailable,
@@ -462,6 +463,7 @@ def _bad(name: str) -> dict[str, Any]:
         "a layer that is short": {"layers": [normal(tokens)[0], NormalLayer(kv(tokens[:39]))]},
         "arrays of one layer that differ": {"layers": [NormalLayer({"k": kv(tokens)["k"], "v": kv(tokens[1:])["v"]})]},
         "an axis that is none": {"layers": [NormalLayer(kv(tokens), axis=4)]},
+        "layers that are none": {"layers": None},
         "a layer without arrays": {"layers": [NormalLayer({})]},
         "a layer that is none": {"layers": [kv(tokens)]},
         "a window that is too long": {"layers": [RotatingLayer(kv(tokens), 8)]},
@@ -502,6 +504,7 @@ def _bad(name: str) -> dict[str, Any]:
         ("a layer that is short", r"layer 1 .*39 tokens .*40"),
         ("arrays of one layer that differ", r"layer 0 .*'v'.*39 tokens .*40"),
         ("an axis that is none", "layer 0 .*no axis 4"),
+        ("layers that are none", "layers are a NoneType"),
         ("a layer without arrays", "layer 0"),
         ("a layer that is none", "layer 0 is a dict"),
         ("a window that is too long", r"layer 0 .*40 tokens .*8"),
@@ -531,6 +534,58 @@ def test_what_does_not_fit_together_is_named_and_nothing_is_stored(
         cache.put(**_bad(name))
     assert not cache._client.link.puts.in_flight
     assert daemon.store("puts") == before
+
+
+def _no_tokens(name: str) -> Any:
+    import torch
+
+    given: dict[str, Any] = {
+        "a bfloat16": torch.ones(40, dtype=torch.bfloat16),
+        "a tensor without memory": torch.ones(40, dtype=torch.int32, device="meta"),
+        "a sparse tensor": torch.eye(4, dtype=torch.int32).to_sparse(),
+        "a list of tensors": [torch.ones(2)],
+        "bytes with gaps": memoryview(bytes(16))[::2],
+        "bytes in rows": memoryview(bytes(16)).cast("B", (4, 4)),
+        "an object": object(),
+        "a generator": (number for number in range(3)),
+        "a set": {1, 2},
+        "nothing": None,
+        "a number": 5,
+        "text": "abc",
+        "a tensor of one": torch.tensor(5),
+        "an array of objects": np.array([1, object()], np.object_),
+    }
+    return given[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a bfloat16", r"a Tensor \(torch.bfloat16\).* give"),
+        ("a tensor without memory", r"a Tensor \(torch.int32\).* meta .*give"),
+        ("a sparse tensor", r"a Tensor .*[Ss]parse.* give"),
+        ("a list of tensors", r"token 0 is tensor.* whole number"),
+        ("bytes with gaps", "not contiguous: give"),
+        ("bytes in rows", r"shape \[4, 4\]"),
+        ("an object", "a object, no array of whole numbers; give"),
+        ("a generator", "a generator, no array of whole numbers; give"),
+        ("a set", "a set, no"),
+        ("nothing", "a NoneType, no"),
+        ("a number", "a int, no"),
+        ("text", "a str, no"),
+        ("a tensor of one", r"shape \[\]: give"),
+        ("an array of objects", "dtype object: give"),
+    ],
+)
+def test_what_is_no_sequence_of_tokens_is_refused_with_what_to_give(name: str, says: str) -> None:
+    with pytest.raises(BadPrefix, match=says):
+        tokens_of(_no_tokens(name))
+
+
+@pytest.mark.parametrize("media", [None, 5, [None], [(1, 2, np.array(["image", "audio"]), bytes(32))]])
+def test_what_is_no_list_of_media_is_refused(media: Any) -> None:
+    with pytest.raises(BadPrefix, match="media"):
+        media_of(media, 9, may_be_cut=False)
 
 
 def test_a_query_must_hold_its_pictures(cache: PrefixCache) -> None:
