@@ -20,7 +20,7 @@ from zlib import crc32
 
 from .hazards import BOUNDS, BUCKETS
 
-WATCHED_MAX: Final = 4096
+WATCHED_MAX: Final = 2048
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Ages(Generic[T]):
             if place == 0:
                 break
             places[at] = place
-        if len(log) > 2 * self._running + 1024:
+        if self._running > WATCHED_MAX or len(log) > 2 * self._running + 512:
             self._compact()
 
     def _compact(self) -> None:

@@ -33,10 +33,12 @@ REMEMBERED_MIN: Final = 2048
 REMEMBERED_SHARE: Final = 4
 """How many evicted entries are remembered: so many times those that are known."""
 ROUND_USES: Final = 128
-"""After so many uses the ages are counted, the order is as of now, and LEARNED_ROWS classes use what was learned."""
+"""After so many uses the ages are counted, and LEARNED_ROWS classes go by what was learned."""
 LEARNED_ROWS: Final = 3
 COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
+FAR: Final = 8
+"""Pieces deeper in a sequence than this are all alike."""
 TOLD: Final = 0.999
 """What a new report of milliseconds leaves of those before."""
 
@@ -57,7 +59,7 @@ class Hazard:
         self._kin = Kin()
         self._leaves = Leaves()
         self._hazards = Hazards()
-        self._ages: Ages[Span] = Ages(lambda span, at: self._hazards.reached(self._row(span), at))
+        self._ages: Ages[Span] = Ages(self._reached)
         self._serial = 0
         self._now = 0.0
         self._bytes = 0
@@ -131,11 +133,7 @@ class Hazard:
         run_bytes = self._run_bytes if new.parent == self._last else 0
         if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes:
             return True
-        past = self._past.get(new.key)
-        uses, gap_s = (1, self._gap_s(new.parent)) if past is None else (past.uses + 1, self._now - past.used_at)
-        agent = self._agents.get(new.agent) if past is None or past.agent is None else past.agent
-        shared = past is not None and (past.shared or (past.agent is not None and past.agent.name != new.agent))
-        row = self._class(uses, self._depth(new), gap_s, _RUNNING if agent is None and new.agent else agent, shared)
+        row = self._class_of(new)
         if self._leaves.rank(row, self._weight(new), self._now, 0)[0] >= self.rank(victim)[0]:
             return True
         span = self._recalled(new)
@@ -182,6 +180,7 @@ class Hazard:
         self._last = span.number
         self._run_bytes += span.size_bytes
         span.uses += 1
+        span.row = None
         span.used_at = self._now
         span.serial = self._serial
         if agent:
@@ -193,6 +192,11 @@ class Hazard:
             for _ in range(LEARNED_ROWS):
                 self._hazards.refresh_one()
             self._leaves.set_clock(self._now)
+        else:
+            self._leaves.pass_clock(self._now)
+
+    def _reached(self, span: Span, at: int) -> None:
+        self._hazards.reached(self._row(span), at)
 
     def _used_again(self, span: Span) -> None:
         """The age that ends with a use is known now. One at the same moment is part of the same use."""
@@ -256,6 +260,7 @@ class Hazard:
             return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap_s=gap_s)
         self._used_again(span)
         span.number, span.depth, span.size_bytes, span.weight = new.span_id, depth, new.size_bytes, weight
+        span.row = None
         return span
 
     def _remember(self, span: Span) -> None:
@@ -298,11 +303,29 @@ class Hazard:
         return frexp((cost or self._mean_cost or 1.0) / max(new.size_bytes, 1))[1]
 
     def _row(self, span: Span) -> Row:
-        return self._class(span.uses, span.depth, span.gap_s, span.agent, span.shared)
+        agent = span.agent
+        state = 1 if span.shared else 0 if agent is None else agent.state
+        row = span.row
+        if row is None or span.state != state:
+            row = span.row = self._class(span.uses, span.depth, span.gap_s, state)
+            span.state = state
+        return row
 
-    def _class(self, uses: int, depth: int, gap_s: float, agent: Agent | int | None, shared: bool) -> Row:
-        """Its class: uses, depth and gap by powers of two (of eight, for the gap)."""
-        state = 1 if shared else 0 if agent is None else agent if isinstance(agent, int) else agent.state
+    def _class_of(self, new: Newcomer) -> Row:
+        """The class that the newcomer would be of."""
+        past = self._past.get(new.key)
+        agent = self._agents.get(new.agent)
+        state = 0 if not new.agent else _RUNNING if agent is None else agent.state
+        if past is None:
+            return self._class(1, self._depth(new), self._gap_s(new.parent), state)
+        if past.shared or (past.agent is not None and past.agent is not agent):
+            state = 1
+        return self._class(past.uses + 1, self._depth(new), self._now - past.used_at, state)
+
+    def _class(self, uses: int, depth: int, gap_s: float, state: int) -> Row:
+        """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops
+        it tells) by powers of eight."""
         often = min((uses - 1).bit_length(), 5)
-        gap = min((int(gap_s * 10).bit_length() + 2) // 3, 7)
-        return self._hazards.row((often, min(depth.bit_length(), 7), gap, state), (often, -1, -1, state))
+        deep = 0 if not depth else 1 if depth < FAR else 2
+        gap = min((int(gap_s * 10).bit_length() + 2) // 3, 7) if state else 0
+        return self._hazards.row((often, deep, gap, state), (often, -1, -1, state))

@@ -28,8 +28,8 @@ import numpy.typing as npt
 BOUNDS: Final = [0.125 * 2 ** (k / 2) for k in range(52)]
 """Ages in seconds at which the buckets 1, 2, ... begin; the last begins at about ten weeks."""
 BUCKETS: Final = len(BOUNDS) + 1
-HALF_LIFE_USES: Final = 65536
-BORROWED: Final = 2.0
+HALF_LIFE_USES: Final = 1 << 17
+BORROWED: Final = 8.0
 """How many things' worth of a wider class's experience a class begins with."""
 _UNKNOWN: Final = 0.25
 """The share that is used in a bucket before anything is known. The same in all of them, so that the rate falls with age
@@ -137,17 +137,17 @@ class Hazards:
 
     def reached(self, row: Row, at: int) -> None:
         """Something of the class became so old as to be in bucket `at`."""
-        above: Row | None = row
-        while above is not None:
-            above.reached[at] += 1
-            above = above.wider
+        row.reached[at] += 1
+        while row.wider is not None:
+            row = row.wider
+            row.reached[at] += 1
 
     def used(self, row: Row, at: int) -> None:
         """Something of the class was used in bucket `at`, which it had reached."""
-        above: Row | None = row
-        while above is not None:
-            above.used[at] += 1
-            above = above.wider
+        row.used[at] += 1
+        while row.wider is not None:
+            row = row.wider
+            row.used[at] += 1
 
     def refresh_one(self) -> None:
         """Brings the row up to date whose turn it is."""

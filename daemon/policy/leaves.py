@@ -35,7 +35,7 @@ class Span:
     """An entry, known or remembered. `serial` orders last uses. `gap_s`: the age at which it was used last.
 
     `agent`: whose it is; None where several use it (`shared`), or nobody said. `queue`: where it stands, if it does;
-    `ticket`: as what.
+    `ticket`: as what. `row`: its class, as long as its agent's state is `state`.
     """
 
     number: int
@@ -52,6 +52,8 @@ class Span:
     age: Age[Span] | None = None
     queue: Queue | None = None
     ticket: int = 0
+    row: Row | None = None
+    state: int = -1
 
 
 # (serial, or its opposite in the heap of the youngest; ticket; last use; span)
@@ -87,6 +89,8 @@ class Queue:
 End = tuple[float, int, int, int, Queue, list[Place], int]
 
 
+CLOCK_SHARE: Final = 4
+"""The clock is set no more often than once for each so many queues that it takes."""
 # What stands before the ends: a place within a queue's heap, or somebody whose followers have all come.
 _WITHIN: Final = -1
 _FREED: Final = -2
@@ -104,6 +108,7 @@ class Leaves:
         self._tickets = 0
         self._standing = 0
         self._clock = 0.0
+        self._passed = 0
 
     def __len__(self) -> int:
         return self._standing
@@ -111,6 +116,7 @@ class Leaves:
     def set_clock(self, now: float) -> None:
         """Worths from now on are as of `now`, and of the rows as they are now. O(number of queues)."""
         self._clock = now
+        self._passed = 0
         ends: list[End] = []
         for queue in self._queues.values():
             for side, heap in enumerate((queue.oldest, queue.youngest)):
@@ -119,6 +125,12 @@ class Leaves:
                     ends.append(end)
         heapify(ends)
         self._ends = ends
+
+    def pass_clock(self, now: float) -> None:
+        """`now` has come: the clock is set where that is not too often for what it takes."""
+        self._passed += 1
+        if now > self._clock and self._passed * CLOCK_SHARE >= len(self._queues):
+            self.set_clock(now)
 
     def rank(self, row: Row, weight: int, used_at: float, serial: int) -> Rank:
         """Warmth: worth first; of equal worth the one further from its class's peak is colder."""
@@ -161,13 +173,16 @@ class Leaves:
             del self._queues[queue.name]
             queue.oldest.clear()
             queue.youngest.clear()
-            return
-        was_oldest, was_youngest = queue.oldest[0][1] == ticket, queue.youngest[0][1] == ticket
-        queue.tidy()
-        if was_oldest:
-            self._show_end(queue, queue.oldest, 0)
-        if was_youngest:
-            self._show_end(queue, queue.youngest, 1)
+        else:
+            was_oldest, was_youngest = queue.oldest[0][1] == ticket, queue.youngest[0][1] == ticket
+            queue.tidy()
+            if was_oldest:
+                self._show_end(queue, queue.oldest, 0)
+            if was_youngest:
+                self._show_end(queue, queue.youngest, 1)
+        ends = self._ends
+        while ends and not (ends[0][5] and ends[0][5][0][1] == ends[0][3]):
+            heappop(ends)
 
     def coldest(self, follows: Callable[[Span], tuple[Span, Row] | None]) -> Iterator[int]:
         """Spans from cold to warm. `follows`: who, of which class, becomes a leaf when a span goes as well."""
