@@ -19,8 +19,8 @@ import xxhash
 
 from ..errors import BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
-from ..shm.layout import SPAN_HEADER_BYTES, SpanHeader, aligned
-from ..shm.prefix import Piece
+from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
+from ..shm.prefix import Piece, piece_key
 from ..shm.recipe import Recipe, recipe
 from ..shm.segments import check_inbox
 from .core.effects import Copy
@@ -152,8 +152,11 @@ class Copier:
     def _piece(self, image_offset: int, header: SpanHeader, described: Recipe) -> Piece:
         """What the record says that is the image's first leaf.
 
+        The key has to follow from it: who believes keys, as every client does that matches, would be given one
+        sequence's payload for another's.
+
         Raises:
-            BadPrefix: there is none.
+            BadPrefix: there is none, or another than the key's.
         """
         leaves = described.leaves
         first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
@@ -161,4 +164,8 @@ class Copier:
         is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
         if not is_record:
             raise BadPrefix(f"the image's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
-        return Piece.unpack(self._ring[image_offset + at : image_offset + at + size_bytes].tobytes())
+        record = self._ring[image_offset + at : image_offset + at + size_bytes].tobytes()
+        piece = Piece.unpack(record)
+        if piece_key(header.key[:NAMESPACE_TAG_BYTES], record) != header.key:
+            raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")
+        return piece

@@ -45,6 +45,8 @@ _MEDIA: Final = struct.Struct("@QQB7x32s8x")
 _SNAPSHOT, _EXACT, _ROOT = 1, 2, 4
 HEADER_BYTES: Final = _HEADER.size
 MEDIA_BYTES: Final = _MEDIA.size
+RECORD_BYTES_MAX: Final = HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + BLOCK_TOKENS_MAX * TOKEN_BYTES
+"""Of a piece that is stored; a query's has all tokens."""
 _NO_KEY: Final = bytes(32)
 _NUMBERS: Final[dict[str, int]] = {modality: number for number, modality in enumerate(MODALITIES)}
 

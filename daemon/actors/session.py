@@ -63,6 +63,8 @@ class Session:
         self._welcome = welcome
         self._hello_s_max = hello_s_max
         self._joined = False
+        self._query: int | None = None
+        self._answered = asyncio.Event()
 
     async def run(self) -> None:
         """Serves until the connection is closed, by whom- and whatever."""
@@ -106,10 +108,16 @@ class Session:
                 await self._store.tell(Asked(self._client, message, fds))
             case messages.Hello():
                 pass
+            case messages.MatchPrefix():
+                # One at a time: who asks for many long ones waits for their own, and nobody else does.
+                self._answered.clear()
+                self._query = message.id
+                await self._store.tell(Requested(self._client, message))
+                await self._answered.wait()
             case _ if type(message) in _GOVERNED:
                 await self._governor.tell(Governed(self._client, cast(messages.GovernorRequest, message)))
             case _:
-                await self._store.tell(Requested(self._client, cast(Request | messages.MatchPrefix, message)))
+                await self._store.tell(Requested(self._client, cast(Request, message)))
 
     async def _speak(self) -> None:
         while True:
@@ -124,10 +132,18 @@ class Session:
                             self._excuse(message, error)
                         finally:
                             _close(close)
+                            self._settle(message)
                     case HangUp(reason):
                         _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=reason)
                         self._channel.close()
+                        self._answered.set()
                         return
+
+    def _settle(self, message: messages.ControlAnswer) -> None:
+        """Whether or not it could be sent: an answer to the query that is waited for."""
+        if self._query is not None and getattr(message, "id", None) == self._query:
+            self._query = None
+            self._answered.set()
 
     def _excuse(self, message: messages.ControlAnswer, error: TensordError) -> None:
         """Whoever waits for an answer that cannot be sent is told why."""

@@ -204,6 +204,8 @@ class StoreActor:
             return
         folded = np.frombuffer(record, np.uint32, piece.count, piece.text_at)
         await self._handle(events.PrefixAsked(client, query, piece, folded))
+        # A long query takes milliseconds: others get their turn before the next.
+        await asyncio.sleep(0)
 
     async def _scan(self) -> frozenset[int]:
         if self._memory.fence_is_quick:

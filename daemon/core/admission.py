@@ -18,7 +18,7 @@ from ...errors import (
 )
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
-from ...shm.prefix import HEADER_BYTES
+from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
 from .limits import StoreLimits
 from .memory import Budget, Memory
 from .residency import Residency
@@ -59,10 +59,10 @@ def unfit_piece(commit: messages.Commit) -> TensordError | None:
             return BadPrefix("follows names a piece, and prefix_bytes is 0: what follows a piece is one, with a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
-    if commit.prefix_bytes < HEADER_BYTES or end_bytes > commit.image_bytes:
+    if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.image_bytes:
         return BadPrefix(
-            f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} at least, and ends within the image of "
-            f"{commit.image_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
+            f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX}, and ends within "
+            f"the image of {commit.image_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
         )
     if commit.follows is not None and commit.follows[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
         return BadPrefix("follows names a piece of another namespace")

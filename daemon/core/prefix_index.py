@@ -48,7 +48,7 @@ from .prefix_tree import (
     each,
 )
 
-LAYOUTS_MAX: Final = 64
+LAYOUTS_MAX: Final = 16
 """Of one namespace at one generation: each is searched by itself."""
 
 

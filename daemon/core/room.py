@@ -208,7 +208,9 @@ class Room:
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._kept_for:
             pinned = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
-            self._kept, self._kept_for = memory.sequences.before(pinned), kept_for
+            self._kept = memory.sequences.before(pinned)
+        # The very set, also where it is an equal one: comparing it with itself costs nothing.
+        self._kept_for = kept_for
         return self._kept
 
     def _awaited_pieces(self) -> set[Entry]:

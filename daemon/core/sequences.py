@@ -115,6 +115,8 @@ class Sequences:
         """It came back."""
         if not entry.prefix_bytes:
             return
+        if self.is_awaited(entry):
+            self.changes += 1
         if entry.parent is not None:
             entry.parent.followers += 1
         if entry not in self._rebuilding:

@@ -18,7 +18,7 @@ from .memory import Memory
 from .outbox import Outbox
 from .pins import Pins
 
-PUT_OFF_S_MIN: Final = 0.1
+PUT_OFF_S_MIN: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from tensord import NormalLayer, PrefixCache
 from tensord.client.terms import Terms
 from tensord.errors import BadPrefix, LimitReached, TensordError
 from tensord.ipc import messages
-from tensord.shm.prefix import Media, Piece
+from tensord.shm.prefix import Media, Piece, piece_key
 
 from ..daemon.core.pieces import LAYOUT, SCOPE, block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon
@@ -163,4 +163,19 @@ def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> Non
         assert "first leaf" in str(put.error)
     with RawClient(daemon.socket, inbox_bytes=MIB) as raw:
         assert asked(raw, query(text([1, 2])).pack(text([1, 2])).tobytes()).offset == 0
+    client.close()
+
+
+def test_nobody_stores_a_piece_under_a_key_that_is_not_its_records(daemon: Daemon) -> None:
+    """Or whoever has the sequence that the key belongs to would be given this one's payload."""
+    client = daemon.client()
+    record = block([1]).record
+    tree = {"prefix": np.frombuffer(record, np.uint8), "layers": []}
+    outcomes = []
+    for key in (block([2]).key, piece_key(b"sequence", record)):
+        put = client._put(key, tree, Terms(prefix_bytes=len(record)), client._deadline(PATIENCE_S)).wait(PATIENCE_S)
+        outcomes.append((put.state, str(put.error)))
+    assert outcomes[0][0] == "refused"
+    assert "is not the key of the record" in outcomes[0][1]
+    assert outcomes[1] == ("stored", "None")
     client.close()

@@ -636,7 +636,7 @@ def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_
     for number, each in enumerate(blocks[1:], 1):
         stand.part(1, 500 + number, each.image_bytes, last=True)
     stand.settle()
-    assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["refused"] * 5
+    assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["PredecessorGone"] * 5
     assert len(stand.stored()) == filled
 
 
@@ -649,12 +649,15 @@ def test_a_victim_that_came_back_for_what_follows_it_is_no_victim_again() -> Non
     while stand.store.memory.ring.largest_free_bytes >= SPAN:
         assert stand.put(number) == "stored"
         number += 1
+    stand.pin(0)
     stand.commit(1, 500, key(900), 64 * 14)
     stand.part(1, 500, 64 * 14, last=True)
-    assert stand.store.memory.entries.hidden(first.key) is not None
-    stand.records[second.key] = second.record
-    stand.send(2, second.commit(600))
+    assert not stand.has_block(1)
+    begin(stand, 600, second)
+    for _ in range(8):
+        if not stand.scans:
+            break
+        stand.scan()
+        assert stand.has_block(1)
     stand.settle()
-    assert stand.has_block(1)
-    assert stand.store.counters.republished == 1
     assert stand.ended(1, 500) == "stored"
