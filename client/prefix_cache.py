@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from ..errors import BadPrefix, LimitReached, Refusal, UsageError
+from ..errors import BadPrefix, Corrupt, LimitReached, Refusal, UsageError
 from ..ipc import messages
 from ..ipc.words import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ..shm.layout import KEY_BYTES
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS: Final = 256
 _SEQUENCES_MAX: Final = 1 << 20
+# A match, if what the daemon found has gone before it is pinned.
+_ASKED: Final = 2
 _OFF: Final = "this prefix cache is switched off: set enabled"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
@@ -326,25 +328,38 @@ class PrefixCache:
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
         """What the host tier has of a sequence."""
-        matched = self._asker.ask(query, media, agent, deadline)
+        for _ in range(_ASKED):
+            matched = self._asker.ask(query, media, agent, deadline)
+            if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
+                return None
+            match = self._pinned(matched, query, media)
+            if match is not None:
+                return match
+            # It went between the daemon's answer and the pin. The daemon has another answer now, if there is more.
+        return None
+
+    def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
+        """What the daemon has found, as far as it is still there; None if none of it can be continued."""
         view = self._client.link.view
-        if matched is None or view is None or not matched.blocks or not 0 < matched.offset < len(query):
+        if view is None:
             return None
         keys = matched.blocks if matched.snapshot is None else [*matched.blocks, matched.snapshot]
         batch = view.hold_many(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
         blocks, offset = len(matched.blocks), matched.offset
         snapshot_at = None if matched.snapshot is None else blocks
         if not batch.found.all():
-            # Something went between the daemon's answer and the pin.
             there = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
             if not there:
                 return None
-            end, last = HeldBlocks(batch, there, 0, None).end_of(there)
+            try:
+                end, last = HeldBlocks(batch, keys, there, 0, None).end_of(there)
+            except Corrupt:
+                return None
             offset = uncut(min(offset, end), media)
             if last.exact or not offset:
                 return None
             blocks, snapshot_at = -(-offset // last.block_tokens), None
-        held = HeldBlocks(batch, blocks, offset, snapshot_at)
+        held = HeldBlocks(batch, keys, blocks, offset, snapshot_at)
         return PrefixMatch(offset, query[offset:], kept(offset, media), held)
 
     def _say(self, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:

@@ -1,12 +1,13 @@
 """What a match gives: how much of a sequence is cached, and leases on it.
 
-Owns: the views, cut to where the match ends. Does not own the pins: those are the batch's, which every view keeps.
+Owns: the views, cut to where the match ends, and the check that blocks hold what they say. Does not own the pins: those
+are the batch's, which every view keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class PrefixMatch:
         Empty for a layer that shares another's, and for one that has a state in the snapshot.
 
         Raises:
+            Corrupt: a block does not hold what it says; it is named.
             ValueError: the match was released.
         """
         return self._pinned().layers
@@ -73,6 +75,7 @@ class PrefixMatch:
         layer needs one.
 
         Raises:
+            Corrupt: the snapshot does not hold what it says.
             ValueError: the match was released.
         """
         return self._pinned().snapshot
@@ -83,7 +86,7 @@ class PrefixMatch:
 
         Raises:
             UsageError: there is no such layer.
-            ValueError: the match was released.
+            Corrupt, ValueError: as for `layers`.
         """
         return self._pinned().joined(layer)
 
@@ -92,7 +95,7 @@ class PrefixMatch:
 
         Raises:
             UnsupportedLeaf: an array has a dtype that torch lacks.
-            UsageError, ValueError: as for `joined`.
+            UsageError, Corrupt, ValueError: as for `joined`.
         """
         return self._pinned().torch(layer)
 
@@ -116,32 +119,39 @@ class PrefixMatch:
 
 
 class HeldBlocks:
-    """Blocks in the ring, pinned by a batch: the first `blocks` of it, and the snapshot after them if there is one."""
+    """Blocks in the ring, pinned by a batch: the first `blocks` of it, and the snapshot after them if there is one.
 
-    __slots__ = ("_batch", "_blocks", "_layers", "_offset", "_snapshot_at")
+    Their writers may have been any client: their arrays are checked to be those of so many tokens before any is given.
+    """
 
-    def __init__(self, batch: Batch, blocks: int, offset: int, snapshot_at: int | None) -> None:
-        """`snapshot_at`: its position in the batch."""
+    __slots__ = ("_batch", "_blocks", "_form", "_keys", "_layers", "_offset", "_snapshot_at")
+
+    def __init__(self, batch: Batch, keys: Sequence[bytes], blocks: int, offset: int, snapshot_at: int | None) -> None:
+        """`keys`: of all of the batch. `snapshot_at`: its position there."""
         self._batch = batch
+        self._keys = keys
         self._blocks = blocks
         self._offset = offset
         self._snapshot_at = snapshot_at
         self._layers: list[list[Any]] | None = None
+        self._form = _Form([], [])
 
     @property
     def layers(self) -> list[list[Any]]:
         if self._layers is None:
-            self._layers = self._cut([lease.tree for lease in self._leases()])
+            leases = self._leases()
+            self._form = self._checked(leases)
+            self._layers = self._cut([lease.tree for lease in leases])
         return self._layers
 
     @property
     def snapshot(self) -> list[Any] | None:
-        return None if self._snapshot_at is None else _part(self._lease(self._snapshot_at).tree, "layers")
+        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).tree)
 
     def joined(self, layer: int) -> Any:
-        parts = _chosen(self.layers, layer)
-        if parts:
-            return _merged(parts, self._axis(layer), np.concatenate)
+        parts, axis = self._chosen(layer)
+        if parts and axis is not None:
+            return _merged(parts, axis, np.concatenate)
         snapshot = self.snapshot
         return (
             None
@@ -152,15 +162,16 @@ class HeldBlocks:
     def torch(self, layer: int) -> Any:
         import torch
 
-        if _chosen(self.layers, layer):
+        parts, axis = self._chosen(layer)
+        if parts and axis is not None:
             # Over the shared memory, which is only read from here.
             parts = self._cut([lease.torch(copy=False) for lease in self._leases()])[layer]
-            return _merged(parts, self._axis(layer), torch.cat)
-        return None if self._snapshot_at is None else _part(self._lease(self._snapshot_at).torch(), "layers")[layer]
+            return _merged(parts, axis, torch.cat)
+        return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).torch())[layer]
 
     def end_of(self, blocks: int) -> tuple[int, Piece]:
         """Where the first `blocks` of them end, and what the last of those says of itself."""
-        piece = _piece(self._lease(blocks - 1).tree)
+        piece = _piece(self._lease(blocks - 1).tree, self._named(blocks - 1))
         return piece.start + piece.count, piece
 
     def _leases(self) -> list[Lease]:
@@ -169,45 +180,146 @@ class HeldBlocks:
     def _lease(self, position: int) -> Lease:
         lease = self._batch[position]
         if lease is None:
-            raise Corrupt("a block of a sequence was pinned, and its tree cannot be read; evict its key")
+            raise Corrupt(f"{self._named(position)}: its tree cannot be read; evict it")
         return lease
 
-    def _axis(self, layer: int) -> int:
-        axis = _part(self._lease(0).tree, "axes")[layer]
-        assert isinstance(axis, int)
-        return axis
+    def _named(self, position: int) -> str:
+        what = "the snapshot" if position == self._snapshot_at else f"block {position}"
+        return f"{what} ({self._keys[position].hex()[:24]}…) of a sequence"
+
+    def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
+        layers = self.layers
+        if not 0 <= layer < len(layers):
+            raise UsageError(f"layer {layer}: the sequence has {len(layers)}, counted from 0")
+        return layers[layer], self._form.axes[layer]
+
+    def _checked(self, leases: Sequence[Lease]) -> _Form:
+        """What the blocks have in common, if all of the blocks fit together, and have as many tokens as the match.
+
+        Of all blocks with one tree header only the first is looked at: their arrays have the same shapes.
+        """
+        end, piece = self.end_of(self._blocks)
+        if piece.start != piece.block_tokens * (self._blocks - 1) or not piece.start < self._offset <= end:
+            raise Corrupt(
+                f"{self._named(self._blocks - 1)}: it has the tokens from {piece.start} to {end}, in blocks of "
+                f"{piece.block_tokens}, and a match ends in it at {self._offset}; evict it"
+            )
+        first: _Form | None = None
+        seen: set[tuple[int, int]] = set()
+        for at, lease in enumerate(leases):
+            count = piece.count if at == self._blocks - 1 else piece.block_tokens
+            # The leases keep the headers' recipes: no two of them are at one address.
+            known = id(lease._recipe), count
+            if known in seen:
+                continue
+            form = _form_of(lease.tree, count, self._named(at))
+            if first is None:
+                first = form
+            elif form != first:
+                raise Corrupt(f"{self._named(at)}: its layers are not those of the blocks before it; evict it")
+            seen.add(known)
+        assert first is not None
+        if self._snapshot_at is None and first.without:
+            raise Corrupt(
+                f"{self._named(0)}, layer {first.without[0]}: it has no array, and there is no snapshot; evict it"
+            )
+        return first
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
-        """What each layer has in each of the blocks' trees, the last one cut to where the match ends."""
+        """What each layer has in each of the blocks' trees, the last one cut to where the match ends. All of them are
+        checked."""
         end, piece = self.end_of(self._blocks)
         layers: list[list[Any]] = []
-        for number, axis in enumerate(_part(trees[0], "axes")):
-            parts = [_part(tree, "layers")[number] for tree in trees]
-            parts = [part for part in parts if part is not None]
-            if parts and end > self._offset:
+        for number, axis in enumerate(self._form.axes):
+            parts = [] if axis is None else [part for tree in trees if (part := tree["layers"][number]) is not None]
+            if parts and axis is not None and end > self._offset:
                 parts[-1] = cut(parts[-1], axis, 0, self._offset - piece.start)
             layers.append(parts)
         return layers
 
+    def _states(self, tree: Any) -> list[Any]:
+        """What a snapshot's tree has for each of the blocks' layers."""
+        assert self._snapshot_at is not None
+        states = _part(tree, "layers", self._named(self._snapshot_at))
+        if len(states) != len(self.layers):
+            raise Corrupt(
+                f"{self._named(self._snapshot_at)}: it has states for {len(states)} layers, and the blocks have "
+                f"{len(self.layers)}; evict it"
+            )
+        for layer in self._form.without:
+            if states[layer] is None:
+                raise Corrupt(f"{self._named(self._snapshot_at)}, layer {layer}: it has no state; evict it")
+        return states
 
-def _part(tree: Any, name: str) -> list[Any]:
-    """A list of a block's tree. Its writer may have been any client."""
+
+class _Form(NamedTuple):
+    """What blocks of one sequence have in common: the layers' axes, and for each of them the places, dtypes and shapes
+    of its arrays but for the tokens; None for those that have nothing in blocks."""
+
+    axes: list[int | None]
+    arrays: list[list[tuple[str, Any, tuple[int, ...]]] | None]
+
+    @property
+    def without(self) -> list[int]:
+        """The layers that have tokens, and none of them in blocks: they need a snapshot."""
+        return [at for at, axis in enumerate(self.axes) if axis is not None and self.arrays[at] is None]
+
+
+def _form_of(tree: Any, count: int, named: str) -> _Form:
+    """The form of a block, if it is one of `count` tokens.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    axes, layers = _part(tree, "axes", named), _part(tree, "layers", named)
+    if len(axes) != len(layers):
+        raise Corrupt(f"{named}: it has {len(axes)} axes for {len(layers)} layers; evict it")
+    arrays: list[list[tuple[str, Any, tuple[int, ...]]] | None] = []
+    for number, (axis, part) in enumerate(zip(axes, layers, strict=True)):
+        if axis is not None and type(axis) is not int:
+            raise Corrupt(f"{named}, layer {number}: its axis is {axis!r:.40}; evict it")
+        arrays.append(None if part is None else _arrays_of(part, axis, count, f"{named}, layer {number}"))
+    return _Form(axes, arrays)
+
+
+def _arrays_of(part: Any, axis: int | None, count: int, named: str) -> list[tuple[str, Any, tuple[int, ...]]]:
+    arrays: list[tuple[str, Any, tuple[int, ...]]] = []
+
+    def look(leaf: Any, place: str) -> None:
+        if not is_array(leaf):
+            arrays.append((place, None, ()))
+            return
+        shape = list(leaf.shape)
+        if axis is None or not -len(shape) <= axis < len(shape):
+            raise Corrupt(f"{named}: its array {place} of shape {shape} has no axis {axis}; evict it")
+        if shape[axis] != count:
+            raise Corrupt(
+                f"{named}: its array {place} has {shape[axis]} tokens along axis {axis}, and the block {count}; "
+                "evict it"
+            )
+        shape[axis] = -1
+        arrays.append((place, leaf.dtype, tuple(shape)))
+
+    mapped(part, look)
+    if all(dtype is None for _, dtype, _ in arrays):
+        raise Corrupt(f"{named}: it has no array, and the block {count} tokens; evict it")
+    return arrays
+
+
+def _part(tree: Any, name: str, named: str) -> list[Any]:
     if not isinstance(tree, dict) or not isinstance(part := tree.get(name), list):
-        raise Corrupt(f"a block of a sequence holds no {name}: another program has stored it; clear its namespace")
+        raise Corrupt(f"{named}: it holds no {name}: another program has stored it; evict it")
     return part
 
 
-def _piece(tree: Any) -> Piece:
+def _piece(tree: Any, named: str) -> Piece:
     try:
-        return Piece.unpack(tree["prefix"].data)
+        record = tree["prefix"]
+        if record.dtype != np.uint8 or record.ndim != 1:
+            raise TypeError(f"an array of {record.dtype} of shape {list(record.shape)}")
+        return Piece.unpack(record.data)
     except (BadPrefix, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(f"a block of a sequence holds no record: {error}; clear its namespace") from None
-
-
-def _chosen(layers: list[list[Any]], layer: int) -> list[Any]:
-    if not 0 <= layer < len(layers):
-        raise UsageError(f"layer {layer}: the sequence has {len(layers)}, counted from 0")
-    return layers[layer]
+        raise Corrupt(f"{named}: it holds no record: {error}; evict it") from None
 
 
 def _merged(parts: list[Any], axis: int, join: Callable[[list[Any], int], Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -17,10 +18,12 @@ import pytest
 
 import tensord
 from tensord import Media, NormalLayer, PrefixCache, PrefixMatch, RecurrentLayer, RotatingLayer, SharedLayer
-from tensord.client.prefix_layers import PrefixLayer
+from tensord.client import prefix_put
+from tensord.client.prefix_layers import PrefixLayer, cut
 from tensord.client.prefix_tokens import media_of, tokens_of
 from tensord.errors import (
     BadPrefix,
+    Corrupt,
     DaemonUnavailable,
     LimitReached,
     PredecessorGone,
@@ -30,6 +33,7 @@ from tensord.errors import (
     UsageError,
 )
 from tensord.ipc import messages
+from tensord.shm import tree
 from tensord.shm.layout import aligned
 from tensord.shm.prefix import Piece, piece_key
 
@@ -279,6 +283,186 @@ def test_without_its_snapshot_nothing_of_a_recurrent_layer_is_matched(cache: Pre
     gone = messages.Matched(1, real.offset, real.blocks, bytes(32))
     cache._asker.ask = lambda *_: gone  # type: ignore[method-assign]
     assert cache.match(longer) is None
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_goes_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
+    cache: PrefixCache, client: tensord.Client, exact: bool
+) -> None:
+    large = PrefixCache(client, cache.namespace, block_tokens=64)
+    layers = [*normal(TEXT), RecurrentLayer(np.ones(3))] if exact else None
+    stored(cache, TEXT, layers, snapshots={48: [np.full(3, 48.0)]} if exact else None)
+    ask = cache._asker.ask
+    deadlines: list[float] = []
+
+    def asked(query: Any, media: Any, agent: str, deadline: float) -> messages.Matched | None:
+        deadlines.append(deadline)
+        answer = ask(query, media, agent, deadline)
+        if answer is not None and len(deadlines) == 1:
+            if exact:
+                assert answer.offset == 100 and answer.snapshot is not None
+                assert client.evict(answer.snapshot) == 1
+            else:
+                assert client.evict(answer.blocks[0]) >= 1
+                stored(large, TEXT[:40])
+        return answer
+
+    cache._asker.ask = asked  # type: ignore[method-assign]
+    match = matched(cache, np.append(TEXT, np.uint32(7)))
+    assert match.offset == (48 if exact else 40)
+    assert_right(match, TEXT)
+    assert len(deadlines) == 2 and deadlines[0] == deadlines[1]
+    # What is gone again by then is a miss.
+    deadlines.clear()
+
+    def gone(query: Any, media: Any, agent: str, deadline: float) -> messages.Matched:
+        deadlines.append(deadline)
+        return messages.Matched(1, 40, [bytes(32)] * 3)
+
+    cache._asker.ask = gone  # type: ignore[method-assign]
+    assert cache.match(TEXT) is None and len(deadlines) == 2
+
+
+# ---- blocks that do not hold what they say
+
+
+def _lie(name: str, given: dict[str, Any], at: int) -> dict[str, Any]:
+    """What another client's writer makes of a piece that begins at `at`."""
+    axes, layers = given["axes"], given["layers"]
+    first, second = layers[0], layers[1]
+    lies: dict[str, tuple[int | None, dict[str, Any]]] = {
+        "a short block": (16, {"layers": [first, cut(second, -2, 0, 5)]}),
+        "a short first block": (0, {"layers": [cut(first, -2, 0, 5), second]}),
+        "a short last block": (48, {"layers": [first, cut(second, -2, 0, 5)]}),
+        "short blocks": (None, {"layers": [cut(first, -2, 0, 5), cut(second, -2, 0, 5)]}),
+        "no axes": (None, {"axes": None}),
+        "axes of fewer layers": (None, {"axes": []}),
+        "an axis that no array has": (None, {"axes": [-2, 99]}),
+        "an axis that is none": (None, {"axes": [-2, "tokens"]}),
+        "an axis that is a truth": (None, {"axes": [True, True]}),
+        "another axis": (32, {"axes": [-2, 2]}),
+        "arrays without an axis": (None, {"axes": [-2, None]}),
+        "fewer layers": (None, {"layers": [first]}),
+        "fewer layers in one": (32, {"layers": [first], "axes": axes[:1]}),
+        "no layers": (32, {"layers": "none"}),
+        "a layer that one lacks": (32, {"layers": [first, None]}),
+        "a layer that all lack": (None, {"layers": [first, None]}),
+        "a layer of no arrays": (None, {"layers": [first, {"k": 5}]}),
+        "another dtype": (16, {"layers": [first, {name: array.astype("f2") for name, array in second.items()}]}),
+        "another place": (16, {"layers": [first, {"k": second["k"], "w": second["v"]}]}),
+        "another width": (16, {"layers": [first, {name: array[..., :3] for name, array in second.items()}]}),
+        "no record": (48, {"record": given["prefix"]}),
+        "another record": (48, {"record": given["prefix"], "prefix": given["prefix"].view(np.uint32)}),
+    }
+    where, lie = lies[name]
+    if where not in (None, at):
+        return given
+    if "record" in lie:
+        # The daemon reads the first leaf, whatever its name.
+        return lie | {"axes": axes, "layers": layers}
+    return given | lie
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a short block", r"block 1 \(.*, layer 1: .*'k'.* 5 tokens along axis -2, and the block 16;"),
+        ("a short first block", r"block 0 \(.*, layer 0: .* 5 tokens along axis -2, and the block 16;"),
+        ("a short last block", r"block 3 \(.*, layer 1: .* 5 tokens along axis -2, and the block 16;"),
+        ("short blocks", r"block 0 \(.*, layer 0: .* 5 tokens"),
+        ("no axes", "holds no axes"),
+        ("axes of fewer layers", "0 axes for 2 layers"),
+        ("an axis that no array has", "layer 1: .* no axis 99"),
+        ("an axis that is none", "layer 1: its axis is 'tokens'"),
+        ("an axis that is a truth", "layer 0: its axis is True"),
+        ("another axis", r"block 2 \(.*not those of the blocks before"),
+        ("arrays without an axis", "layer 1: .* no axis None"),
+        ("fewer layers", "2 axes for 1 layers"),
+        ("fewer layers in one", r"block 2 \(.*not those"),
+        ("no layers", r"block 2 \(.*holds no layers"),
+        ("a layer that one lacks", r"block 2 \(.*not those"),
+        ("a layer that all lack", "layer 1: it has no array, and there is no snapshot"),
+        ("a layer of no arrays", "layer 1: it has no array, and the block 16 tokens"),
+        ("another dtype", r"block 1 \(.*not those"),
+        ("another place", r"block 1 \(.*not those"),
+        ("another width", r"block 1 \(.*not those"),
+        ("no record", r"block 3 \(.*no record"),
+        ("another record", r"block 3 \(.*no record.*uint32"),
+    ],
+)
+def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
+    client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    def encode(given: dict[str, Any], **more: Any) -> Any:
+        return real(_lie(name, given, Piece.unpack(given["prefix"].data).start), **more)
+
+    real = tree.encode
+    monkeypatch.setattr(prefix_put, "encode", encode)
+    stored(cache, TEXT)
+    match = matched(cache, changed(TEXT, 57))
+    assert match.offset == 57
+    for use in (lambda: match.layers, lambda: match.joined(0), lambda: match.torch(0)):
+        with pytest.raises(Corrupt, match=says) as error:
+            use()
+    found = re.search(r"block (\d) \((\w+)…\)", str(error.value))
+    assert found is not None
+    block = int(found[1])
+    key = answer_of(cache, changed(TEXT, 57)).blocks[block]
+    assert key.hex().startswith(found[2])
+    client.evict(key)
+    assert offset_of(cache, changed(TEXT, 57)) == block * BLOCK
+
+
+def test_blocks_that_end_elsewhere_than_the_match_are_not_given(cache: PrefixCache) -> None:
+    stored(cache, TEXT)
+    blocks = answer_of(cache, TEXT).blocks
+    for offset, chosen in ((60, blocks[:3]), (99, blocks[:3]), (40, blocks[:4]), (48, blocks[:4]), (30, blocks[1:3])):
+        answer = messages.Matched(1, offset, chosen)
+        cache._asker.ask = lambda *_, answer=answer: answer  # type: ignore[method-assign]
+        match = matched(cache, TEXT)
+        with pytest.raises(Corrupt, match=f"ends in it at {offset};"):
+            match.joined(0)
+
+
+def test_a_block_without_a_record_where_a_match_would_be_shortened_is_a_miss(
+    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(given: dict[str, Any], **more: Any) -> Any:
+        return real(_lie("no record", given, Piece.unpack(given["prefix"].data).start), **more)
+
+    real = tree.encode
+    monkeypatch.setattr(prefix_put, "encode", encode)
+    stored(cache, TEXT)
+    blocks = list(answer_of(cache, TEXT).blocks)
+    gone = messages.Matched(1, 99, [*blocks[:4], bytes(32), *blocks[5:]])
+    cache._asker.ask = lambda *_: gone  # type: ignore[method-assign]
+    assert cache.match(TEXT) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda states: states[:2], "the snapshot .* 2 layers, and the blocks have 3"),
+        (lambda states: [*states[:2], None], "the snapshot .*, layer 2: it has no state"),
+    ],
+)
+def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
+    cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
+) -> None:
+    def encode(given: dict[str, Any], **more: Any) -> Any:
+        if Piece.unpack(given["prefix"].data).snapshot:
+            given = given | {"layers": change(given["layers"])}
+        return real(given, **more)
+
+    real = tree.encode
+    monkeypatch.setattr(prefix_put, "encode", encode)
+    window = RotatingLayer({name: array[:, :, -40:] for name, array in kv(TEXT).items()}, 40)
+    stored(cache, TEXT, [*normal(TEXT), window])
+    match = matched(cache, np.append(TEXT, np.uint32(7)))
+    for use in (lambda: match.snapshot, lambda: match.joined(2), lambda: match.torch(2)):
+        with pytest.raises(Corrupt, match=says):
+            use()
+    assert_right(match, TEXT)
 
 
 # ---- sharing
@@ -710,8 +894,13 @@ def test_evict_all_counts_what_it_evicts_and_leaves_other_entries(
     stored(other, TEXT)
     stored(cache, TEXT, [*normal(TEXT), RecurrentLayer(np.ones(2))])
     stored(cache, changed(TEXT, 50))
-    assert cache.evict_all() == 8 + 7
+    # Of engines' own snapshots only those that this object stored.
+    again = PrefixCache(client, namespace, block_tokens=BLOCK)
+    cache.put_snapshot([b"ours"], np.ones(2), wait=True)
+    again.put_snapshot([b"theirs"], np.ones(2), wait=True)
+    assert cache.evict_all() == 8 + 7 + 1
     assert cache.match(TEXT) is None and cache.evict_all() == 0
+    assert cache.snapshot([b"ours"]) is None and cache.snapshot([b"theirs"]) is not None
     assert client.contains(key) and offset_of(other, TEXT) == 99
     assert stored(cache, TEXT).blocks_existed == 0
 
