@@ -87,7 +87,7 @@ def _replay(task: Task) -> tuple[Row, float]:
     assert _replayed is not None
     (name, share), (trace, policy) = task, _replayed
     began = time.perf_counter()
-    counts = policies.replay(name, trace, int(share * trace.total_bytes), policy)
+    counts = policies.replay(name, trace, trace.share_bytes(share), policy)
     return Row.of(trace.name, name, share, counts), time.perf_counter() - began
 
 

@@ -27,7 +27,8 @@ class Ideal:
     """The blocks that are there, as one policy has it.
 
     As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the newcomer's
-    predecessors); a put for which there is no room is refused, and with it what would follow.
+    predecessors). A put for which there is no room is refused, as is a piece that the policy does not admit for what
+    would have to go; and with it what would follow.
     """
 
     def __init__(self, trace: Trace, policy: Replacement, capacity_bytes: int, *, steps: bool = False) -> None:
@@ -83,31 +84,30 @@ class Ideal:
 
     def _store(self, block: int, parent: int | None, stays: set[int], request: Request) -> int | None:
         """The span of a block that was not there; None where there is no room for it."""
-        size_bytes = self._trace.sizes[block]
-        if size_bytes > self._free_bytes and not self._make_room(size_bytes, stays):
+        size_bytes, tokens = self._trace.sizes[block], self._trace.tokens[block]
+        new = Newcomer(self._spans_made + 1, key_of(block), size_bytes, tokens, 0.0, parent, request.agent)
+        if size_bytes > self._free_bytes and not self._make_room(new, stays):
             return None
         self._spans_made += 1
-        span = self._span_of[block] = self._spans_made
-        self._block_of[span] = block
+        self._span_of[block] = new.span_id
+        self._block_of[new.span_id] = block
         self._free_bytes -= size_bytes
-        tokens = self._trace.tokens[block]
-        new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, parent, request.agent)
         self._policy.inserted(new, request.at)
-        stays.add(span)
-        return span
+        stays.add(new.span_id)
+        return new.span_id
 
-    def _make_room(self, size_bytes: int, stays: set[int]) -> bool:
+    def _make_room(self, new: Newcomer, stays: set[int]) -> bool:
         sizes, block_of = self._trace.sizes, self._block_of
-        lacking = size_bytes - self._free_bytes
+        lacking = new.size_bytes - self._free_bytes
         victims: list[int] = []
-        if size_bytes <= self._capacity_bytes:
+        if new.size_bytes <= self._capacity_bytes:
             for span in self._policy.coldest():
                 if span not in stays:
                     victims.append(span)
                     lacking -= sizes[block_of[span]]
                     if lacking <= 0:
                         break
-        if lacking > 0:
+        if lacking > 0 or (new.parent is not None and not self._policy.admits(new, victims[-1])):
             return False
         for span in victims:
             self._policy.hidden(span)

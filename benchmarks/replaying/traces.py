@@ -31,6 +31,10 @@ Ints = npt.NDArray[np.int64]
 WARM_SHARE: Final = 0.6
 EQUAL_BYTES: Final = 512
 """What a block of a sequence takes: all the same, and as little as a store's span can be, since only ratios matter."""
+OBJECT_SCALE: Final = 64
+"""A picture's file takes less than what an encoder makes of it, and of something as small a span's header is a part that
+counts. Ratios of sizes are as they were.
+"""
 MOONCAKE_TOKENS: Final = 512
 CHUNK_TOKENS: Final = 1024
 CHUNK_IDS: Final = 16
@@ -73,6 +77,11 @@ class Trace:
     @property
     def total_bytes(self) -> int:
         return sum(self.sizes)
+
+    def share_bytes(self, share: float) -> int:
+        """The size of a cache that may have so much of it: of sequences, whole blocks."""
+        size_bytes = int(share * self.total_bytes)
+        return size_bytes // EQUAL_BYTES * EQUAL_BYTES if self.kind == "prefix" else size_bytes
 
     def requests(self) -> Iterator[Request]:
         """Without what becomes known of agents."""
@@ -147,13 +156,13 @@ def agents(concurrency: int) -> Callable[[str, Iterable[bytes], Iterable[bytes] 
 
 
 def objects(columns: Callable[[bytes], tuple[float, bytes, int]]) -> Callable[..., Trace]:
-    """One object a line: when, which, and its bytes."""
+    """One object a line: when, which, and the bytes of its file."""
 
     def read(name: str, warm: Iterable[bytes], judged: Iterable[bytes] | None) -> Trace:
         blocks, found = _Blocks(), list[Request]()
         for counted, line in _flagged(warm, judged):
             at, identity, size_bytes = columns(line)
-            number = blocks.number(identity, max(size_bytes, 1), 0)
+            number = blocks.number(identity, OBJECT_SCALE * max(size_bytes, 1), 0)
             found.append(Request(at, "", np.array([number], np.int64), counted))
         return Trace(name, "object", list(_in_time(found)), blocks.sizes, blocks.tokens)
 
