@@ -157,7 +157,7 @@ class Config:
         optional=True,
         reload=True,
     )
-    policy: str = setting(choice("lru", "lfu"), "which entries make room for new ones", "lru")
+    policy: str = setting(choice("hazard", "lru", "lfu"), "which entries make room for new ones", "hazard")
     drop: bool = setting(
         SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False
     )

@@ -29,7 +29,7 @@ BOUNDS: Final = [0.125 * 2 ** (k / 2) for k in range(52)]
 """Ages in seconds at which the buckets 1, 2, ... begin; the last begins at about ten weeks."""
 BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
-BORROWED: Final = 8.0
+BORROWED: Final = 3.0
 """How many things' worth of a wider class's experience a class begins with."""
 _UNKNOWN: Final = 0.25
 """The share that is used in a bucket before anything is known. The same in all of them, so that the rate falls with age

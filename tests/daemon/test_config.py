@@ -94,7 +94,7 @@ def test_optional_settings_can_be_left_out_by_name(file: Path) -> None:
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    assert load(environ={"TENSORD_POLICY": ""}).policy == "lru"
+    assert load(environ={"TENSORD_POLICY": ""}).policy == "hazard"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--default-ttl-s", "10x"], "must be a duration such as 10m"),
         (["--limits-pinned-share-max", "nan"], "must be a share"),
         (["--limits-pinned-share-max", "150%"], "at most 1"),
-        (["--policy", "fifo"], "policy = 'fifo' (flag --policy): must be one of lru, lfu"),
+        (["--policy", "fifo"], "policy = 'fifo' (flag --policy): must be one of hazard, lru, lfu"),
         (["--socket-mode", "0999"], "must be an octal file mode such as 0660"),
         (["--socket-mode", "0060"], "at least 0600 and at most 0777"),
         (["--drop=perhaps"], "must be true or false"),

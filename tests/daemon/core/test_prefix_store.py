@@ -144,7 +144,7 @@ def test_a_query_that_is_a_piece_is_none() -> None:
 # ---- eviction
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
 def test_blocks_go_leaf_first_for_room(policy: str) -> None:
     stand = stand_of(12, policy=policy)
     sequences = [(1, 2, 3, 4), (1, 2, 5), (6, 7, 8, 9)]

@@ -44,7 +44,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.contents: dict[int, bytes] = {}
         self.most_bytes = RING_BYTES
 
-    @initialize(policy=st.sampled_from(["lru", "lfu"]), grown=st.sampled_from([1024, RING_BYTES]))
+    @initialize(policy=st.sampled_from(["lru", "lfu", "hazard"]), grown=st.sampled_from([1024, RING_BYTES]))
     def start(self, policy: str, grown: int) -> None:
         self.stand = Stand(
             RING_BYTES,
@@ -440,7 +440,7 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
 def test_a_thousand_puts_through_a_small_ring_all_succeed(policy: str) -> None:
     stand = Stand(4096, policy=policy)
     stand.join(1)

@@ -1,0 +1,279 @@
+"""The policy that learns: what it keeps, what it forgets, and that all it remembers is bounded."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+
+from tensord.daemon.policy import ages as ages_of
+from tensord.daemon.policy import hazard as hazard_of
+from tensord.daemon.policy.ages import Ages
+from tensord.daemon.policy.hazard import Hazard
+from tensord.daemon.policy.hazards import BUCKETS, Hazards, bucket
+from tensord.daemon.policy.newcomer import Newcomer
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+class Cache:
+    """So many bytes, kept by the policy; spans are never numbered twice."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.policy = Hazard()
+        self.capacity_bytes = capacity_bytes
+        self.span_of: dict[int, int] = {}
+        self.news: dict[int, tuple[int, int]] = {}
+        self.now = 0.0
+        self.spans = 0
+        self.hits = 0
+
+    def ask(self, *blocks: int, agent: str = "", size_bytes: int = 1, tokens: int = 0, chained: bool = False) -> None:
+        """A use of blocks, of a sequence if `chained`; what is not there is stored."""
+        parent = None
+        stays = set()
+        for block in blocks:
+            span = self.span_of.get(block)
+            if span is not None:
+                self.policy.accessed(span, self.now, agent)
+                self.hits += 1
+            else:
+                self.make_room(size_bytes, stays)
+                self.spans += 1
+                span = self.span_of[block] = self.spans
+                self.news[span] = (block, size_bytes)
+                new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, parent if chained else None, agent)
+                self.policy.inserted(new, self.now)
+            stays.add(span)
+            parent = span
+
+    def make_room(self, size_bytes: int, stays: set[int]) -> None:
+        while sum(size for _, size in self.news.values()) + size_bytes > self.capacity_bytes:
+            victim = next(span for span in self.policy.coldest() if span not in stays)
+            self.policy.hidden(victim)
+            self.policy.removed(victim, evicted=True)
+            block, _ = self.news.pop(victim)
+            del self.span_of[block]
+
+
+def test_what_is_used_again_and_again_outlives_what_was_used_once() -> None:
+    cache, chance = Cache(40), random.Random(1)
+    for turn in range(3000):
+        cache.now += 1
+        cache.ask(chance.randrange(20) if turn % 2 else 1000 + turn)
+    assert all(block in cache.span_of for block in range(20))
+
+
+def test_of_equally_popular_entries_the_large_ones_go() -> None:
+    cache, chance = Cache(100), random.Random(2)
+    for _ in range(4000):
+        cache.now += 1
+        block = chance.randrange(40)
+        cache.ask(block, size_bytes=1 if block < 20 else 16)
+    assert all(block in cache.span_of for block in range(20))
+
+
+def test_of_equally_popular_entries_those_go_that_cost_little() -> None:
+    cache, chance = Cache(20), random.Random(3)
+    for _ in range(4000):
+        cache.now += 1
+        block = chance.randrange(40)
+        cache.ask(block, tokens=1024 if block < 15 else 16)
+    assert sum(block in cache.span_of for block in range(15)) >= 14
+
+
+def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
+    policy = Hazard()
+    for number in range(1, 50):
+        policy.inserted(Newcomer(number, key_of(number), 64, tokens=100, cost_ms=50.0), 0.0)
+    policy.inserted(Newcomer(100, key_of(100), 64, tokens=100), 0.0)
+    policy.inserted(Newcomer(101, key_of(101), 64, tokens=3200), 0.0)
+    policy.inserted(Newcomer(102, key_of(102), 64, cost_ms=1600.0), 0.0)
+    assert policy.rank(100)[0] == policy.rank(1)[0]
+    assert policy.rank(101)[0] == policy.rank(102)[0] > policy.rank(1)[0]
+
+
+def test_what_nobody_said_anything_of_costs_as_much_as_others_do() -> None:
+    policy = Hazard()
+    for number in range(1, 50):
+        policy.inserted(Newcomer(number, key_of(number), 64, tokens=1000), 0.0)
+    policy.inserted(Newcomer(100, key_of(100), 64), 0.0)
+    assert policy.rank(100)[0] == policy.rank(1)[0]
+
+
+def test_a_piece_goes_after_all_that_follow_it() -> None:
+    chance = random.Random(4)
+    policy = Hazard()
+    parents: dict[int, int | None] = {}
+    for number in range(1, 400):
+        parent = chance.choice([None, *islice(reversed(parents), 20)])
+        policy.inserted(Newcomer(number, key_of(number), 64, 16, parent=parent), number / 7)
+        parents[number] = parent
+        used = chance.choice(list(parents))
+        policy.accessed(used, number / 7)
+    order = {span: place for place, span in enumerate(policy.coldest())}
+    assert order.keys() == parents.keys()
+    assert all(order[span] < order[parent] for span, parent in parents.items() if parent is not None)
+
+
+def worked(policy: Hazard, agent: str, number: int, now: float, calls: int) -> None:
+    """An agent that asks twice for a sequence of its own, and then never again."""
+    policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+    for call in range(calls):
+        policy.turn(agent, "tool_call", now + call)
+        policy.accessed(number, now + call + 0.5, agent)
+    policy.turn(agent, "finished", now + calls)
+
+
+def test_those_of_agents_that_have_finished_go_first() -> None:
+    policy = Hazard()
+    now = 0.0
+    for number in range(1, 600):
+        now += 4
+        worked(policy, f"agent {number}", number, now, 2)
+    worked(policy, "done", 1000, now + 20, 2)
+    worked(policy, "about", 1001, now + 20, 2)
+    policy.turn("about", "tool_call", now + 22)
+    assert policy.rank(1000)[0] < policy.rank(1001)[0]
+    policy.check_invariants()
+
+
+def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
+    policy = Hazard()
+    for number in (1, 2):
+        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent="one"), 0.0)
+    policy.accessed(1, 1.0, "two")
+    shared, own = policy.rank(1), policy.rank(2)
+    policy.turn("one", "finished", 1.0)
+    assert policy.rank(1) == shared
+    assert policy.rank(2)[1:] == own[1:]
+    policy.check_invariants()
+
+
+def test_what_was_popular_once_goes_in_the_end() -> None:
+    cache = Cache(20)
+    for _ in range(50):
+        cache.now += 1
+        cache.ask(*range(10))
+    for turn in range(3000):
+        cache.now += 1
+        cache.ask(1000 + turn % 30)
+        if not any(block in cache.span_of for block in range(10)):
+            return
+    pytest.fail("what was popular once is never evicted")
+
+
+def test_what_comes_back_is_no_newcomer() -> None:
+    policy = Hazard()
+    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.accessed(1, 1.0)
+    policy.removed(1, evicted=True)
+    policy.inserted(Newcomer(2, key_of(1), 64), 5.0)
+    policy.inserted(Newcomer(3, key_of(3), 64), 5.0)
+    assert policy._spans[2].uses == 3
+    assert policy._spans[3].uses == 1
+    policy.removed(2, evicted=False)
+    policy.inserted(Newcomer(4, key_of(1), 64), 6.0)
+    assert policy._spans[4].uses == 1
+
+
+def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
+    policy, now, number = Hazard(), 0.0, 0
+    for turn in range(200):  # short ones come back at once, long ones never
+        now += 100
+        short = number = number + 1
+        policy.inserted(Newcomer(short, key_of(short), 64, 16), now)
+        parent = None
+        for _ in range(12):
+            number += 1
+            policy.inserted(Newcomer(number, key_of(number), 64, 16, parent=parent), now)
+            parent = number
+        for _ in range(3):
+            now += 1
+            policy.accessed(short, now)
+        for span in range(number, short, -1):
+            policy.removed(span, evicted=True)
+        if turn >= 32:
+            policy.removed(short - 32 * 13, evicted=True)
+    victim, parent = short, None
+    assert policy.admits(Newcomer(9000, key_of(9000), 64, 16), victim)
+    declined = 0
+    for place in range(200):
+        new = Newcomer(10_000 + place, key_of(10_000 + place), 64, 16, parent=parent)
+        if not policy.admits(new, victim):
+            declined = place
+            break
+        policy.inserted(new, now)
+        parent = new.span_id
+    assert 1 <= declined <= 4
+    assert key_of(10_000 + declined) in policy._past
+    policy.check_invariants()
+
+
+def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hazard_of, "REMEMBERED_MIN", 64)
+    monkeypatch.setattr(ages_of, "WATCHED_MAX", 256)
+    cache, chance = Cache(50), random.Random(5)
+    for turn in range(6000):
+        cache.now += chance.random()
+        agent = f"agent {turn // 10}"
+        cache.ask(chance.randrange(20), 1000 + turn, agent=agent)
+        if not turn % 10:
+            cache.policy.turn(agent, chance.choice(("tool_call", "turn_ended", "finished")), cache.now)
+    policy = cache.policy
+    policy.check_invariants()
+    known = len(policy)
+    assert known == 50
+    assert len(policy._past) <= 4 * known
+    assert len(policy._agents) <= 5 * known
+    assert len(policy._ages) <= 256 + 2 * hazard_of.ROUND_USES
+    assert len(policy._ages._log) <= 2 * 256 + 512 + 2 * hazard_of.ROUND_USES
+    assert len(policy._hazards) <= 7 * 3 * 8 * 6 + 7 * 6 + 1
+    assert len(policy._leaves._ends) <= 4 * known + 4 * hazard_of.ROUND_USES
+
+
+def test_ages_count_each_bucket_once_whoever_comes_by() -> None:
+    seen: list[int] = []
+    watched: Ages[str] = Ages(lambda _, at: seen.append(at))
+    age = watched.begin("it", bytes(32), 10.0)
+    assert age is not None
+    for now in (10.0, 10.1, 11.0, 11.0, 40.0):
+        watched.sweep(now)
+    assert seen == list(range(bucket(30.0) + 1))
+    watched.pass_to(age, bucket(90.0))
+    watched.sweep(100.0)
+    assert seen == list(range(bucket(90.0) + 1))
+    watched.end(age)
+    watched.sweep(1e6)
+    assert seen == list(range(bucket(90.0) + 1))
+
+
+def test_an_index_rises_to_one_peak_and_falls_after_it() -> None:
+    chance = random.Random(6)
+    hazards = Hazards()
+    for number in range(20):
+        row = hazards.row(number)
+        for _ in range(chance.randrange(200)):
+            until = chance.randrange(BUCKETS)
+            for at in range(until + 1):
+                hazards.reached(row, at)
+            hazards.used(row, until)
+        row.refresh()
+        rising, falling = row.index[: row.peak + 1], row.index[row.peak :]
+        assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
+
+
+def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
+    hazards = Hazards()
+    row = hazards.row("tools")
+    for _ in range(1000):
+        for at in range(bucket(10.0) + 1):
+            hazards.reached(row, at)
+        hazards.used(row, bucket(10.0))
+    row.refresh()
+    assert row.peak in (bucket(10.0) - 1, bucket(10.0))
+    assert row.index[0] < row.index[bucket(5.0)] < row.index[bucket(10.0)]
+    assert row.index[bucket(60.0)] < row.index[bucket(10.0)] / 4
