@@ -32,7 +32,7 @@ WARM_SHARE: Final = 0.6
 EQUAL_BYTES: Final = 512
 """What a block of a sequence takes: all the same, and as little as a store's span can be, since only ratios matter."""
 OBJECT_SCALE: Final = 64
-"""A picture's file takes less than what an encoder makes of it, and of something as small a span's header is a part that
+"""A picture's file takes less than what an encoder makes of it; of something as small, a span's header is a part that
 counts. Ratios of sizes are as they were.
 """
 MOONCAKE_TOKENS: Final = 512
