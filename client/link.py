@@ -87,7 +87,7 @@ class Link:
 
     def _reset(self) -> None:
         """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
-        self.puts = Puts(self.send, self.next_id)
+        self.puts = Puts(self.send, self.next_id, lambda: self.connection)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lock = threading.Lock()

@@ -89,11 +89,15 @@ class Pending:
 class Puts:
     """All puts of one client, over one inbox that is made at the first of them.
 
-    `send(messages, fds)` hands messages to the connection and raises DaemonUnavailable where there is none.
+    `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,
+    or it is no longer `connected`; `connection()` gives the one there is.
     """
 
-    def __init__(self, send: Callable[..., None], next_id: Callable[[], int]) -> None:
+    def __init__(
+        self, send: Callable[..., None], next_id: Callable[[], int], connection: Callable[[], object | None]
+    ) -> None:
         self._send = send
+        self._connection = connection
         self._next_id = next_id
         self._lock = threading.Condition()
         self._pending: dict[int, Pending] = {}
@@ -156,7 +160,7 @@ class Puts:
             return put
         pending.parts.append(messages.Part(pending.commit.id, region.offset, image_bytes, True))
         try:
-            self._send(pending.commit, *pending.parts)
+            self._send_once(pending, pending.commit, *pending.parts)
         except TensordError as error:
             self._not_sent(pending, error)
         return put
@@ -343,9 +347,9 @@ class Puts:
                 part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
                 pending.parts.append(part)
                 if size_bytes >= 2 * PART_BYTES:
-                    self._send(part)
+                    self._send_once(pending, part)
                 else:
-                    self._send(pending.commit, part)
+                    self._send_once(pending, pending.commit, part)
 
     def _stream(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
         """A region for each part, which is free again when the daemon has copied it."""
@@ -371,6 +375,21 @@ class Puts:
                 return True
         region.release()
         return False
+
+    def _send_once(self, pending: Pending, *sent: messages.Message) -> None:
+        """Sends a part of it, unless a new connection has taken up the whole: the daemon would count it twice.
+
+        SYNC POINT: the connection is looked at first. Whatever it was to take up it has taken up before it is given
+        here; and if it is another by now, nothing is sent.
+
+        Raises:
+            DaemonUnavailable, TimedOut: it did not go.
+        """
+        connected = self._connection()
+        if connected is None:
+            raise DaemonUnavailable("the daemon went away while the payload was on its way")
+        if not pending.sent_again:
+            self._send(*sent, connected=connected)
 
     def _not_sent(self, pending: Pending, error: TensordError) -> None:
         """Sending it failed here. Where a new connection has taken it up meanwhile, it is on its way all the same: the

@@ -29,10 +29,11 @@ class Desk:
         ids = count(1)
         self.sent: list[messages.Message] = []
         self.answer: Answer = lambda _: None
-        self.puts = Puts(self._send, lambda: next(ids))
+        self.connection: Callable[[], object | None] = lambda: self
+        self.puts = Puts(self._send, lambda: next(ids), lambda: self.connection())
         self.puts.limits = Limits(inbox_bytes_max=INBOX_BYTES)
 
-    def _send(self, *sent: messages.Message, fds: Sequence[int] = ()) -> None:
+    def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         for message in sent:
             self.sent.append(message)
             self.answer(message)
@@ -105,6 +106,28 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: in
     put = desk.put(image_bytes)
     assert put.state == "lost"
     assert desk.used_bytes == 0
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("image_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
+def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_as_well(image_bytes: int) -> None:
+    """The daemon would count one that the client no longer does, and refuse another for it."""
+    desk = Desk()
+    desk.puts.limits = Limits(inbox_bytes_max=32 << 20)
+    again: list[messages.Message] = []
+
+    def another_connection() -> object:
+        if any(pending.complete for pending in desk.puts._pending.values()):
+            desk.puts.send_again(lambda *sent, **_: again.extend(sent))
+        return desk
+
+    desk.connection = another_connection
+    put = desk.put(image_bytes)
+    ends = [message for message in (*desk.sent, *again) if isinstance(message, messages.Part) and message.last]
+    assert len(ends) == 1
+    assert ends[0] in again
+    desk.puts.acknowledged(messages.Committed(ends[0].id, "stored"))
+    assert put.state == "stored"
     desk.puts.close()
 
 
