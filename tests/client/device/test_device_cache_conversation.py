@@ -50,10 +50,13 @@ class Conversation(RuleBasedStateMachine):
 
     def exchange(self) -> None:
         """All that is to be said, until nothing is."""
+        quiet = 0
         for _ in range(2000):
             self.upkeep.wake()
             self.upkeep.turn()
-            if not (self.wire.said or self.wire.answered):
+            # What has left by itself is said a turn later.
+            quiet = 0 if self.wire.said or self.wire.answered else quiet + 1
+            if quiet > 2:
                 return
             self.wire.deliver_up()
             self.wire.deliver_down()
