@@ -34,7 +34,7 @@ REMEMBERED_SHARE: Final = 4
 """How many evicted entries are remembered: so many times those that are known."""
 ROUND_USES: Final = 128
 """After so many uses the ages are counted, and LEARNED_ROWS classes go by what was learned."""
-LEARNED_ROWS: Final = 3
+LEARNED_ROWS: Final = 2
 COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
 FAR: Final = 8

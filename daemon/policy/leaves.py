@@ -89,7 +89,7 @@ class Queue:
 End = tuple[float, int, int, int, Queue, list[Place], int]
 
 
-CLOCK_SHARE: Final = 4
+CLOCK_SHARE: Final = 1
 """The clock is set no more often than once for each so many queues that it takes."""
 # What stands before the ends: a place within a queue's heap, or somebody whose followers have all come.
 _WITHIN: Final = -1

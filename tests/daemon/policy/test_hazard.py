@@ -34,7 +34,7 @@ class Cache:
     def ask(self, *blocks: int, agent: str = "", size_bytes: int = 1, tokens: int = 0, chained: bool = False) -> None:
         """A use of blocks, of a sequence if `chained`; what is not there is stored."""
         parent = None
-        stays = set()
+        stays: set[int] = set()
         for block in blocks:
             span = self.span_of.get(block)
             if span is not None:
