@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from math import frexp
 from typing import Final
 
@@ -37,6 +38,9 @@ ROUND_USES: Final = 128
 LEARNED_ROWS: Final = 2
 COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
+MOVED_MAX: Final = 128
+"""Leaves of an agent whose places change at once when it takes another turn; those of one that has more follow as they
+are used. Anybody may say whose turn it is, as often as he likes."""
 FAR: Final = 8
 """Pieces deeper in a sequence than this are all alike."""
 TOLD: Final = 0.999
@@ -237,7 +241,7 @@ class Hazard:
     def _becomes(self, agent: Agent, state: int) -> None:
         if agent.state != state:
             agent.state = state
-            for span in list(agent.leaves.values()):
+            for span in list(islice(agent.leaves.values(), MOVED_MAX)):
                 self._leaves.leave(span)
                 self._leaves.add(span, self._row(span))
 

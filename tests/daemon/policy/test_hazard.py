@@ -277,3 +277,19 @@ def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
     assert row.peak in (bucket(10.0) - 1, bucket(10.0))
     assert row.index[0] < row.index[bucket(5.0)] < row.index[bucket(10.0)]
     assert row.index[bucket(60.0)] < row.index[bucket(10.0)] / 4
+
+
+def test_whose_turn_it_is_moves_a_bounded_number_of_places_and_the_others_another_time() -> None:
+    policy = Hazard()
+    most = hazard_of.MOVED_MAX
+    for number in range(1, 3 * most + 1):
+        policy.inserted(Newcomer(number, key_of(number), 64, agent="crowd"), 1.0)
+
+    def moved(before: dict[int, int]) -> int:
+        return sum(policy._spans[number].ticket != ticket for number, ticket in before.items())
+
+    for state in ("tool_call", "turn_ended"):
+        before = {number: span.ticket for number, span in policy._spans.items()}
+        policy.turn("crowd", state, 2.0)
+        assert moved(before) == most
+    policy.check_invariants()
