@@ -23,10 +23,10 @@ from .clearing import Clearing
 from .entries import Entry, State
 from .memory import Memory
 from .pins import Pins
+from .windows import Windows
 
 VICTIMS_MAX: Final = 256
 LOOKS_MAX: Final = 1024
-ANCHORS_MAX: Final = 8
 BATCH_BYTES_MAX: Final = 64 << 20
 BATCH_SHARE: Final = 64
 BATCH_ENTRIES_MAX: Final = 64
@@ -251,17 +251,18 @@ class Room:
 
     def _window(self, need: Need, window_at: int | None) -> Window | None:
         ring = self._memory.ring
+        windows = Windows(self._memory, need.span_bytes, self.may_go, VICTIMS_MAX)
+        window = None
         if window_at is not None and ring.is_free(window_at):
-            window = self._window_around(window_at, need, through=True)
-            if window is not None:
-                return window
-        for entry in islice(self._coldest(LOOKS_MAX), ANCHORS_MAX):
-            window = self._window_around(entry.offset, need)
-            if window is not None and window.enough:
-                return window
-        return ring.widest_withdrawn(need.span_bytes) or self._window_between_pins(need)
+            window = windows.around(window_at, through=True)
+        return (
+            window
+            or windows.cheapest(self._coldest(LOOKS_MAX))
+            or ring.widest_withdrawn(need.span_bytes)
+            or self._window_between_pins(need, windows)
+        )
 
-    def _window_between_pins(self, need: Need) -> Window | None:
+    def _window_between_pins(self, need: Need, windows: Windows) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
         if self.obstacle(need) is not None:
             return None
@@ -270,36 +271,12 @@ class Room:
         for entry in self._coldest(LOOKS_MAX) if gaps else ():
             at = bisect_right(lows, entry.offset) - 1
             if at >= 0 and entry.offset < gaps[at][1]:
-                return self._window_around(entry.offset, need, through=True)
+                return windows.around(entry.offset, through=True)
         if not gaps:
             return None
         # Whatever stands in the widest gap is warm; but it is all there is.
         low, _ = max(gaps, key=lambda gap: gap[1] - gap[0])
-        return self._window_around(low, need, through=True)
-
-    def _window_around(self, offset: int, need: Need, *, through: bool = False) -> Window | None:
-        """`through`: also of what has followers elsewhere, which then go too."""
-        memory = self._memory
-        taken: dict[Entry, int] = {}
-
-        def take(offset: int) -> None:
-            parent = memory.at(offset).parent
-            if parent is not None:
-                taken[parent] = taken.get(parent, 0) + 1
-
-        def may_go(offset: int) -> bool:
-            entry = memory.at(offset)
-            return (through or entry.followers <= taken.get(entry, 0)) and self.may_go(entry)
-
-        return memory.ring.window(
-            offset,
-            need.span_bytes,
-            may_go,
-            lambda o: memory.policy.rank(memory.at(o).span_id),
-            VICTIMS_MAX,
-            through=through,
-            take=take,
-        )
+        return windows.around(low, through=True)
 
     def _coldest(self, looks: int, skip: int = 0) -> Iterator[Entry]:
         """Entries that may go, coldest first, among `looks` of the coldest."""

@@ -78,13 +78,26 @@ def test_a_large_put_opens_its_room_around_the_coldest(make: Make) -> None:
     stand = make(9 * SPAN)
     for number in range(9):
         stand.put(number)
-    for number in (0, 1, 2, 3, 7, 8, 6):
+    for number in (0, 1, 3, 2, 7, 8, 6):
         used = stand.find(key(number))
         assert used is not None
         stand.do(Accessed([used.span_id]))
     # 4 is the coldest, 5 the colder of its neighbours, and then 3, used before 6.
     assert stand.put(20, 3 * SPAN - 128) == "stored"
     assert stand.stored() == {0, 1, 2, 6, 7, 8, 20}
+
+
+def test_a_large_put_takes_the_place_whose_victims_are_coldest(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number)
+    for number in (0, 4, 5, 2, 3, 6, 7, 1):
+        used = stand.find(key(number))
+        assert used is not None
+        stand.do(Accessed([used.span_id]))
+    # 0 is the coldest, but stands at the end beside the warmest.
+    assert stand.put(20, 2 * SPAN - 128) == "stored"
+    assert stand.stored() == {0, 1, 2, 3, 6, 7, 20}
 
 
 def test_a_window_wider_than_a_round_is_opened_in_rounds(make: Make) -> None:
