@@ -31,9 +31,9 @@ BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
 BORROWED: Final = 3.0
 """How many things' worth of a wider class's experience a class begins with."""
-_UNKNOWN: Final = 0.25
-"""The share that is used in a bucket before anything is known. The same in all of them, so that the rate falls with age
-as it does in least recently used."""
+_UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
+"""The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
+recently used, also from the first bucket, which is wider than the second."""
 
 _EDGES: Final = np.array([0.0, *BOUNDS, 2 * BOUNDS[-1]])
 _WIDTHS: Final = np.diff(_EDGES)
@@ -70,7 +70,7 @@ class Row:
 
     def share(self) -> Floats:
         """By bucket, the share of those that reached it that were used in it."""
-        before = np.full(BUCKETS, _UNKNOWN) if self.wider is None else self.wider.share()
+        before = _UNKNOWN if self.wider is None else self.wider.share()
         used = np.array(self.used) + BORROWED * before
         return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
 

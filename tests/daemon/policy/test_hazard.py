@@ -293,3 +293,11 @@ def test_whose_turn_it_is_moves_a_bounded_number_of_places_and_the_others_anothe
         policy.turn("crowd", state, 2.0)
         assert moved(before) == most
     policy.check_invariants()
+
+
+@pytest.mark.parametrize("every_s", [0.0, 0.001, 0.1, 3.0, 100.0])
+def test_before_anything_is_known_the_least_recently_used_goes_first(every_s: float) -> None:
+    policy = Hazard()
+    for number in range(1, 41):
+        policy.inserted(Newcomer(number, key_of(number), 64), 10 + number * every_s)
+    assert list(policy.coldest()) == list(range(1, 41))
