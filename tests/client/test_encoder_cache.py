@@ -456,7 +456,7 @@ RING_BYTES = 4 * MIB
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
     """A daemon with so small a ring that other engines' puts soon fill it."""
-    with Daemon(ring_bytes=RING_BYTES) as running:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
         yield running.start()
 
 
@@ -670,7 +670,7 @@ def test_without_a_daemon_it_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_while_the_daemon_is_away_what_was_pinned_stays_and_puts_are_lost(picture: bytes) -> None:
-    with Daemon(ring_bytes=RING_BYTES) as daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as daemon:
         cache = daemon.start().client()
         manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4), (A, 4))
         manager.allocate(running, 0)

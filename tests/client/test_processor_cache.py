@@ -46,7 +46,7 @@ _numbers = count(1)
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
     """A daemon for all tests that leave it as it was; its ring has 16 MiB."""
-    with Daemon() as running:
+    with Daemon(policy="lru") as running:
         yield running.start()
 
 

@@ -32,6 +32,9 @@ def is_payload(found: Words, number: int) -> bool:
 def lap(client: tensord.Client, ring_bytes: int, laps: int = 100, first: int = 1_000_000) -> None:
     """Stores so many other entries that their bytes fill the ring `laps` times over.
 
+    What nobody pins is gone then if the daemon goes by last use alone (policy = "lru"); the learned policy keeps
+    what is small for longer.
+
     Raises:
         AssertionError: one of them was not stored.
     """

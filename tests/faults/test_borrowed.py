@@ -21,7 +21,7 @@ LENT = 1
 @pytest.fixture(params=["an array", "a tree"])
 def lent(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, tensord.Client, bytes, list[Any]]]:
     """A daemon, the lender's client, its handle, and what it holds for it: a view and nothing else."""
-    with Daemon(ring_bytes=RING_BYTES) as daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as daemon:
         client = daemon.start().client()
         tree = payload(LENT) if request.param == "an array" else {"x": payload(LENT), "y": "text"}
         assert client.put(key(LENT), tree, wait=True).state == "stored"

@@ -68,7 +68,7 @@ class Container:
 
 @pytest.fixture
 def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=4 * MIB) as running:
+    with Daemon(ring_bytes=4 * MIB, policy="lru") as running:
         yield running.start()
 
 

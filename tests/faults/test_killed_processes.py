@@ -24,7 +24,7 @@ RING_BYTES = 4 * MIB
 
 @pytest.fixture
 def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=RING_BYTES, limits_claim_s=30) as running:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_claim_s=30) as running:
         running.start()
         assert running.client().put(key(1), payload(1), wait=True).state == "stored"
         yield running
@@ -165,7 +165,7 @@ def test_whatever_a_writer_killed_at_random_leaves_is_whole(small: Daemon) -> No
 
 def test_an_array_written_to_after_its_commit_never_reaches_another_key() -> None:
     # The inbox is small, so that the puts below would soon be given the array's bytes if they were free.
-    with Daemon(ring_bytes=RING_BYTES, limits_inbox_bytes_max=MIB) as daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB) as daemon:
         client = daemon.start().client()
         reserved = client.reserve(tensord.Spec((8192,), "uint64"))
         kept = reserved.tree
@@ -299,7 +299,7 @@ def test_a_put_that_the_daemon_died_of_is_repeated_once_it_is_back(small: Daemon
 
 def test_a_streamed_put_that_the_daemon_died_of_is_lost_and_says_so() -> None:
     # A payload larger than the inbox never stands there as a whole, so there is nothing to send again.
-    with Daemon(ring_bytes=RING_BYTES, limits_inbox_bytes_max=MIB) as daemon:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru", limits_inbox_bytes_max=MIB) as daemon:
         client = daemon.start().client()
         assert client.put(key(9), payload(9), wait=True).state == "stored"
         daemon.pause()

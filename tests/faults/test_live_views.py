@@ -25,7 +25,7 @@ PINNED, UNPINNED = 1, 2
 
 @pytest.fixture
 def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=RING_BYTES) as running:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
         running.start()
         writer = running.client()
         for number in (PINNED, UNPINNED):
