@@ -27,7 +27,7 @@ class Ideal:
     """The blocks that are there, as one policy has it.
 
     As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the newcomer's
-    predecessors). A put for which there is no room is refused, as is one that the policy does not admit for what
+    predecessors). A put for which there is no room is refused, as is a piece that the policy does not admit for what
     would have to go; and with it what would follow.
     """
 
@@ -107,7 +107,7 @@ class Ideal:
                     lacking -= sizes[block_of[span]]
                     if lacking <= 0:
                         break
-        if lacking > 0 or not self._policy.admits(new, victims[-1]):
+        if lacking > 0 or (new.parent is not None and not self._policy.admits(new, victims[-1])):
             return False
         for span in victims:
             self._policy.hidden(span)

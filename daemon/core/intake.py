@@ -197,10 +197,10 @@ class Intake:
             return
 
     def _judge(self, put: Put) -> Callable[[int], bool] | None:
-        """Whether the policy would rather have the put than a span; None where what it follows is not there."""
+        """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
         memory, commit = self._memory, put.commit
         parent = memory.entries.find(commit.follows) if commit.follows is not None else None
-        if commit.follows is not None and parent is None:
+        if parent is None:
             return None
         new = Newcomer(
             memory.next_span_id,
@@ -208,7 +208,7 @@ class Intake:
             put.need.span_bytes,
             commit.tokens,
             commit.cost_ms,
-            None if parent is None else parent.span_id,
+            parent.span_id,
             commit.agent,
         )
         return lambda victim: memory.policy.admits(new, victim)

@@ -53,7 +53,8 @@ class Replacement(Protocol):
         ...
 
     def admits(self, new: Newcomer, victim: int) -> bool:
-        """Whether `new`, which is not stored so far, is worth `victim`, the warmest of those that would go for it."""
+        """Whether `new`, which is not stored so far, is worth `victim`, which would have to go for it. Asked of pieces
+        of sequences only: whoever stores anything else is promised that it is there."""
         ...
 
     def coldest(self) -> Iterator[int]:
