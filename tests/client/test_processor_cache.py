@@ -50,6 +50,13 @@ def shared() -> Iterator[Daemon]:
         yield running.start()
 
 
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A daemon for one test, where `press` leaves nothing that nobody holds."""
+    with Daemon(policy="lru") as running:
+        yield running.start()
+
+
 def fresh(letter: str = "") -> str:
     """A hash that no test has used."""
     return f"{letter}{next(_numbers):08}"
