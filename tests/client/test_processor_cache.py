@@ -97,10 +97,13 @@ def read(cache: ProcessorCache, hash: str, data: Any) -> Any:
 
 
 def press(client: tensord.Client, daemon: Daemon) -> None:
-    """Fills the ring several times over with other entries, so that what is not held goes."""
+    """Fills the ring several times over with other entries, so that what is not held goes: with large ones, and then
+    with small ones, since a large one takes the place of another rather than that of a small one and its neighbours.
+    """
     puts = [
-        client.put(os.urandom(32), np.zeros(MIB // 2, np.uint8), wait=True, timeout_s=PATIENCE_S)
-        for _ in range(4 * 16 * 2)
+        client.put(os.urandom(32), np.zeros(size_bytes, np.uint8), wait=True, timeout_s=PATIENCE_S)
+        for size_bytes in (MIB // 2, MIB // 16)
+        for _ in range(2 * 16 * MIB // size_bytes)
     ]
     assert {put.state for put in puts} <= {"stored", "refused"}
     assert daemon.running
