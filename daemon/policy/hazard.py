@@ -38,11 +38,17 @@ ROUND_USES: Final = 128
 LEARNED_ROWS: Final = 2
 COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
+JUDGES_MIN: Final = 16
+"""Among fewer entries nobody is turned away: each would be a large part."""
 MOVED_MAX: Final = 128
 """Leaves of an agent whose places change at once when it takes another turn; those of one that has more follow as they
 are used. Anybody may say whose turn it is, as often as he likes."""
+OFTEN_MAX: Final = 7
+"""Of what was used more than two to the power of this, all is alike."""
 FAR: Final = 8
 """Pieces deeper in a sequence than this are all alike."""
+FINISHED_ODDS: Final = 0.05
+"""Of what belongs to an agent that has finished to be used again, against others', before more is known."""
 TOLD: Final = 0.999
 """What a new report of milliseconds leaves of those before."""
 
@@ -135,7 +141,7 @@ class Hazard:
         if new.parent is None:
             return True
         run_bytes = self._run_bytes if new.parent == self._last else 0
-        if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes:
+        if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes or len(self._spans) < JUDGES_MIN:
             return True
         row = self._class_of(new)
         if self._leaves.rank(row, self._weight(new), self._now, 0)[0] >= self.rank(victim)[0]:
@@ -329,7 +335,7 @@ class Hazard:
     def _class(self, uses: int, depth: int, gap_s: float, state: int) -> Row:
         """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops
         it tells) by powers of eight."""
-        often = min((uses - 1).bit_length(), 5)
+        often = min((uses - 1).bit_length(), OFTEN_MAX)
         deep = 0 if not depth else 1 if depth < FAR else 2
         gap = min((int(gap_s * 10).bit_length() + 2) // 3, 7) if state else 0
-        return self._hazards.row((often, deep, gap, state), (often, -1, -1, state))
+        return self._hazards.row(often, state, (deep, gap), FINISHED_ODDS if state == _FINISHED else 1.0)

@@ -19,6 +19,7 @@ Owns: counts, and the indices that follow. Bounded by the number of classes, whi
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +32,8 @@ BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
 BORROWED: Final = 3.0
 """How many things' worth of a wider class's experience a class begins with."""
+ODDS_OF_ALL: Final = 2.0
+"""How often what is used again was used before, taking all together, as far as nothing else is known."""
 _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
 recently used, also from the first bucket, which is wider than the second."""
@@ -52,9 +55,13 @@ def _nothing() -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One class. `wider`: the class that it borrows from. `index`: by bucket; from `peak` on it does not rise."""
+    """One class. `index`: by bucket; from `peak` on it does not rise.
+
+    `wider`: the class that it borrows from, taking the odds of being used for `odds` times as high as there.
+    """
 
     wider: Row | None
+    odds: float = 1.0
     reached: list[float] = field(default_factory=_nothing)
     used: list[float] = field(default_factory=_nothing)
     index: list[float] = field(default_factory=_nothing)
@@ -71,6 +78,8 @@ class Row:
     def share(self) -> Floats:
         """By bucket, the share of those that reached it that were used in it."""
         before = _UNKNOWN if self.wider is None else self.wider.share()
+        if self.odds != 1:
+            before = self.odds * before / (1 - before + self.odds * before)
         used = np.array(self.used) + BORROWED * before
         return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
 
@@ -119,21 +128,32 @@ class Hazards:
     """Rows by class, each refreshed now and then."""
 
     def __init__(self) -> None:
-        self._rows: dict[object, Row] = {}
+        self._rows: dict[Hashable, Row] = {}
         self._due: list[Row] = []
         self.uses = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def row(self, name: object, wider: object = None) -> Row:
-        """The class's row; one that is new is made, and borrows from `wider` if that is named."""
-        found = self._rows.get(name)
-        if found is None:
-            above = None if name is None else self.row(wider)
-            found = self._rows[name] = Row(above, counted_at=self.uses)
-            found.refresh()
-        return found
+    def row(self, often: int, state: int, more: Hashable, odds: float = 1.0) -> Row:
+        """The class of what was used 2 ** `often` times or so, whose agent is in `state`, and which is `more` besides.
+
+        As long as little is known of it, it is taken for like others with `often` and `state`; and these for like all,
+        only that who was used twice as often has twice the odds of being used again, and who is in `state` has `odds`
+        times those.
+        """
+        row = self._rows.get((often, state, more))
+        if row is None:
+            wide = self._row((often, state), self._row((), None), odds * 2.0**often / ODDS_OF_ALL)
+            row = self._row((often, state, more), wide)
+        return row
+
+    def _row(self, name: Hashable, wider: Row | None, odds: float = 1.0) -> Row:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = Row(wider, odds, counted_at=self.uses)
+            row.refresh()
+        return row
 
     def reached(self, row: Row, at: int) -> None:
         """Something of the class became so old as to be in bucket `at`."""

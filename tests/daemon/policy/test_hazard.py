@@ -119,37 +119,42 @@ def test_a_piece_goes_after_all_that_follow_it() -> None:
     assert all(order[span] < order[parent] for span, parent in parents.items() if parent is not None)
 
 
-def worked(policy: Hazard, agent: str, number: int, now: float, calls: int) -> None:
-    """An agent that asks twice for a sequence of its own, and then never again."""
-    policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
-    for call in range(calls):
-        policy.turn(agent, "tool_call", now + call)
-        policy.accessed(number, now + call + 0.5, agent)
-    policy.turn(agent, "finished", now + calls)
+def agents_at_work() -> tuple[Hazard, float]:
+    """A policy that has seen agents call tools, ask again for what is theirs after a second, and finish."""
+    policy, now = Hazard(), 0.0
+    for number in range(1, 600):
+        now += 4
+        agent = f"agent {number}"
+        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+        for call in range(2):
+            policy.turn(agent, "tool_call", now + call)
+            policy.accessed(number, now + call + 1, agent)
+        policy.turn(agent, "finished", now + 2)
+    return policy, now + 100
 
 
 def test_those_of_agents_that_have_finished_go_first() -> None:
-    policy = Hazard()
-    now = 0.0
-    for number in range(1, 600):
-        now += 4
-        worked(policy, f"agent {number}", number, now, 2)
-    worked(policy, "done", 1000, now + 20, 2)
-    worked(policy, "about", 1001, now + 20, 2)
-    policy.turn("about", "tool_call", now + 22)
-    assert policy.rank(1000)[0] < policy.rank(1001)[0]
+    policy, now = agents_at_work()
+    for number, agent in ((1000, "done"), (1001, "about")):
+        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+    assert policy.rank(1000)[0] == policy.rank(1001)[0]
+    policy.turn("about", "tool_call", now)
+    policy.turn("done", "finished", now)
+    assert policy.rank(1000)[0] < policy.rank(1001)[0] / 5
+    assert policy.rank(1001)[0] > 1 / 8, "it was learned that it comes back at once"
     policy.check_invariants()
 
 
 def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
-    policy = Hazard()
-    for number in (1, 2):
-        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent="one"), 0.0)
-    policy.accessed(1, 1.0, "two")
-    shared, own = policy.rank(1), policy.rank(2)
-    policy.turn("one", "finished", 1.0)
-    assert policy.rank(1) == shared
-    assert policy.rank(2)[1:] == own[1:]
+    policy, now = agents_at_work()
+    for number in (1001, 1002):
+        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent="one"), now)
+    policy.accessed(1001, now, "two")
+    policy.accessed(1002, now, "one")
+    shared, own = policy.rank(1001), policy.rank(1002)
+    policy.turn("one", "finished", now)
+    assert policy.rank(1001) == shared
+    assert policy.rank(1002)[0] < own[0]
     policy.check_invariants()
 
 
@@ -215,7 +220,7 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
 
 def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hazard_of, "REMEMBERED_MIN", 64)
-    monkeypatch.setattr(ages_of, "WATCHED_MAX", 256)
+    monkeypatch.setattr(ages_of, "WATCHED_MAX", 32)
     cache, chance = Cache(50), random.Random(5)
     for turn in range(6000):
         cache.now += chance.random()
@@ -229,9 +234,9 @@ def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert known == 50
     assert len(policy._past) <= 4 * known
     assert len(policy._agents) <= 5 * known
-    assert len(policy._ages) <= 256 + 2 * hazard_of.ROUND_USES
-    assert len(policy._ages._log) <= 2 * 256 + 512 + 2 * hazard_of.ROUND_USES
-    assert len(policy._hazards) <= 7 * 3 * 8 * 6 + 7 * 6 + 1
+    assert len(policy._ages) <= 32 + 2 * hazard_of.ROUND_USES
+    assert len(policy._ages._log) <= 2 * 32 + 512 + 2 * hazard_of.ROUND_USES
+    assert len(policy._hazards) <= 8 * 3 * 8 * 6 + 8 * 6 + 1
     assert len(policy._leaves._ends) <= 4 * known + 4 * hazard_of.ROUND_USES
 
 
@@ -255,7 +260,7 @@ def test_an_index_rises_to_one_peak_and_falls_after_it() -> None:
     chance = random.Random(6)
     hazards = Hazards()
     for number in range(20):
-        row = hazards.row(number)
+        row = hazards.row(number % 5, 0, number)
         for _ in range(chance.randrange(200)):
             until = chance.randrange(BUCKETS)
             for at in range(until + 1):
@@ -268,7 +273,7 @@ def test_an_index_rises_to_one_peak_and_falls_after_it() -> None:
 
 def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
     hazards = Hazards()
-    row = hazards.row("tools")
+    row = hazards.row(0, 3, "tools")
     for _ in range(1000):
         for at in range(bucket(10.0) + 1):
             hazards.reached(row, at)
