@@ -71,7 +71,10 @@ class Put:
 
 @dataclass(slots=True)
 class Pending:
-    """A put that is not acknowledged. It can be sent again as long as its whole image stands in the inbox."""
+    """A put that is not acknowledged. It can be sent again as long as its whole image stands in the inbox.
+
+    `connected`: where its own thread has sent its Commit.
+    """
 
     put: Put
     commit: messages.Commit
@@ -79,6 +82,7 @@ class Pending:
     parts: list[messages.Part] = field(default_factory=list)
     whole: bool = True
     sent_again: bool = False
+    connected: object | None = None
 
     @property
     def complete(self) -> bool:
@@ -160,7 +164,7 @@ class Puts:
             return put
         pending.parts.append(messages.Part(pending.commit.id, region.offset, image_bytes, True))
         try:
-            self._send_once(pending, pending.commit, *pending.parts)
+            self._send_commit(pending, *pending.parts)
         except TensordError as error:
             self._not_sent(pending, error)
         return put
@@ -330,30 +334,31 @@ class Puts:
         size_bytes = image.image_bytes
         if size_bytes >= 2 * PART_BYTES:
             # The daemon finds room while we copy the first part.
-            self._send(pending.commit)
+            self._send_commit(pending)
         region = self._region(inbox, size_bytes, deadline)
         with region.held():
             memory = region.memory
             assert memory is not None
             if not self._hold(pending, region):
-                self._send(messages.Part(pending.commit.id, 0, size_bytes, True))
+                self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes, True))
                 return
             for start, stop in _parts(size_bytes, PART_BYTES):
                 if pending.put.state != "sent":
                     # It ended: the daemon wants the rest announced, and not to have it.
-                    self._send(messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True))
+                    rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
+                    self._send_part(pending, rest)
                     return
                 image.write_range(memory[start:stop], start, stop)
                 part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
                 pending.parts.append(part)
                 if size_bytes >= 2 * PART_BYTES:
-                    self._send_once(pending, part)
+                    self._send_part(pending, part)
                 else:
-                    self._send_once(pending, pending.commit, part)
+                    self._send_commit(pending, part)
 
     def _stream(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
         """A region for each part, which is free again when the daemon has copied it."""
-        self._send(pending.commit)
+        self._send_commit(pending)
         size_bytes = image.image_bytes
         part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
         for start, stop in _parts(size_bytes, part_bytes):
@@ -362,10 +367,11 @@ class Puts:
                 memory = region.memory
                 assert memory is not None
                 if not self._hold(pending, region):
-                    self._send(messages.Part(pending.commit.id, 0, size_bytes - start, True))
+                    self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes - start, True))
                     return
                 image.write_range(memory, start, stop)
-                self._send(messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes))
+                part = messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes)
+                self._send_part(pending, part)
 
     def _hold(self, pending: Pending, region: Region) -> bool:
         """Gives the put a region, to be released with it; False where the put has ended meanwhile."""
@@ -376,11 +382,12 @@ class Puts:
         region.release()
         return False
 
-    def _send_once(self, pending: Pending, *sent: messages.Message) -> None:
-        """Sends a part of it, unless a new connection has taken up the whole: the daemon would count it twice.
+    def _send_commit(self, pending: Pending, *parts: messages.Part) -> None:
+        """Sends its Commit, with parts, unless a new connection has taken up the whole, or it has ended: the daemon
+        would count what nobody here does. Further parts go where the Commit went, or nowhere.
 
-        SYNC POINT: the connection is looked at first. Whatever it was to take up it has taken up before it is given
-        here; and if it is another by now, nothing is sent.
+        SYNC POINT: the connection is looked at first. Whatever it was to take up, or the end of the one before was to
+        end, is taken up or ended before it is given here; and if it is another by now, nothing is sent.
 
         Raises:
             DaemonUnavailable, TimedOut: it did not go.
@@ -388,8 +395,15 @@ class Puts:
         connected = self._connection()
         if connected is None:
             raise DaemonUnavailable("the daemon went away while the payload was on its way")
-        if not pending.sent_again:
-            self._send(*sent, connected=connected)
+        with self._lock:
+            if pending.sent_again or pending.commit.id not in self._pending:
+                return
+            pending.connected = connected
+        self._send(pending.commit, *parts, connected=connected)
+
+    def _send_part(self, pending: Pending, part: messages.Part) -> None:
+        if pending.connected is not None:
+            self._send(part, connected=pending.connected)
 
     def _not_sent(self, pending: Pending, error: TensordError) -> None:
         """Sending it failed here. Where a new connection has taken it up meanwhile, it is on its way all the same: the

@@ -109,25 +109,39 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: in
     desk.puts.close()
 
 
-@pytest.mark.parametrize("image_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
-def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_as_well(image_bytes: int) -> None:
+def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_as_well() -> None:
     """The daemon would count one that the client no longer does, and refuse another for it."""
     desk = Desk()
-    desk.puts.limits = Limits(inbox_bytes_max=32 << 20)
     again: list[messages.Message] = []
 
     def another_connection() -> object:
-        if any(pending.complete for pending in desk.puts._pending.values()):
-            desk.puts.send_again(lambda *sent, **_: again.extend(sent))
+        desk.puts.send_again(lambda *sent, **_: again.extend(sent))
         return desk
 
     desk.connection = another_connection
-    put = desk.put(image_bytes)
-    ends = [message for message in (*desk.sent, *again) if isinstance(message, messages.Part) and message.last]
-    assert len(ends) == 1
-    assert ends[0] in again
-    desk.puts.acknowledged(messages.Committed(ends[0].id, "stored"))
+    put = desk.put(1000)
+    commits = [message for message in (*desk.sent, *again) if isinstance(message, messages.Commit)]
+    assert len(commits) == 1
+    assert commits[0] in again
+    desk.puts.acknowledged(messages.Committed(commits[0].id, "stored"))
     assert put.state == "stored"
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("image_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
+def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(image_bytes: int) -> None:
+    desk = Desk()
+    desk.puts.limits = Limits(inbox_bytes_max=32 << 20)
+
+    def another_connection() -> object:
+        for pending in desk.puts._pending.values():
+            pending.parts.clear()  # as if it had not been copied yet
+        desk.puts.disconnected()
+        return desk
+
+    desk.connection = another_connection
+    assert desk.put(image_bytes).state == "lost"
+    assert not [message for message in desk.sent if isinstance(message, messages.Commit | messages.Part)]
     desk.puts.close()
 
 
