@@ -67,7 +67,14 @@ class BlockingChannel:
             self._check_open()
             with self._state:
                 data = self.connection.send(*messages, fds=len(fds))
-            sent = self._write(data, fds, deadline)
+            try:
+                sent = self._write(data, fds, deadline)
+            except DaemonUnavailable:
+                # Nobody will answer it: it must not count against what may be open until that is noticed.
+                if not isinstance(messages[0], Hello | Attach):
+                    with self._state:
+                        self.connection.unsent(*messages)
+                raise
             if sent == len(data):
                 return
             if sent or isinstance(messages[0], Hello | Attach):

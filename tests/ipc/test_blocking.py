@@ -234,3 +234,13 @@ def test_a_child_gives_up_its_copy_and_the_parents_connection_goes_on(
     assert channel.receive(60)[0] == m.PartCopied(1, 0)
     channel.send(m.Renew([1]), timeout_s=60)
     assert select.select([sockets[1]], [], [], 60)[0]
+
+
+def test_what_a_dead_daemon_did_not_take_does_not_count_as_on_its_way(
+    channel: BlockingChannel, sockets: Sockets
+) -> None:
+    """Until its end is noticed, each of however many puts is told that it is gone, and none that they are too many."""
+    sockets[1].close()
+    for number in range(3, 3 + 2 * LIMITS.commits_in_flight_max):
+        with pytest.raises(DaemonUnavailable):
+            channel.send(m.Commit(number, KEY, 100, 10), m.Part(number, 0, 100, True), timeout_s=60)
