@@ -155,7 +155,7 @@ def test_a_reference_survives_vllms_own_serialization(pair: Pair) -> None:
 def test_items_are_the_same_with_and_without_the_cache_while_it_is_too_small(config: VllmConfig) -> None:
     chance = random.Random(0)
     items = {fresh(): an_item(number, 512 << 10) for number in range(40)}
-    with Daemon(ring_bytes=8 << 20) as daemon:
+    with Daemon(ring_bytes=8 << 20, policy="lru") as daemon:
         pair = Pair(config, daemon.start(), seconds=0.02)
         for _ in range(100):
             hashes = chance.sample(sorted(items), chance.randrange(4))
