@@ -30,6 +30,7 @@ from replaying.goals import Goal, goals, way
 from replaying.traces import SOURCES, Source, Trace, load
 
 from tensord.daemon.config import Config
+from tensord.daemon.policy.replacement import POLICIES
 from tensord.daemon.settings import settings_of
 
 Told = Callable[[str], None]
@@ -46,10 +47,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warm", type=Path, metavar="DIR", help="what goes before, uncounted")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
     parser.add_argument("--only", default="", metavar="TRACES", help="these traces; default: all that are there")
-    parser.add_argument("--policies", default=",".join(policies.NAMES), help="default: %(default)s")
-    parser.add_argument("--sizes", default="", metavar="PERCENTS", help="of a trace's sizes only these")
+    parser.add_argument(
+        "--policies", type=_names, default=",".join(policies.NAMES), help=f"default: {','.join(policies.NAMES)}"
+    )
+    parser.add_argument("--sizes", type=_percents, metavar="PERCENTS", help="of a trace's sizes only these")
     parser.add_argument("--concurrency", default="16", help="of coding agents: 4, 16, 64; default: %(default)s")
-    parser.add_argument("--policy", default=_configured(), help="the store's; default, as configured: %(default)s")
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        default=_configured(),
+        help="the store's; default, as configured: %(default)s",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: %(default)s")
     return parser.parse_args()
 
@@ -156,14 +164,29 @@ def write_json(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
+def _names(given: str) -> list[str]:
+    names = given.split(",")
+    unknown = [name for name in names if name not in policies.NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(policies.NAMES)}")
+    return names
+
+
+def _percents(given: str) -> list[float]:
+    try:
+        return [float(percent) for percent in given.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r}: give percents, as 1,5,10") from None
+
+
 def main() -> int:
     arguments = _arguments()
-    names = arguments.policies.split(",")
+    names = arguments.policies
     missing = peers.missing()
     if missing is not None:
         _told(f"without other policies: {missing}")
         names = [name for name in names if name in policies.OURS or name == "belady"]
-    shares = [float(percent) / 100 for percent in arguments.sizes.split(",")] if arguments.sizes else None
+    shares = [percent / 100 for percent in arguments.sizes] if arguments.sizes else None
     rows: list[Row] = []
     for source in chosen(arguments.only, arguments.concurrency):
         trace = load(source, arguments.traces, arguments.warm)

@@ -121,6 +121,10 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
         raise BadPrefix(
             f"layers are a {type(given).__name__}: give a list of them, one for each of the model's"
         ) from None
+    if not listed:
+        raise BadPrefix("layers are empty: a sequence has at least one, or there is nothing to continue it with")
+    if not isinstance(snapshots, Mapping):
+        raise BadPrefix(f"snapshots are a {type(snapshots).__name__}: give a dict, by position a state for each layer")
     described: list[Layer] = []
     shapes: list[str] = []
     for number, layer in enumerate(listed):

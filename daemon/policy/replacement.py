@@ -82,5 +82,5 @@ def by_name(name: str) -> Replacement:
     """
     policy = POLICIES.get(name)
     if policy is None:
-        raise BadConfiguration(f"replacement = {name!r} is no policy; choose one of {', '.join(sorted(POLICIES))}")
+        raise BadConfiguration(f"policy = {name!r} is no policy; choose one of {', '.join(sorted(POLICIES))}")
     return policy()

@@ -1002,3 +1002,12 @@ def test_a_forks_child_asks_for_itself(cache: PrefixCache) -> None:
         os._exit(0 if offset_of(cache, TEXT, timeout_s=PATIENCE_S) == 99 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert offset_of(cache, TEXT) == 99
+
+
+def test_a_sequence_without_layers_or_with_snapshots_that_are_no_dict_is_refused(cache: PrefixCache) -> None:
+    tokens = np.arange(40, dtype=np.uint32)
+    with pytest.raises(BadPrefix, match="at least one"):
+        cache.put(tokens, [])
+    with pytest.raises(BadPrefix, match="give a dict"):
+        cache.put(tokens, [NormalLayer(np.zeros((1, 40, 2), np.float32))], snapshots=[3])  # type: ignore[arg-type]
+    assert cache.match(tokens) is None
