@@ -24,11 +24,12 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test test-vllm check lint bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test test-systemd test-vllm check lint bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
@@ -70,6 +71,15 @@ test: $(STAMPS)/test
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Installs tensord in a machine of its own with the commands of docs/systemd.md, which need the distribution's Python.
+test-systemd: $(STAMPS)/test
+	$(call debian,/lib/systemd/systemd,systemd)
+	$(call debian,/usr/bin/python3,python3)
+	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
+	  { echo "installing python3-venv"; apt-get update -qq </dev/null >/dev/null; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv </dev/null >/dev/null; }
+	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check

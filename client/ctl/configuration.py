@@ -47,7 +47,13 @@ def config() -> None:
 
 
 @config.command()
-@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="The TOML file to check.")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="The TOML file to check.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def check(file: Path | None, as_json: bool) -> None:
     """Every setting as a daemon started here would have it, and where it comes from.

@@ -115,7 +115,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=click.Path(path_type=Path, readable=False, allow_dash=True))
 @click.option("--act", is_flag=True, help="Really: until this ends, the readings stand in place of the gauges'.")
 @click.option(
     "--speed", type=click.FloatRange(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast."

@@ -1,0 +1,185 @@
+"""A machine with a real systemd for tests: private namespaces on this host, started in a fraction of a second.
+
+Owns: the namespaces, their cgroup, and the units that systemd itself needs. Does not own what a test installs there:
+that stands in an overlay of the host's file system and goes with the machine. The network is the host's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Final, Self
+
+CHECKOUT: Final = Path(__file__).parents[2]
+BOOT: Final = Path(__file__).with_name("boot.sh")
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+UNIT_PATH: Final = "/etc/systemd/system:/run/units"
+# No measurement: how long anything may take before a test gives up.
+PATIENCE_S: Final = 60.0
+
+_TARGETS: Final = ("basic", "sysinit", "sockets", "paths", "timers", "slices", "shutdown", "multi-user", "exit")
+_SYSTEMD_UNITS: Final = (
+    "systemd-exit.service",
+    "systemd-journald.service",
+    "systemd-journald.socket",
+    "systemd-journald-dev-log.socket",
+)
+_TEST_TARGET: Final = """\
+[Unit]
+Description=the machine is up
+Wants=systemd-journald.service systemd-journald.socket basic.target
+AllowIsolate=yes
+"""
+
+
+def missing() -> str:
+    """Why no machine can be booted here, or an empty string."""
+    if os.geteuid() != 0:
+        return "needs root, to make namespaces"
+    for program in ("unshare", "nsenter", "pivot_root", "/lib/systemd/systemd", "/usr/bin/python3", "runuser"):
+        if shutil.which(program) is None:
+            return f"needs {program}"
+    return "" if _cgroup2() is not None else "needs a cgroup v2 file system"
+
+
+class Machine:
+    """Use it in a `with`. `folder` is a folder for this machine alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._console = folder / "console.log"
+        self._cgroup: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._one = 0
+
+    def __enter__(self) -> Self:
+        units = self._folder / "units"
+        units.mkdir()
+        for name in _TARGETS:
+            (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
+        (units / "test.target").write_text(_TEST_TARGET)
+        for name in _SYSTEMD_UNITS:
+            shutil.copy(Path("/lib/systemd/system") / name, units)
+        found = _cgroup2()
+        assert found is not None, "missing() says why no machine can be booted"
+        self._cgroup = found / f"tensord-test-{os.getpid()}"
+        self._cgroup.mkdir()
+        with self._console.open("wb") as console:
+            self._process = subprocess.Popen(
+                ["bash", BOOT, self._cgroup, units, CHECKOUT],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+            )
+        try:
+            self._wait_for_systemd()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, cgroup = self._process, self._cgroup
+        assert process is not None and cgroup is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + PATIENCE_S
+        # The cgroup is empty once the kernel has ended every process of the namespace.
+        while cgroup.exists():
+            for path, *_names in os.walk(cgroup, topdown=False):
+                try:
+                    os.rmdir(path)
+                except OSError:
+                    break
+            assert time.monotonic() < deadline, f"{cgroup} is still in use"
+            time.sleep(0.02)
+
+    def command(self, *command: str, user: str = "") -> list[str]:
+        """The command line that runs `command` within the machine, as root or as `user`."""
+        # pip finds its packages where the host does. The rest of this process's environment stays here.
+        environ = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
+        environ += [f"PATH={_PATH}", "LC_ALL=C.UTF-8", f"SYSTEMD_UNIT_PATH={UNIT_PATH}", "SYSTEMD_PAGER="]
+        enter = ["nsenter", "-t", str(self._one), "--all", "env", "-i", *environ]
+        return [*enter, *(("runuser", "-u", user, "--") if user else ()), *command]
+
+    def run(self, *command: str, user: str = "", check: bool = True, text: str = "") -> str:
+        """Runs a command within the machine, and gives its standard output.
+
+        Args:
+            text: its standard input.
+
+        Raises:
+            AssertionError: it failed, and `check` is set; the message has all that it printed.
+        """
+        done = subprocess.run(
+            self.command(*command, user=user), input=text, capture_output=True, text=True, timeout=600, cwd="/"
+        )
+        said = f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, f"{said}\n{self.journal()}"
+        return done.stdout if check else done.stdout + done.stderr
+
+    def property(self, name: str, unit: str = "tensord.service") -> str:
+        """One of a unit's properties, as `systemctl show` gives it."""
+        return self.run("systemctl", "show", "--value", "--property", name, unit).strip()
+
+    def journal(self, *arguments: str) -> str:
+        """What the journal has of the service."""
+        found = subprocess.run(
+            self.command("journalctl", "--no-pager", "-u", "tensord.service", *arguments),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            cwd="/",
+        )
+        return found.stdout
+
+    def until(self, name: str, *wanted: str, unit: str = "tensord.service") -> str:
+        """Waits until a unit's property is one of `wanted`, and gives it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (now := self.property(name, unit)) not in wanted:
+            assert time.monotonic() < deadline, f"{unit}: {name} is {now}, expected {wanted}\n{self.journal()}"
+            time.sleep(0.02)
+        return now
+
+    def until_running(self) -> str:
+        """Waits until the service runs, and gives its process id; an empty string if systemd has given it up."""
+        state = self.until("SubState", "running", "failed")
+        return self.property("MainPID") if state == "running" else ""
+
+    def until_not(self, pid: str) -> None:
+        """Waits until the service's process is no longer `pid`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.property("MainPID") == pid:
+            assert time.monotonic() < deadline, f"process {pid} still runs"
+            time.sleep(0.02)
+
+    def _wait_for_systemd(self) -> None:
+        process = self._process
+        assert process is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            assert process.poll() is None, f"systemd ended:\n{self._console.read_text()}"
+            for child in children.read_text().split():
+                self._one = int(child)
+                there = subprocess.run(
+                    self.command("test", "-S", "/run/systemd/private"), capture_output=True, cwd="/"
+                )
+                if there.returncode == 0:
+                    self.run("systemctl", "is-system-running", "--wait", check=False)
+                    return
+            assert time.monotonic() < deadline, f"systemd does not answer:\n{self._console.read_text()}"
+            time.sleep(0.02)
+
+
+def _cgroup2() -> Path | None:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, target, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return Path(target)
+    return None
