@@ -25,6 +25,7 @@ from ..ipc.blocking import BlockingChannel
 from ..ipc.words import PROTOCOL_VERSION, TOKENS_MAX, Limits
 from ..shm import fence
 from ..shm.lanes import Lane
+from . import forks
 from .puts import Puts
 from .view import View
 
@@ -90,6 +91,7 @@ class Link:
         self.puts = Puts(self.send, self.next_id, lambda: self.connection)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
+        self._lane_given_up = False
         self._lock = threading.Lock()
         self._answers: dict[int, Asked] = {}
         self._claims: dict[int, float] = {}
@@ -245,29 +247,29 @@ class Link:
     # ---- forks
 
     def before_fork(self) -> None:
-        """In the forking process, just before: a lane under which views live is given up by both sides."""
-        if self.view is not None and self.view.lane.in_use:
-            self.view.lane.freeze()
+        """In the forking process, just before, with the lanes in use frozen."""
+        if self.view is not None and self.view.lane.frozen:
             self.view = None
+            self._lane_given_up = True
 
     def after_fork_in_parent(self) -> None:
         """Attaches anew if the lane was given up."""
-        if self.view is None and self._channel is not None:
+        if not self._lane_given_up:
+            return
+        self._lane_given_up = False
+        channel = self._channel
+        if channel is not None:
             self._tried.clear()
-            if self._lane_fd >= 0:
-                os.close(self._lane_fd)
-                self._lane_fd = -1
-            self._channel.close()
+            channel.close()
 
     def after_fork_in_child(self) -> None:
         """The child begins as if it had never attached; inherited views keep what they stand on."""
         if self._channel is not None:
             self._channel.close_in_child()
-        if self._lane_fd >= 0:
-            os.close(self._lane_fd)
-        if self.view is not None:
-            self.view.lane.freeze()
-            self.view = None
+        lane_fd, self._lane_fd = self._lane_fd, -1
+        if lane_fd >= 0:
+            os.close(lane_fd)
+        self.view = None
         self.puts.close_in_child()
         closed = self._stopping.is_set()
         self._reset()
@@ -352,7 +354,10 @@ class Link:
                 if before.is_over(index_fd):
                     # The same memory and our own lane again: what is mapped stays, and so does every lease.
                     return
-            self.view = View.open(ring_fd, index_fd, Lane(lane_fd))
+            lane = Lane(lane_fd)
+            # Before anything can be pinned in it.
+            forks.keep(lane)
+            self.view = View.open(ring_fd, index_fd, lane)
             if self._lane_fd >= 0:
                 os.close(self._lane_fd)
             self._lane_fd, lane_fd = lane_fd, -1

@@ -51,9 +51,26 @@ class Lane:
     `free` holds the numbers of the words that pin nothing: taking one is `free.pop()`, giving it back is what
     `releases[number]` does when it is called for the last view. `refs` keeps the weak references that call
     it, `heads` counts the records of the log.
+
+    Invariant: words come back to `_state[1]`, which is `free` itself unless the lane is suspended or frozen: then
+    `free` stays empty, whoever gives words back.
     """
 
-    __slots__ = ("_map", "_misses", "_state", "free", "heads", "lane_id", "refs", "releases", "words")
+    __slots__ = (
+        "__weakref__",
+        "_home",
+        "_kept",
+        "_map",
+        "_misses",
+        "_state",
+        "free",
+        "frozen",
+        "heads",
+        "lane_id",
+        "refs",
+        "releases",
+        "words",
+    )
 
     def __init__(self, fd: int) -> None:
         """Maps the lane behind `fd`, which stays the caller's.
@@ -66,7 +83,11 @@ class Lane:
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
         self.lane_id, _ = unpack_lane_header(self._map[:PAGE_BYTES])
         self.words = memoryview(self._map).cast("Q")
-        self.free = list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
+        self.free = _all_words()
+        self.frozen = False
+        # The free list while the lane is suspended, and the words that were in it.
+        self._home: list[int] | None = None
+        self._kept: list[int] = []
         self.heads = count()
         self._misses = count(1)
         # The finalizers hold this pair, and not the lane: a lane must die with its last view, not with a later run of
@@ -77,8 +98,8 @@ class Lane:
 
     @property
     def in_use(self) -> int:
-        """How many words pin something."""
-        return LANE_WORDS - len(self._state[1])
+        """How many words pin something, or are in the hands of a thread that takes or gives one back."""
+        return LANE_WORDS - len(self._state[1]) - len(self._kept)
 
     def pin(self, span_id: int) -> int:
         """Publishes a pin. The caller then sees whether the slot's seq still stands, else `unpin`s.
@@ -99,7 +120,7 @@ class Lane:
     def unpin(self, word: int) -> None:
         """Takes a pin back that no view has been tied to."""
         self.words[word] = 0
-        self.free.append(word)
+        self._state[1].append(word)
 
     def tie(self, word: int, root: Array) -> None:
         """Ties the word's pin to `root`, to be released when the last view of it is collected."""
@@ -157,14 +178,46 @@ class Lane:
         for number in deque(islice(self._misses, misses), maxlen=1):
             self.words[MISSES_AT] = number
 
+    def suspend(self) -> None:
+        """Hands no word out until `resume`, as if all were taken. May be called again, also within itself.
+
+        A thread that loaded the free list before either takes its word before the list is drained, and the word counts
+        as in use, or finds the list empty.
+        """
+        home = self._home
+        if home is None:
+            home = self._home = self.free
+        if self.free is home:
+            self.free = []
+        if self._state[1] is home:
+            self._state[1] = []
+        with suppress(IndexError):
+            self._kept.extend(iter(home.pop, None))
+
+    def resume(self) -> None:
+        """Hands words out again after `suspend`. Only while none is in use; a frozen lane stays as it is."""
+        if self._home is None or self.frozen:
+            return
+        self._kept = []
+        self._state[1] = self.free = _all_words()
+        self._home = None
+
     def freeze(self) -> None:
         """Never write this lane again: finalizers go on, on words that nobody reads.
 
         After a fork both processes hold views under the same words. Neither may clear them; the kernel lock tells the
         daemon when both have unmapped the lane.
         """
-        self.free = []
+        if self.frozen:
+            return
+        # Before the words are exchanged, so that no pin goes to words that nobody reads.
+        self.suspend()
         self._state[0] = self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")
+        self.frozen = True
+
+
+def _all_words() -> list[int]:
+    return list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
 
 
 def _releaser(state: list[Any], word: int) -> Callable[[object], None]:

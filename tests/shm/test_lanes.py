@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
         self.drained = 0
         self.misses = 0
         self.frozen: list[int] | None = None
+        self.suspended = False
         self.logged_by_freeze = 0
 
     def loose(self) -> list[int]:
@@ -56,7 +57,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
 
     @rule(span=SPANS)
     def pin(self, span: int) -> None:
-        if self.frozen is not None or len(self.pinned) == LANE_WORDS:
+        if self.suspended or len(self.pinned) == LANE_WORDS:
             with pytest.raises(IndexError):
                 self.lane.pin(span)
             return
@@ -65,7 +66,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
         assert PINS_AT <= word < PINS_AT + LANE_WORDS
         self.pinned[word] = span
 
-    @precondition(lambda self: self.frozen is None and self.loose())
+    @precondition(lambda self: self.loose())
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         word = data.draw(st.sampled_from(sorted(self.loose())))
@@ -98,7 +99,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
 
     @rule(wanted=st.sampled_from([0, 1, 5, 100, LANE_WORDS - 3, LANE_WORDS + 9]), span=st.integers(1, 1 << 60))
     def pin_many(self, wanted: int, span: int) -> None:
-        free = 0 if self.frozen is not None else LANE_WORDS - len(self.pinned)
+        free = 0 if self.suspended else LANE_WORDS - len(self.pinned)
         words = self.lane.take_many(wanted)
         assert len(words) == len(set(words)) == min(wanted, free)
         assert not self.pinned.keys() & set(words)
@@ -153,8 +154,20 @@ class LaneAgainstSets(RuleBasedStateMachine):
     @rule()
     def freeze(self) -> None:
         self.lane.freeze()
+        self.suspended = True
         self.frozen = sorted(self.pinned.values())
         self.logged_by_freeze = len(self.logged)
+
+    @rule()
+    def suspend(self) -> None:
+        self.lane.suspend()
+        self.suspended = True
+
+    @precondition(lambda self: not self.pinned)
+    @rule()
+    def resume(self) -> None:
+        self.lane.resume()
+        self.suspended = self.frozen is not None
 
     @invariant()
     def the_daemon_sees_exactly_the_pins(self) -> None:
@@ -173,6 +186,7 @@ class LaneAgainstSets(RuleBasedStateMachine):
                 self.lane.unpin(word)
         self.roots.clear()
         self.batches.clear()
+        self.lane.resume()
         if self.frozen is None:
             assert sorted(self.lane.free) == [*range(PINS_AT, PINS_AT + LANE_WORDS)], "a word was lost, or freed twice"
             assert not len(self.reader.pins(self.scratch))
@@ -290,6 +304,51 @@ def test_threads_that_pin_and_release_at_once_share_no_word() -> None:
     drained = reader.drain()
     assert drained is not None
     assert len(drained.span_ids) + drained.lost == 6000
+    reader.close()
+
+
+def test_a_word_given_back_after_the_freeze_is_never_handed_out() -> None:
+    lane, reader = attached()
+    word = lane.pin(5)
+    lane.freeze()
+    lane.unpin(word)
+    with pytest.raises(IndexError):
+        lane.pin(6)
+    assert not lane.take_many(1)
+    assert reader.pins(np.empty(LANE_WORDS, np.uint64)).tolist() == [5], "the other side may hold it"
+    reader.close()
+
+
+def test_a_suspended_lane_counts_every_word_that_any_thread_has() -> None:
+    lane, reader = attached()
+    held: list[list[int]] = [[] for _ in range(3)]
+    begun = threading.Barrier(4)
+
+    def work(words: list[int]) -> None:
+        begun.wait()
+        # Ends when the lane hands out no more: suspended, or full.
+        with suppress(IndexError):
+            while True:
+                words.append(lane.pin(len(words) + 1))
+                if len(words) % 3:
+                    lane.unpin(words.pop())
+
+    threads = [threading.Thread(target=work, args=(words,)) for words in held]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    lane.suspend()
+    for thread in threads:
+        thread.join()
+    words = [word for own in held for word in own]
+    assert len(words) == len(set(words)) == lane.in_use
+    for word in words:
+        lane.unpin(word)
+    assert lane.in_use == 0
+    with pytest.raises(IndexError):
+        lane.pin(1)
+    lane.resume()
+    assert lane.pin(1)
     reader.close()
 
 

@@ -1,0 +1,253 @@
+"""Forks at the worst moments: neither side's views are overwritten, whoever holds the client, the lane or the view.
+
+Each test has the ring overwritten a hundred times, which leaves nothing of an entry that nobody pins.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensord
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .payloads import is_payload, key, lap, payload
+
+RING_BYTES = 2 * MIB
+PINNED, UNPINNED = 1, 2
+
+
+@pytest.fixture
+def small() -> Iterator[Daemon]:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
+        running.start()
+        writer = running.client()
+        for number in (PINNED, UNPINNED):
+            assert writer.put(key(number), payload(number), wait=True).state == "stored"
+        writer.close()
+        yield running
+
+
+def overwrite(daemon: Daemon) -> None:
+    """A hundred laps, of which one that shows they would have met any entry that nobody pins."""
+    writer = daemon.client()
+    lap(writer, RING_BYTES)
+    assert not writer.contains(key(UNPINNED)), "the ring was not overwritten"
+    writer.close()
+
+
+def released(daemon: Daemon) -> None:
+    """Waits until nothing is pinned, and no lane is left but those of clients that are connected."""
+    daemon.until(lambda s: not s["pins"] and s["lanes"] == s["clients"], "all pins and their lanes to go")
+
+
+def viewed(client: tensord.Client) -> Any:
+    """A view of the pinned entry, without its lease."""
+    lease = client.get(key(PINNED))
+    assert lease is not None
+    assert lease.handle() is not None, "a copy shows nothing"
+    return lease.tree
+
+
+def closes_its_client(client: list[tensord.Client]) -> None:
+    client[0].close()
+
+
+def forgets_its_client(client: list[tensord.Client]) -> None:
+    client.clear()
+    gc.collect()
+
+
+def attaches_with_another_lane(client: list[tensord.Client]) -> None:
+    link = client[0]._link
+    lane, before = lane_of(client[0]), link._channel
+    assert lane is not None and before is not None
+    link.view = None
+    before.close()
+    until(lambda: client[0].connected and lane_of(client[0]) not in (None, lane), "the client to attach again")
+
+
+def lane_of(client: tensord.Client) -> object:
+    view = client._link.view
+    return view and view.lane
+
+
+def nothing_more(client: list[tensord.Client]) -> None:
+    pass
+
+
+Then = Callable[[list[tensord.Client]], None]
+BEFOREHAND: list[Then] = [closes_its_client, forgets_its_client, attaches_with_another_lane, nothing_more]
+
+
+def outlives(stage: Stage, socket: Path, beforehand: str, keeper: str) -> None:
+    """Forks with a live view; `keeper` keeps it, and the other side lets go of its own."""
+    client = [tensord.Client(socket)]
+    view = viewed(client[0])
+    next(do for do in BEFOREHAND if do.__name__ == beforehand)(client)
+    forked = os.fork()
+    if not forked:
+        if keeper == "child":
+            stage.tell("alone")
+            stage.hear()
+            stage.tell(is_payload(view, PINNED))
+        del view
+        gc.collect()
+        os._exit(0)
+    if keeper == "child":
+        del view
+        gc.collect()
+        os.waitpid(forked, 0)
+        return
+    os.waitpid(forked, 0)
+    stage.tell("alone")
+    stage.hear()
+    stage.tell(is_payload(view, PINNED))
+
+
+@pytest.mark.parametrize("keeper", ["parent", "child"])
+@pytest.mark.parametrize("beforehand", [do.__name__ for do in BEFOREHAND])
+def test_a_view_that_both_sides_of_a_fork_hold_stays_right_when_one_of_them_drops_it(
+    small: Daemon, beforehand: str, keeper: str
+) -> None:
+    with Child(outlives, small.socket, beforehand, keeper) as child:
+        assert child.hear() == "alone"
+        overwrite(small)
+        child.tell()
+        assert child.hear() is True
+        child.wait()
+    released(small)
+
+
+class Between:
+    """In the place of logging's lock, which is taken before a fork, after this library has looked at its lanes."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def acquire(self) -> None:
+        """In a thread of its own, as another one would come upon it."""
+        thread = threading.Thread(target=self._do)
+        thread.start()
+        thread.join()
+
+    def release(self) -> None:
+        pass
+
+    def _at_fork_reinit(self) -> None:
+        pass
+
+
+def leases_before_the_fork(stage: Stage, socket: Path) -> None:
+    """Another thread takes a lease while a fork is under way; parent and child hold it, and the parent lets go."""
+    client = tensord.Client(socket)
+    held: list[Any] = []
+    assert client.contains(key(PINNED))
+    forked = fork_with(lambda: held.append(client.get(key(PINNED))))
+    if not forked:
+        stage.tell("alone")
+        stage.hear()
+        stage.tell(is_payload(held[0].tree, PINNED))
+        os._exit(0)
+    held.clear()
+    gc.collect()
+    os.waitpid(forked, 0)
+
+
+def batches_before_the_fork(stage: Stage, socket: Path) -> None:
+    client = tensord.Client(socket)
+    held: list[Any] = []
+    forked = fork_with(lambda: held.append(client.get_many([key(PINNED), key(99)])))
+    if not forked:
+        stage.tell("alone")
+        stage.hear()
+        stage.tell(is_payload(held[0][0].tree, PINNED))
+        os._exit(0)
+    held.clear()
+    gc.collect()
+    os.waitpid(forked, 0)
+
+
+def attaches_before_the_fork(stage: Stage, socket: Path) -> None:
+    held: list[Any] = []
+
+    def attach_and_get() -> None:
+        client = tensord.Client(socket)
+        assert client.wait_connected(PATIENCE_S)
+        held.extend([client, client.get(key(PINNED))])
+
+    forked = fork_with(attach_and_get)
+    if not forked:
+        stage.tell("alone")
+        stage.hear()
+        stage.tell(is_payload(held[1].tree, PINNED))
+        os._exit(0)
+    held.pop()
+    gc.collect()
+    os.waitpid(forked, 0)
+
+
+def fork_with(do: Callable[[], None]) -> int:
+    """A fork during which `do` runs in another thread, once."""
+    before = vars(logging)["_lock"]
+    vars(logging)["_lock"] = Between(do)
+    forked = os.fork()
+    vars(logging)["_lock"] = before
+    return forked
+
+
+@pytest.mark.parametrize("act", [leases_before_the_fork, batches_before_the_fork, attaches_before_the_fork])
+def test_what_another_thread_takes_while_a_fork_is_under_way_is_right_on_both_sides(
+    small: Daemon, act: Callable[[Stage, Path], None]
+) -> None:
+    with Child(act, small.socket) as child:
+        assert child.hear() == "alone"
+        overwrite(small)
+        child.tell()
+        assert child.hear() is True
+        child.wait()
+    released(small)
+
+
+def forks_often(stage: Stage, socket: Path) -> None:
+    """Forks without views, from several threads at once; then its lane is as it was, and pins."""
+    client = tensord.Client(socket)
+    assert client.contains(key(PINNED))
+    view = client._link.view
+    assert view is not None
+
+    def fork() -> None:
+        for _ in range(5):
+            forked = os.fork()
+            if not forked:
+                os._exit(0)
+            os.waitpid(forked, 0)
+
+    threads = [threading.Thread(target=fork) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lease = client.get(key(PINNED))
+    assert lease is not None
+    stage.tell((client._link.view is view, lease.handle() is not None, view.lane.in_use))
+    stage.hear()
+    stage.tell(is_payload(lease.tree, PINNED))
+
+
+def test_after_forks_without_views_a_client_goes_on_with_the_lane_it_has(small: Daemon) -> None:
+    with Child(forks_often, small.socket) as child:
+        assert child.hear() == (True, True, 1)
+        overwrite(small)
+        child.tell()
+        assert child.hear() is True
+        child.wait()
+    released(small)
