@@ -23,7 +23,7 @@ from ..ipc import places
 from ..shm import segments
 from .governing import Device, Gauges, Metrics, Pressure, Queueing
 from .policy.modes import Thresholds
-from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues
+from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues, Quotas
 from .settings import (
     COUNT,
     DURATION,
@@ -163,6 +163,7 @@ class Config:
     )
     memory: Memory
     limits: Limits
+    quotas: Quotas
     queues: Queues
     gauges: Gauges
     pressure: Pressure

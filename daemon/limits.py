@@ -13,7 +13,7 @@ from .core.limits import StoreLimits
 
 def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
     """The core's limits, from the configuration, for a ring of `ring_bytes`."""
-    limits = config.limits
+    limits, quotas = config.limits, config.quotas
     return StoreLimits(
         ring_bytes=ring_bytes,
         max_bytes=min(config.max_bytes or ring_bytes, ring_bytes),
@@ -24,6 +24,8 @@ def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
         commits_in_flight_max=limits.commits_in_flight_max,
         parts_in_flight_max=limits.parts_in_flight_max,
         put_idle_s=limits.put_idle_s,
+        announced_bytes_max=quotas.announced_bytes_max,
+        announced_uid_bytes_max=max(1, int(quotas.announced_share_max * ring_bytes)),
         namespaces_max=limits.namespaces_max,
         prefix_tokens_max=limits.prefix_tokens_max,
         claims_per_client_max=limits.claims_per_client_max,

@@ -139,6 +139,29 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quotas:
+    """What one uid, or one client, may take of what all share; see docs/quotas.md."""
+
+    announced_bytes_max: int = setting(
+        SIZE,
+        """bytes that one client's puts may hold room for before they have come; one put may always""",
+        64 * MIB,
+        low=4 * KIB,
+        high=16 * TIB,
+        reload=True,
+    )
+    announced_share_max: float = setting(
+        SHARE,
+        """share of the ring that the puts of one uid may hold before their bytes have come; one put may
+        always""",
+        0.25,
+        low=0.001,
+        high=1.0,
+        reload=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Queues:
     """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
 

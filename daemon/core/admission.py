@@ -19,6 +19,7 @@ from ...errors import (
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
+from .arrivals import Arrivals
 from .limits import StoreLimits
 from .memory import Budget, Memory
 from .residency import Residency
@@ -93,6 +94,16 @@ def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
     return LimitReached(
         f"{in_flight} puts of this client are on their way, and commits_in_flight_max is "
         f"{limits.commits_in_flight_max}: wait for their answers, or raise it"
+    )
+
+
+def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits: StoreLimits) -> LimitReached:
+    """A put was held for what its client, or its uid, has announced already, and none of that came."""
+    return LimitReached(
+        f"{missing_bytes} bytes to come, beside {arrivals.by_uid().get(uid, 0)} that puts of uid {uid} have announced "
+        f"and not sent: quotas.announced_bytes_max is {limits.announced_bytes_max} for a client, and "
+        f"quotas.announced_share_max is {limits.announced_uid_bytes_max} bytes for a uid. Put fewer large payloads at "
+        "once, or raise them"
     )
 
 

@@ -1,13 +1,14 @@
 """The way of a put: Commit, parts, room, copies, publication, and how it ends at each point if its sender leaves.
 
-    Commit ─ limits, "existed" ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of the last
-    ─→ published, unless the key was stored or its namespace invalidated meanwhile, or what it follows has gone
+    Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
+    the last ─→ published, unless the key was stored or its namespace invalidated meanwhile, or what it follows has gone
 
 Owns the decisions about puts; memory, room, claims and tenure do their parts of it.
 
 Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part of one with `acks` by
 exactly one PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves;
-puts get their room in the order in which they came (but those that wait for the ring to grow let others pass).
+puts take no room before their first part, and get it in turns of uids and of clients, each client's in the order in
+which they came (but those that wait for the ring to grow let others pass).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import Piece
 from ..policy.newcomer import Newcomer
 from .admission import (
+    announces_too_much,
     crowded,
     no_room,
     not_worth_it,
@@ -32,6 +34,7 @@ from .admission import (
     unfit_piece,
     wrong_part,
 )
+from .arrivals import Arrivals
 from .claims import Claims
 from .effects import Copy, Discard
 from .entries import Entry
@@ -74,7 +77,7 @@ class Intake:
         self._limits = limits
         self._unix_at_zero_s = unix_at_zero_s
         self._invalidated_up_to: dict[bytes, int] = {}
-        self.puts = Puts(limits.put_idle_s)
+        self.puts = Puts(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
         self.stirred = False
@@ -111,10 +114,12 @@ class Intake:
             self._outbox.counters.puts["existed"] += 1
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
+        if self._refuses:
+            self._refused(client, commit, self._under_pressure())
+            return
         self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
         if commit.follows is not None:
             self._memory.sequences.follow(commit.follows)
-        self.stirred = True
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
         """A part of a put arrived. Parts of puts that were answered are not wanted, and acknowledged at once."""
@@ -137,6 +142,7 @@ class Intake:
         self.puts.received(put, part, now)
         if put.whole and commit.claim is not None:
             self._claims.committing(commit.claim, client, commit.key)
+        self.stirred = True
         if put.stage is Stage.FILLING:
             self._hand_over(put)
 
@@ -162,8 +168,7 @@ class Intake:
 
     def _serve(self, now: float) -> None:
         puts, refused = self.puts, 0
-        while puts.queue:
-            put = puts.queue[0]
+        while (put := puts.queue.head()) is not None:
             commit = put.commit
             if self._ended_meanwhile(put, now):
                 continue
@@ -179,7 +184,7 @@ class Intake:
             )
             if entry is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
-                puts.queue.popleft()
+                puts.queue.take()
                 self._reclaim.drop_attempt()
                 puts.placed(put, entry)
                 self._hand_over(put)
@@ -223,6 +228,7 @@ class Intake:
         """For commits and parts from now on."""
         self._limits = limits
         self.puts.change_idle(limits.put_idle_s)
+        self.puts.arrivals.change_limits(limits.announced_bytes_max, limits.announced_uid_bytes_max)
         self.limit_changed()
 
     def limit_changed(self) -> None:
@@ -242,7 +248,9 @@ class Intake:
                 self._end(put)
 
     def expire(self, now: float, most: int) -> None:
-        """Refuses up to `most` puts whose next part is overdue."""
+        """Refuses up to `most` puts whose next part is overdue, and those held for which nothing comes."""
+        while (held := self.puts.arrivals.overdue(now)) is not None:
+            self.refuse(held, announces_too_much(held.uid, held.missing_bytes, self.puts.arrivals, self._limits))
         for _ in range(most):
             put = self.puts.idle(now)
             if put is None:
@@ -401,7 +409,7 @@ class Intake:
         obstacle = self._room.obstacle(put.need)
         self._reclaim.drop_attempt()
         if obstacle == "ring" and self.ring_is_growing:
-            self.puts.parked.append(self.puts.queue.popleft())
+            self.puts.parked.append(self.puts.queue.take())
             return
         self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.staying_bytes(), self._residency))
 
@@ -432,7 +440,7 @@ class Intake:
         if put.commit.follows is not None:
             self._memory.sequences.unfollow(put.commit.follows)
         if put.stage is Stage.WAITING:
-            if self.puts.queue and self.puts.queue[0] is put:
+            if self.puts.queue.head() is put:
                 self._reclaim.drop_attempt()
             self.puts.leave_queue(put)
         self.puts.answered(put)

@@ -14,7 +14,9 @@ class StoreLimits:
     """Bytes, counts and seconds. None stands for "no limit" where it is allowed.
 
     `ring_bytes` is what the ring will have once it is fully grown. `max_bytes` bounds the bytes taken in the ring, span
-    headers and alignment included. `pinned_bytes_max` bounds what clients pin by message (`Pin`), all together.
+    headers and alignment included. `announced_bytes_max` and `announced_uid_bytes_max` bound what the puts of one
+    client, and of one uid, may hold room for before it has come. `pinned_bytes_max` bounds what clients pin by message
+    (`Pin`), all together.
     """
 
     ring_bytes: int
@@ -26,6 +28,8 @@ class StoreLimits:
     commits_in_flight_max: int = 256
     parts_in_flight_max: int = 1024
     put_idle_s: float = 60.0
+    announced_bytes_max: int = 64 << 20
+    announced_uid_bytes_max: int = 1 << 30
     claims_per_client_max: int = 1024
     claim_s: float = 10.0
     claim_s_max: float = 120.0

@@ -2,12 +2,15 @@
 
 Owns the table of puts and the queue of those that wait for room; takes no decision about memory.
 
-    WAITING ─ placed → FILLING ─ all copied → stored, existed or refused
-       │                  │ refused, or its sender left before its last part
-       └ refused, left    └→ ENDING: answered; its span goes once its copies have come back
+    ANNOUNCED ─ first part → WAITING ─ placed → FILLING ─ all copied → stored, existed or refused
+       │                        │                  │ refused, or its sender left before its last part
+       └ refused, left          └ refused, left    └→ ENDING: answered; its span goes once its copies have come back
 
-Invariants: a put has a span only from FILLING on; parts are handed to the copier in the order of their arrival; a
-client's puts in the table never exceed `commits_in_flight_max`.
+A WAITING put is queued for room, parked until the ring has grown, or held (`arrivals`).
+
+Invariants: a put waits for room only once a part of it has come, and has a span only from FILLING on; uids take turns
+in the queue, and so do the clients of each; parts are handed to the copier in the order of their arrival; a client's
+puts in the table never exceed `commits_in_flight_max`.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from enum import Enum
 
 from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, span_bytes
+from .arrivals import Arrivals
 from .deadlines import Deadlines
 from .entries import Entry
 from .room import Need
+from .turns import Turns
 
 
 class Stage(Enum):
     """Where a put stands."""
 
+    ANNOUNCED = "announced"
     WAITING = "waiting"
     FILLING = "filling"
     ENDING = "ending"
@@ -34,18 +40,21 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """One put. `received_bytes` of the image have been announced by parts, `handed_bytes` given to the copier."""
+    """One put. `received_bytes` of the image have come, by parts; `handed_bytes` were given to the copier. `admitted`:
+    it may take room for what has not come.
+    """
 
     number: int
     client: int
     uid: int
     commit: messages.Commit
-    stage: Stage = Stage.WAITING
+    stage: Stage = Stage.ANNOUNCED
     entry: Entry | None = None
     parts: deque[messages.Part] = field(default_factory=deque)
     copying: deque[int] = field(default_factory=deque)
     received_bytes: int = 0
     handed_bytes: int = 0
+    admitted: bool = False
 
     @property
     def key(self) -> bytes:
@@ -61,6 +70,11 @@ class Put:
         return self.received_bytes == self.commit.image_bytes
 
     @property
+    def missing_bytes(self) -> int:
+        """Bytes of the image that have not come."""
+        return self.commit.image_bytes - self.received_bytes
+
+    @property
     def need(self) -> Need:
         commit = self.commit
         return Need(commit.key, span_bytes(commit.image_bytes), commit.tokens)
@@ -69,8 +83,9 @@ class Put:
 class Puts:
     """The table. A put idle for `idle_s` while parts are missing is due to be refused."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(self, idle_s: float, arrivals: Arrivals) -> None:
         self._idle_s = idle_s
+        self.arrivals = arrivals
         self._made = 0
         self._by_number: dict[int, Put] = {}
         self._by_request: dict[tuple[int, int], Put] = {}
@@ -78,7 +93,7 @@ class Puts:
         self._keys: dict[bytes, int] = {}
         self._settling: set[int] = set()
         self._idle: Deadlines[int] = Deadlines()
-        self.queue: deque[Put] = deque()
+        self.queue: Turns[Put] = Turns()
         self.parked: deque[Put] = deque()
 
     def __len__(self) -> int:
@@ -95,7 +110,7 @@ class Puts:
         return bool(self._settling)
 
     def begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> Put:
-        """A new put, at the end of the queue."""
+        """A new put, of which nothing has come."""
         self._made += 1
         put = Put(self._made, client, uid, commit)
         self._by_number[put.number] = put
@@ -103,7 +118,6 @@ class Puts:
         self._by_client.setdefault(client, set()).add(put.number)
         self._keys[commit.key] = self._keys.get(commit.key, 0) + 1
         self._idle.set(put.number, now + self._idle_s)
-        self.queue.append(put)
         return put
 
     def number(self, number: int) -> Put:
@@ -126,9 +140,16 @@ class Puts:
         return len(self._by_client.get(client, ()))
 
     def received(self, put: Put, part: messages.Part, now: float) -> None:
-        """The put's next part has arrived."""
+        """The put's next part has arrived. With the first it waits for room, unless it is held."""
         put.received_bytes += part.part_bytes
         put.parts.append(part)
+        if put.stage is Stage.ANNOUNCED:
+            put.stage = Stage.WAITING
+            if self.arrivals.began(put, now):
+                self.queue.push(put.uid, put.client, put)
+        else:
+            self.arrivals.came(put, part.part_bytes, now)
+            self._admit(put.uid)
         if put.whole:
             self._idle.drop(put.number)
             if put.stage is Stage.FILLING:
@@ -146,6 +167,8 @@ class Puts:
     def answered(self, put: Put) -> None:
         """The put's outcome was told: it is ENDING while copies are under way, else to be forgotten."""
         put.parts.clear()
+        self.arrivals.ended(put)
+        self._admit(put.uid)
         self._keys[put.key] -= 1
         if not self._keys[put.key]:
             del self._keys[put.key]
@@ -174,18 +197,29 @@ class Puts:
         return None if number is None else self._by_number[number]
 
     def next_timer(self) -> float | None:
-        return self._idle.next_timer()
+        timers = (self._idle.next_timer(), self.arrivals.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
 
     def leave_queue(self, put: Put) -> None:
         """The put waits for room no longer."""
-        for queue in (self.queue, self.parked):
-            if put in queue:
-                queue.remove(put)
+        if not self.queue.remove(put.uid, put.client, put) and put in self.parked:
+            self.parked.remove(put)
 
     def unpark(self) -> None:
-        """Those that waited for the ring to grow are first in the queue again."""
-        self.queue.extendleft(reversed(self.parked))
-        self.parked.clear()
+        """Those that waited for the ring to grow are the first of their clients again."""
+        while self.parked:
+            put = self.parked.pop()
+            self.queue.push_first(put.uid, put.client, put)
+
+    @property
+    def announced(self) -> int:
+        """Puts of which nothing has come."""
+        return sum(put.stage is Stage.ANNOUNCED for put in self)
+
+    @property
+    def waiting(self) -> int:
+        """Puts of which something has come, and that have no room."""
+        return len(self.queue) + len(self.parked) + self.arrivals.held
 
     def __iter__(self) -> Iterator[Put]:
         return iter(self._by_number.values())
@@ -197,10 +231,16 @@ class Puts:
     def check_invariants(self, in_flight_max: int) -> None:
         """Asserts what the module's docstring promises."""
         self._idle.check_invariants()
+        self.queue.check_invariants()
+        self.arrivals.check_invariants(list(self))
         waiting = {put.number for put in (*self.queue, *self.parked)}
         assert len(waiting) == len(self.queue) + len(self.parked)
+        held = sum(put.stage is Stage.WAITING and not put.admitted for put in self)
+        assert held == self.arrivals.held
         for put in self:
-            assert (put.stage is Stage.WAITING) == (put.entry is None) == (put.number in waiting)
+            assert (put.stage in (Stage.ANNOUNCED, Stage.WAITING)) == (put.entry is None)
+            assert (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
+            assert (put.stage is Stage.WAITING and put.admitted) == (put.number in waiting)
             assert put.handed_bytes <= put.received_bytes <= put.commit.image_bytes
             settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)
             assert settling == (put.number in self._settling)
@@ -212,3 +252,8 @@ class Puts:
         assert sum(self._keys.values()) == sum(put.stage is not Stage.ENDING for put in self)
         assert all(self._keys.values())
         assert all(len(own) <= in_flight_max for own in self._by_client.values())
+
+    def _admit(self, uid: int) -> None:
+        """What was held and may be announced now waits for room."""
+        for put in self.arrivals.admit(uid):
+            self.queue.push(put.uid, put.client, put)

@@ -166,6 +166,12 @@ class Stand:
             self.answers[client] = []
             self.do(ClientJoined(client, 1000 + client, f"client {client}"))
 
+    def join_as(self, uid: int, *clients: int) -> None:
+        """Clients of one uid; `join` gives each client a uid of its own."""
+        for client in clients:
+            self.answers[client] = []
+            self.do(ClientJoined(client, uid, f"client {client}"))
+
     def leave(self, client: int) -> None:
         del self.answers[client]
         self.do(ClientLeft(client))
@@ -308,6 +314,11 @@ class Stand:
 
     def commit(self, client: int, request: int, key: bytes, image_bytes: int, **more: Any) -> None:
         self.send(client, messages.Commit(request, key, image_bytes, more.pop("tree", 16), **more))
+
+    def begin(self, client: int, request: int, key: bytes, image_bytes: int, **more: Any) -> None:
+        """A commit with the first byte of its image: it takes room."""
+        self.commit(client, request, key, image_bytes, **more)
+        self.part(client, request, 1, last=False)
 
     def part(self, client: int, request: int, part_bytes: int, *, last: bool) -> None:
         self.send(client, messages.Part(request, 0, part_bytes, last))

@@ -62,7 +62,7 @@ def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> Non
     stand.put(1)
     stand.put(2)
     stand.pin(1)
-    stand.commit(1, 1, key(9), 64)
+    stand.begin(1, 1, key(9), 64)
     stand.send(2, messages.Claim(1, key(1)))
     stand.send(3, messages.Claim(1, key(1)))
     assert [stand.last(2).answer, stand.last(3).answer] == ["compute", "wait"]

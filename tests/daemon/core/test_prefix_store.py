@@ -214,8 +214,8 @@ def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
 def test_a_victim_that_a_new_put_follows_comes_back() -> None:
     stand = stand_of(4)
     stand.put_sequence(1)
-    stand.commit(1, 1, key(1), 3 * SPAN)
-    stand.commit(1, 2, key(2), 64)
+    stand.begin(1, 1, key(1), 3 * SPAN)
+    stand.begin(1, 2, key(2), 64)
     assert stand.scans == 1
     assert not stand.has_block(1)
     begin(stand, 3, block([1, 2]))
@@ -230,7 +230,7 @@ def test_what_a_pinned_victim_follows_comes_back_with_it() -> None:
     for number in range(5):
         stand.put(number, SPAN - SPAN_HEADER_BYTES)
     view = stand.find(name([1, 2, 3]))
-    stand.commit(1, 1, key(9), 3 * SPAN - SPAN_HEADER_BYTES)
+    stand.begin(1, 1, key(9), 3 * SPAN - SPAN_HEADER_BYTES)
     assert stand.scans == 1
     assert not stand.has_block(1), "all three were chosen"
     assert view is not None
@@ -349,7 +349,7 @@ def test_a_follower_of_an_ended_block_does_not_come_back_though_it_is_pinned() -
     for leaf in range(2 * SLICE + 20):
         stand.put_sequence(1, 1000 + leaf)
     view = stand.find(name([1, 1000]))
-    stand.commit(1, 1, key(1), 64)
+    stand.begin(1, 1, key(1), 64)
     assert stand.scans == 1
     assert not stand.has_block(1, 1000), "it was chosen"
     assert view is not None

@@ -77,8 +77,8 @@ def test_a_put_waiting_for_room_finds_that_its_key_was_stored_meanwhile(make: Ma
     assert stand.scans == 1
     stand.copy()
     stand.settle()
-    assert stand.ended(1, 1) == "stored"
-    assert stand.ended(2, 1) == "existed"
+    assert stand.ended(1, 1) == "existed"
+    assert stand.ended(2, 1) == "stored"
     # The room that was being made is not wanted any more, and costs nobody an entry.
     assert stand.stored() == {1, 2, 3, 9}
 

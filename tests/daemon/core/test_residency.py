@@ -255,7 +255,7 @@ def test_many_idle_entries_go_slice_by_slice() -> None:
 
 def test_puts_are_refused_in_an_emergency_and_accepted_after_it() -> None:
     stand = full()
-    stand.commit(1, 900, key(900), IMAGE)
+    stand.begin(1, 900, key(900), IMAGE)
     stand.press(refuse=True, reason="the host is at 97 %, and 96 % is the limit")
     assert stand.put(901, IMAGE) == "UnderPressure"
     done = stand.answers[1][-2]

@@ -124,7 +124,7 @@ def test_readers_who_pin_every_victim_are_not_chased_for_ever(make: Make) -> Non
     stand = make(8 * SPAN)
     for number in range(8):
         stand.put(number)
-    stand.commit(1, 1, key(9), 64)
+    stand.begin(1, 1, key(9), 64)
     scans = 0
     while stand.scans and scans < 50:
         hidden = {slot.span_id for slot in stand.index.slots() if not slot.published}
@@ -187,7 +187,7 @@ def test_a_put_waits_for_one_that_is_landing_rather_than_being_refused(make: Mak
 
 def test_a_put_does_not_wait_for_one_whose_sender_dawdles(make: Make) -> None:
     stand = make(SPAN)
-    stand.commit(1, 1, key(1), 64)
+    stand.begin(1, 1, key(1), 64)
     assert stand.put(2, client=2) == "StoreFull"
 
 
@@ -211,13 +211,13 @@ def test_what_is_unpublished_during_a_scan_waits_for_the_next(make: Make) -> Non
 
 def test_a_victim_whose_key_is_stored_anew_does_not_come_back(make: Make) -> None:
     stand = make(3 * SPAN)
-    stand.commit(2, 1, key(1), 64)
+    stand.begin(2, 1, key(1), 64)
     stand.put(1)
     stand.put(2)
     old = stand.pin(1)
-    stand.commit(1, 1, key(9), 64)
+    stand.begin(1, 1, key(9), 64)
     assert stand.find(key(1)) is None, "it is the victim"
-    stand.part(2, 1, 64, last=True)
+    stand.part(2, 1, 63, last=True)
     stand.copy()
     new = stand.find(key(1))
     stand.settle()

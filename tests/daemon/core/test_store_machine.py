@@ -62,6 +62,8 @@ class AnyOrder(RuleBasedStateMachine):
             pin_s_max=20,
             pinned_bytes_max=2000,
             put_idle_s=30,
+            announced_bytes_max=1500,
+            announced_uid_bytes_max=2500,
         )
         self.grown = grown
 

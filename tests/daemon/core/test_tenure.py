@@ -38,7 +38,8 @@ def test_a_victim_under_scan_can_be_evicted_by_name(make: Make) -> None:
     stand.put(1)
     stand.put(2)
     view = stand.pin(1)
-    stand.commit(1, 1, key(3), 64)
+    stand.begin(1, 1, key(3), 64)
+    assert stand.scans == 1
     stand.send(2, messages.Evict(5, [key(1)]))
     assert stand.last(2) == messages.Counted(5, 1)
     stand.settle()

@@ -1,0 +1,135 @@
+"""How much of the ring puts may hold for bytes that have not come: bounded for each client and for each uid.
+
+A put takes room with its first part, for its whole span, since spans are contiguous. What of its image has not come by
+then is announced. A put that would pass the client's or the uid's bound is held until enough has come of those before;
+it gets in alone, whatever its size, once its uid has nothing else announced.
+
+Owns the sums, and the puts that are held. Decides nothing about room.
+
+Invariants: no put is held whose uid has nothing announced. A held put is due to be refused HOLD_S after bytes last came
+for its uid: its parts fill its client's inbox, which the puts that it waits for may need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .deadlines import Deadlines
+from .turns import Turns
+
+if TYPE_CHECKING:
+    from .puts import Put
+
+HOLD_S: Final = 1.0
+
+
+class Arrivals:
+    """The announced bytes of puts that have begun to come."""
+
+    def __init__(self, client_bytes_max: int, uid_bytes_max: int) -> None:
+        self._client_max, self._uid_max = client_bytes_max, uid_bytes_max
+        self._of_client: dict[int, int] = {}
+        self._of_uid: dict[int, int] = {}
+        self._came_at: dict[int, float] = {}
+        self._held: Turns[Put] = Turns()
+        self._due: Deadlines[Put] = Deadlines()
+
+    @property
+    def announced_bytes(self) -> int:
+        """Bytes of puts that may take room, or have it, and have not come."""
+        return sum(self._of_uid.values())
+
+    @property
+    def held(self) -> int:
+        """Puts that are held."""
+        return len(self._held)
+
+    def by_uid(self) -> dict[int, int]:
+        """Announced bytes of each uid that has any."""
+        return dict(self._of_uid)
+
+    def change_limits(self, client_bytes_max: int, uid_bytes_max: int) -> None:
+        """For puts that begin to come from now on, and for those held."""
+        self._client_max, self._uid_max = client_bytes_max, uid_bytes_max
+
+    def next_timer(self) -> float | None:
+        """When a held put is due."""
+        return self._due.next_timer()
+
+    def began(self, put: Put, now: float) -> bool:
+        """The put's first part has come. False: it is held."""
+        behind = put.missing_bytes and self._held.waiting(put.uid, put.client)
+        if self._admits(put) and not behind:
+            self._count(put, put.missing_bytes)
+            put.admitted = True
+            return True
+        self._held.push(put.uid, put.client, put)
+        self._due.set(put, now + HOLD_S)
+        return False
+
+    def came(self, put: Put, part_bytes: int, now: float) -> None:
+        """More of the put has come."""
+        if put.admitted:
+            self._count(put, -part_bytes)
+            self._came_at[put.uid] = now
+
+    def ended(self, put: Put) -> None:
+        """The put was answered, or nobody wants an answer: no more of it is to come."""
+        if put.admitted:
+            self._count(put, -put.missing_bytes)
+            put.admitted = False
+        elif self._held.remove(put.uid, put.client, put):
+            self._due.drop(put)
+
+    def admit(self, uid: int) -> list[Put]:
+        """Lets in what the uid may announce now, client by client."""
+        admitted: list[Put] = []
+        while fits := [put for put in self._held.firsts(uid) if self._admits(put)]:
+            put = fits[0]
+            self._held.remove(put.uid, put.client, put)
+            self._due.drop(put)
+            self._count(put, put.missing_bytes)
+            put.admitted = True
+            admitted.append(put)
+        return admitted
+
+    def overdue(self, now: float) -> Put | None:
+        """A held put for whose uid no bytes have come for HOLD_S. It is held still, and to be refused."""
+        while (put := self._due.pop_due(now)) is not None:
+            due_at = self._came_at.get(put.uid, -HOLD_S) + HOLD_S
+            if due_at <= now:
+                return put
+            self._due.set(put, due_at)
+        return None
+
+    def check_invariants(self, puts: list[Put]) -> None:
+        """Asserts that the sums are those of `puts`, and that held ones are due."""
+        self._due.check_invariants()
+        self._held.check_invariants()
+        sums: dict[str, dict[int, int]] = {"uid": {}, "client": {}}
+        for put in puts:
+            if put.admitted and put.missing_bytes:
+                for what, number in (("uid", put.uid), ("client", put.client)):
+                    sums[what][number] = sums[what].get(number, 0) + put.missing_bytes
+        assert (sums["uid"], sums["client"]) == (self._of_uid, self._of_client)
+        assert len(self._held) == len(self._due)
+        for put in self._held:
+            assert put.received_bytes and not put.admitted and put in self._due
+            assert put.uid in self._of_uid, "held for nothing"
+
+    def _admits(self, put: Put) -> bool:
+        mine, of_uid = put.missing_bytes, self._of_uid.get(put.uid, 0)
+        if not mine or not of_uid:
+            return True
+        of_client = self._of_client.get(put.client, 0)
+        return of_uid + mine <= self._uid_max and (not of_client or of_client + mine <= self._client_max)
+
+    def _count(self, put: Put, size_bytes: int) -> None:
+        for table, number in ((self._of_uid, put.uid), (self._of_client, put.client)):
+            left = table.get(number, 0) + size_bytes
+            if left:
+                table[number] = left
+            else:
+                table.pop(number, None)
+        if put.uid not in self._of_uid:
+            self._came_at.pop(put.uid, None)
