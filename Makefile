@@ -24,13 +24,14 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test test-systemd test-vllm check lint bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test test-systemd test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
+	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
 	@echo "make bench-pressure  what the governor costs"
 	@echo "make bench-prefix  the longest cached prefix among 100,000 sequences beside a linear scan; takes 8 GiB and two minutes"
@@ -94,6 +95,10 @@ check: lint
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
 	$(BIN)/python -m pytest $(ARGS)
+
+smoke: $(STAMPS)/test
+	$(call debian,redis-server,redis-server)
+	$(BIN)/python benchmarks/smoke.py $(ARGS)
 
 # With vLLM installed, its environment runs the whole benchmark, so that all peers stand in one run.
 bench: $(STAMPS)/bench

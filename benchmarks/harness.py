@@ -165,8 +165,13 @@ def run(
     seconds: float,
     seed: int = 0,
     told: Callable[[str], None] = lambda _: None,
+    *,
+    warm: bool = True,
 ) -> list[Row]:
-    """Measure these peers, `seconds` for each operation, size and round. Raises PeerFailed."""
+    """Measure these peers, `seconds` for each operation, size and round. Raises PeerFailed.
+
+    Without `warm` the memory that is written to was not touched before: for a look whether everything runs.
+    """
     chance = random.Random(seed)
     samples: dict[tuple[str, Op, int], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="tensord-bench-") as folder, ExitStack() as stack:
@@ -174,7 +179,8 @@ def run(
         for name in names:
             told(f"starting and warming {name}")
             peers.append(stack.enter_context(RunningPeer(name, Path(folder, name))))
-            peers[-1].warm(sizes)
+            if warm:
+                peers[-1].warm(sizes)
         for number in range(rounds):
             plan = steps(sizes)
             chance.shuffle(plan)

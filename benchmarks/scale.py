@@ -95,7 +95,7 @@ def _clients_us(socket: Path, entries: int, clients: int, calls: int, meanwhile:
 
 
 def _crowded(quick: bool, told: Callable[[str], None]) -> list[Figure]:
-    many, calls, rounds = (20_000, 2000, 1) if quick else (MANY, 20_000, 3)
+    many, calls, rounds = (2_000, 500, 1) if quick else (MANY, 20_000, 3)
     status_s: list[float] = []
     few_us, many_us = [], []
     with _daemon(RING_BYTES) as quiet, _daemon(RING_BYTES, "--max-entries", str(2 * MANY)) as busy:

@@ -1,0 +1,119 @@
+"""Runs every benchmark and example once, in a short form: shows that each still runs. Its figures mean nothing.
+
+    python benchmarks/smoke.py [NAMES]
+
+Owns: the list of commands with their short forms, and the tiny trace that the replay needs. A command that ends with
+another exit status than expected is a failure; its output is printed, and smoke.py ends with 1.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+# With vLLM in it; `make bench-peers` makes it.
+PEERS_PYTHON: Final = ROOT / ".venv-peers" / "bin" / "python"
+# No measurement: a command that takes longer hangs.
+PATIENCE_S: Final = 300
+TRACE: Final = "mooncake_conversation_trace.jsonl.xz"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. `with_vllm`: it runs in the environment that has vLLM, and is left out where there is none.
+
+    `statuses`: the exit statuses of a run in which nothing is wrong.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    with_vllm: bool = False
+    statuses: tuple[int, ...] = (0,)
+
+
+COMMANDS: Final = (
+    Command("examples/shared_vision.py", ("--processes", "2", "--passes", "1")),
+    Command("examples/pressure.py"),
+    Command("examples/chat_prefix.py"),
+    Command("benchmarks/hotpath.py", ("--quick", "--sizes", "64K,1M")),
+    Command("benchmarks/governor.py", ("--quick", "--entries", "2000")),
+    Command("benchmarks/prefix.py", ("--sequences", "200", "--client-sequences", "20", "--rounds", "1")),
+    Command("benchmarks/replay.py", ("--traces", "{folder}", "--jobs", "1", "--sizes", "5,20")),
+    # Exit status 2: there is no GPU here.
+    Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
+    Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
+    Command("benchmarks/vllm_connector.py", with_vllm=True),
+    Command("benchmarks/vllm_text.py", ("--rounds", "2", "--tokens", "4", "--pictures", "2"), with_vllm=True),
+)
+
+
+def write_trace(folder: Path) -> None:
+    """A conversation trace of 200 requests: 20 chats that grow by a block a turn."""
+    requests = (
+        {
+            "timestamp": number * 1000,
+            "input_length": 512 * (2 + number // 20),
+            "output_length": 1,
+            "hash_ids": [0, *(1000 * (number % 20 + 1) + turn for turn in range(1 + number // 20))],
+        }
+        for number in range(200)
+    )
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    (folder / TRACE).write_bytes(lzma.compress(lines.encode()))
+
+
+def run(command: Command, folder: Path) -> str:
+    """Runs one command, and gives its output where it failed, else an empty string."""
+    arguments = [argument.format(folder=folder) for argument in command.arguments]
+    python = str(PEERS_PYTHON) if command.with_vllm else sys.executable
+    try:
+        done = subprocess.run(
+            [python, str(ROOT / command.script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+            cwd=folder,
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"{error.output or ''}\nnot done after {PATIENCE_S} s\n"
+    return "" if done.returncode in command.statuses else f"{done.stdout}\nexit status {done.returncode}\n"
+
+
+def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
+    """Runs the commands whose scripts contain one of `names`, or all.
+
+    Returns:
+        The exit status: 1 if a command failed.
+    """
+    failures: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="tensord-smoke-") as made:
+        write_trace(Path(made))
+        for command in commands:
+            if names and not any(name in command.script for name in names):
+                continue
+            if command.with_vllm and not PEERS_PYTHON.exists():
+                print(f"{command.script:34} left out: no vLLM; `make bench-peers` installs it", flush=True)
+                continue
+            began = time.monotonic()
+            output = run(command, Path(made))
+            told = "FAILED" if output else "ran"
+            print(f"{command.script:34} {told} in {time.monotonic() - began:.0f} s", flush=True)
+            if output:
+                failures[command.script] = output
+    for script, output in failures.items():
+        print(f"\n{script}:\n{output}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
