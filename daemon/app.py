@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Final
 
 import uvloop
 
@@ -44,6 +45,8 @@ from .policy.replacement import by_name
 from .sockets import Sockets
 
 _log = logs.logger("tensord")
+READ_BYTES: Final = 8192
+"""What one turn of the loop reads of one connection: some hundred small messages, which take less than 1 ms."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,7 +154,7 @@ class _Daemon:
             limits = self._config.limits
             session = Session(
                 number,
-                AsyncChannel(accepted, Connection.control_server(told_limits)),
+                AsyncChannel(accepted, Connection.control_server(told_limits), read_bytes=READ_BYTES),
                 peer_of(accepted),
                 actor.inbox,
                 governor.inbox,
@@ -161,9 +164,9 @@ class _Daemon:
             )
             await session.run()
 
-        async def serve_reader(_: int, accepted: socket.socket) -> None:
-            channel = AsyncChannel(accepted, Connection.status_server(told_limits))
-            await StatusSession(channel, documents, watchers).run()
+        async def serve_reader(number: int, accepted: socket.socket) -> None:
+            channel = AsyncChannel(accepted, Connection.status_server(told_limits), read_bytes=READ_BYTES)
+            await StatusSession(number, peer_of(accepted).uid, channel, documents, watchers).run()
 
         listeners = [
             Listener(sockets.control, "clients_max", lambda: self._config.limits.clients_max, serve_client),

@@ -1,7 +1,8 @@
 """The thread that copies from inboxes into the ring, so that the event loop never waits for memory.
 
-Owns: the inboxes' mappings and the checksums of images under way. Copies in the order asked for. Does not own spans:
-the core has allocated them, and hears of each copy through `done`. Queries are read by the loop itself (`read_inbox`):
+Owns: the inboxes' mappings and the checksums of images under way. Uids take turns, and so do the clients of each:
+TURN_BYTES a turn, each client's copies in the order asked for. Does not own spans: the core has allocated them, and
+hears of each copy through `done`. Queries are read by the loop itself (`read_inbox`):
 they are too short to wait for a thread.
 """
 
@@ -9,9 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from mmap import MAP_SHARED, PROT_READ, mmap
-from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -25,9 +25,19 @@ from ..shm.recipe import Recipe, recipe
 from ..shm.segments import check_inbox
 from .core.effects import Copy
 from .core.events import Copied
+from .core.turns import Turns
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_STOP: Final = None
+TURN_BYTES: Final = 4 << 20
+"""What is copied for one client before it is another's turn; a part of the library's has about as much."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A part to be copied, `copied_bytes` of which are."""
+
+    part: Copy
+    copied_bytes: int = 0
 
 
 class Copier:
@@ -40,7 +50,9 @@ class Copier:
         self._done = done
         self._inboxes: dict[int, Bytes] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
-        self._jobs: SimpleQueue[Copy | None] = SimpleQueue()
+        self._jobs: Turns[Job] = Turns()
+        self._asked = threading.Condition()
+        self._stopping = False
         self._thread = threading.Thread(target=self._work, name="tensord-copier", daemon=True)
 
     def start(self) -> None:
@@ -48,7 +60,9 @@ class Copier:
 
     def stop(self) -> None:
         """Ends the thread once the copies asked for so far are done."""
-        self._jobs.put(_STOP)
+        with self._asked:
+            self._stopping = True
+            self._asked.notify()
         self._thread.join()
 
     @property
@@ -99,20 +113,35 @@ class Copier:
 
     def copy(self, part: Copy) -> None:
         """Asks for a part; what becomes of it is told to `done`."""
-        self._jobs.put(part)
+        with self._asked:
+            self._jobs.push(part.uid, part.client, Job(part))
+            self._asked.notify()
+
+    def _next(self) -> Job | None:
+        """The job whose turn it is; None once there are none, and no more come."""
+        with self._asked:
+            self._asked.wait_for(lambda: self._jobs or self._stopping)
+            return self._jobs.take() if self._jobs else None
 
     def _work(self) -> None:
-        while (part := self._jobs.get()) is not _STOP:
+        while (job := self._next()) is not None:
+            part = job.part
             try:
-                outcome = self._carry_out(part)
+                outcome = self._carry_out(job)
             except TensordError as error:
                 outcome = Copied(part.client, part.put_id, error=error)
             except Exception as error:
                 # Whatever it was, it concerns one put; the store must hear of it, or that put's span would stay taken.
                 outcome = Copied(part.client, part.put_id, error=TensordError(f"the copy failed: {error!r}"))
-            self._done(outcome)
+            if outcome is not None:
+                self._done(outcome)
+                continue
+            with self._asked:
+                self._jobs.push_first(part.uid, part.client, job)
 
-    def _carry_out(self, part: Copy) -> Copied:
+    def _carry_out(self, job: Job) -> Copied | None:
+        """Copies for one turn; None if there is more to copy of the part."""
+        part = job.part
         inbox = self._inbox_of(part.client, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
@@ -120,12 +149,17 @@ class Copier:
         put = (part.client, part.put_id)
         # Taken out, and put back only if the part went well and is not the last: no checksum outlives its put.
         checksum = self._checksums.pop(put, None)
-        if part.ring_offset == part.image_offset:
+        if part.ring_offset == part.image_offset and not job.copied_bytes:
             checksum = xxhash.xxh3_64()
         if checksum is None:
             raise TensordError(f"put {part.put_id} has failed at an earlier part")
-        there = self._ring[part.ring_offset : part.ring_offset + part.part_bytes]
-        copy_checked(there, inbox[part.inbox_offset : end], checksum)
+        low, high = job.copied_bytes, min(job.copied_bytes + TURN_BYTES, part.part_bytes)
+        there = self._ring[part.ring_offset + low : part.ring_offset + high]
+        copy_checked(there, inbox[part.inbox_offset + low : part.inbox_offset + high], checksum)
+        job.copied_bytes = high
+        if high < part.part_bytes:
+            self._checksums[put] = checksum
+            return None
         if part.header is None:
             self._checksums[put] = checksum
             return Copied(part.client, part.put_id)

@@ -166,7 +166,11 @@ class Queues:
     """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
 
     store_inbox_max: int = setting(
-        COUNT, "events waiting for the store; as many for the governor", 4096, low=16, high=1_000_000
+        COUNT,
+        "requests of one client waiting for the store; as many for the governor",
+        64,
+        low=16,
+        high=1_000_000,
     )
     session_outbox_max: int = setting(COUNT, "messages waiting to be sent to one client", 1024, low=16, high=1_000_000)
     watch_outbox_max: int = setting(

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from ..errors import LimitReached, TensordError
 from .blocking import BlockingChannel as BlockingChannel
 from .connection import Connection, Delivery
-from .descriptors import OutBuffer, close_all, read, write
+from .descriptors import READ_BYTES, OutBuffer, close_all, read, write
 from .words import Message
 
 OUT_BYTES_MAX: Final = 1 << 20
@@ -46,6 +46,7 @@ class AsyncChannel:
         on_closed: Callable[[TensordError | None], None] | None = None,
         out_bytes_max: int = OUT_BYTES_MAX,
         inbox_messages_max: int = INBOX_MESSAGES_MAX,
+        read_bytes: int = READ_BYTES,
     ) -> None:
         sock.setblocking(False)
         self.connection = connection
@@ -58,6 +59,7 @@ class AsyncChannel:
         self._on_closed = on_closed
         self._inbox: deque[Delivery] = deque()
         self._inbox_max = inbox_messages_max
+        self._read_bytes = read_bytes
         self._out = OutBuffer(out_bytes_max)
         self._out_broken = False  # the peer takes nothing any more; what it sent is still read
         self._reading = False
@@ -121,7 +123,7 @@ class AsyncChannel:
 
     def _readable(self) -> None:
         try:
-            chunk = read(self._sock)
+            chunk = read(self._sock, self._read_bytes)
         except BlockingIOError:
             return
         except OSError:

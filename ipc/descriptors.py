@@ -33,9 +33,9 @@ class Chunk(NamedTuple):
     cut: ProtocolError | None  # descriptors were lost on the way
 
 
-def read(sock: socket.socket) -> Chunk:
+def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
     """One non-blocking read. Raises OSError, BlockingIOError among them."""
-    data, ancillary, flags, _ = sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _FLAGS)
+    data, ancillary, flags, _ = sock.recvmsg(most_bytes, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & socket.MSG_CTRUNC:
         return Chunk(data, (), None)
     fds = array.array("i")

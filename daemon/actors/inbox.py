@@ -1,7 +1,8 @@
 """What every actor has: a bounded inbox.
 
-Clients' messages wait for room, so that a flood slows its own senders. What the actor's own workers and timers report
-is bounded where it is made, and never waits: a worker that waited for the actor that waits for it would stand still.
+Clients' messages wait for room, each client's for its own: a flood slows its own sender and nobody else. They are taken
+in turns of uids and of their clients. What the actor's own workers and timers report is taken before; it is bounded
+where it is made, and never waits: a worker that waited for the actor that waits for it would stand still.
 """
 
 from __future__ import annotations
@@ -10,51 +11,57 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
+from ..core.turns import Turns
+
 Message = TypeVar("Message")
+Sender = tuple[int, int]
+"""(uid, client)."""
 
 
 class Inbox(Generic[Message]):
-    """Messages for one actor, in order of arrival, at most `capacity` of them from those who wait."""
+    """Messages for one actor: at most `capacity` of each sender, and as many of those who give no sender and wait.
+
+    Invariant: messages of one sender are taken in the order of their arrival, as are those without a sender.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._messages: deque[Message] = deque()
+        self._turns: Turns[tuple[Sender, Message]] = Turns()
         self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._room: dict[Sender | None, asyncio.Event] = {}
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._messages) + len(self._turns)
 
-    async def tell(self, message: Message) -> None:
-        """Adds a message once there is room."""
-        while len(self._messages) >= self.capacity:
-            self._room.clear()
-            await self._room.wait()
-        self.tell_now(message)
+    async def tell(self, message: Message, sender: Sender | None = None) -> None:
+        """Adds a message once there is room for one more of its sender."""
+        while self._waiting(sender) >= self.capacity:
+            await self._room.setdefault(sender, asyncio.Event()).wait()
+        self.tell_now(message, sender)
 
     def offer(self, message: Message) -> bool:
-        """Adds a message if there is room; False where there is none."""
-        if len(self._messages) >= self.capacity:
+        """Adds a message without a sender if there is room; False where there is none."""
+        if self._waiting(None) >= self.capacity:
             return False
         self.tell_now(message)
         return True
 
-    def tell_now(self, message: Message) -> None:
+    def tell_now(self, message: Message, sender: Sender | None = None) -> None:
         """Adds a message, room or no room."""
-        self._messages.append(message)
+        if sender is None:
+            self._messages.append(message)
+        else:
+            self._turns.push(*sender, (sender, message))
         self._arrived.set()
 
     def drain(self) -> list[Message]:
         """All that is there, without waiting: for an actor that ends."""
-        taken = list(self._messages)
-        self._messages.clear()
-        self._room.set()
-        return taken
+        return self._taken(len(self))
 
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""
-        if not self._messages:
+        if not len(self):
             self._arrived.clear()
             if timeout_s is None:
                 await self._arrived.wait()
@@ -64,7 +71,20 @@ class Inbox(Generic[Message]):
                         await self._arrived.wait()
                 except TimeoutError:
                     return []
-        taken = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
-        if len(self._messages) < self.capacity:
-            self._room.set()
+        return self._taken(min(most, len(self)))
+
+    def _waiting(self, sender: Sender | None) -> int:
+        return len(self._messages) if sender is None else self._turns.waiting(*sender)
+
+    def _taken(self, count: int) -> list[Message]:
+        taken: list[Message] = []
+        for _ in range(count):
+            sender: Sender | None = None
+            if self._messages:
+                taken.append(self._messages.popleft())
+            else:
+                sender, message = self._turns.take()
+                taken.append(message)
+            if self._room and (room := self._room.pop(sender, None)) is not None:
+                room.set()
         return taken

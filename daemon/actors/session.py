@@ -20,7 +20,7 @@ from ...ipc.peer import Peer
 from ...ipc.words import PROTOCOL_VERSION, Limits
 from ..core.events import Request
 from ..logs import logger
-from .inbox import Inbox
+from .inbox import Inbox, Sender
 from .words import (
     Asked,
     Deliver,
@@ -58,6 +58,7 @@ class Session:
         self._client = client
         self._channel = channel
         self._peer = peer
+        self._sender: Sender = (peer.uid, client)
         self._store = store
         self._governor = governor
         self._welcome = welcome
@@ -84,16 +85,16 @@ class Session:
             self._channel.close()
             self._return_descriptors()
             if self._joined:
-                self._store.tell_now(Left(self._client))
-                self._governor.tell_now(Left(self._client))
+                self._store.tell_now(Left(self._client), self._sender)
+                self._governor.tell_now(Left(self._client), self._sender)
 
     async def _greet(self) -> bool:
         try:
             async with asyncio.timeout(self._hello_s_max):
                 async for message, _ in self._channel:
                     joined = Joined(self._client, self._peer, message.name, message.pid, message.fence, self.inbox)
-                    await self._store.tell(joined)
-                    self._governor.tell_now(joined)
+                    await self._store.tell(joined, self._sender)
+                    self._governor.tell_now(joined, self._sender)
                     # From here on both must hear of its end, however that comes about.
                     self._joined = True
                     self._channel.send(self._welcome(message.id))
@@ -105,19 +106,20 @@ class Session:
     async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
         match message:
             case messages.Attach() | messages.OpenInbox():
-                await self._store.tell(Asked(self._client, message, fds))
+                await self._store.tell(Asked(self._client, message, fds), self._sender)
             case messages.Hello():
                 pass
             case messages.MatchPrefix():
                 # One at a time: who asks for many long ones waits for their own, and nobody else does.
                 self._answered.clear()
                 self._query = message.id
-                await self._store.tell(Requested(self._client, message))
+                await self._store.tell(Requested(self._client, message), self._sender)
                 await self._answered.wait()
             case _ if type(message) in _GOVERNED:
-                await self._governor.tell(Governed(self._client, cast(messages.GovernorRequest, message)))
+                governed = Governed(self._client, cast(messages.GovernorRequest, message))
+                await self._governor.tell(governed, self._sender)
             case _:
-                await self._store.tell(Requested(self._client, cast(Request, message)))
+                await self._store.tell(Requested(self._client, cast(Request, message)), self._sender)
 
     async def _speak(self) -> None:
         while True:

@@ -14,10 +14,12 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ..logs import logger
-from .inbox import Inbox
+from .inbox import Inbox, Sender
 from .words import GovernorMessage, Happened, Question, StoreMessage
 
 INTEGER_MAX: Final = (1 << 64) - 1
+OWN: Final[Sender] = (-1, 0)
+"""Who asks on the daemon's own behalf: a sender that takes turns with the uids."""
 
 _log = logger("status")
 
@@ -72,14 +74,14 @@ class Documents:
         self._store = store
         self._governor = governor
 
-    async def answer(self, message: messages.StatusRequest) -> dict[str, Any]:
+    async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
         """The body of one answer."""
         told = _asked()
-        await self._store.tell(Question(message, told))
+        await self._store.tell(Question(message, told), sender)
         if not isinstance(message, messages.StatusQuery | messages.HealthQuery):
             return await told
         governed = _asked()
-        await self._governor.tell(Question(message, governed))
+        await self._governor.tell(Question(message, governed), sender)
         body, more = await told, await governed
         if isinstance(message, messages.StatusQuery):
             return {**body, "governor": more}
@@ -111,7 +113,10 @@ def _asked() -> asyncio.Future[dict[str, Any]]:
 class StatusSession:
     """One reader of the status socket."""
 
-    def __init__(self, channel: AsyncChannel, documents: Documents, watchers: Watchers) -> None:
+    def __init__(self, number: int, uid: int, channel: AsyncChannel, documents: Documents, watchers: Watchers) -> None:
+        """`number`: of the connection on the status socket."""
+        # Numbers of clients are positive.
+        self._sender: Sender = (uid, -number)
         self._channel = channel
         self._documents = documents
         self._watchers = watchers
@@ -137,7 +142,7 @@ class StatusSession:
 
     async def _answer(self, message: messages.StatusRequest) -> messages.StatusAnswer:
         try:
-            return messages.Document(message.id, _sayable(await self._documents.answer(message)))
+            return messages.Document(message.id, _sayable(await self._documents.answer(message, self._sender)))
         except TensordError as error:
             return messages.Error.of(error, message.id)
 

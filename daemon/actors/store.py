@@ -44,7 +44,7 @@ from .words import (
 )
 
 # How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
-_TURN_MESSAGES: Final = 64
+_TURN_MESSAGES: Final = 16
 _DRAIN_EVERY_S: Final = 0.1
 # Of all lanes together, and at least _DRAIN_RECORDS_MIN of each. Clients that read faster are sampled, by what they
 # read last: to know their every read better would cost everybody else their turn.

@@ -39,7 +39,7 @@ class Copy:
     With the last part comes the span's header: the copier checks the image's tree, and the record of a piece of a
     sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the image,
     whose first byte in the ring is `image_offset`. Answered by Copied, also where the inbox turns out too short
-    (`error`) and where the client has left meanwhile.
+    (`error`) and where the client has left meanwhile. Uids take turns with the copier, and so do their clients.
     """
 
     client: int
@@ -50,6 +50,7 @@ class Copy:
     image_offset: int
     last: bool
     header: SpanHeader | None = None
+    uid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

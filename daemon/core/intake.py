@@ -321,6 +321,7 @@ class Intake:
                     image_offset,
                     part.last,
                     self._header(put) if part.last else None,
+                    put.uid,
                 )
             )
         assert put.handed_bytes <= commit.image_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tensord.client.inbox import Inbox
+from tensord.daemon import copier
 from tensord.daemon.copier import Copier
 from tensord.daemon.core.effects import Copy
 from tensord.daemon.core.events import Copied
@@ -26,11 +28,12 @@ INBOX_BYTES = 1 << 16
 class Desk:
     """A copier with a ring, and a client's inbox with an image in it, to be copied in as many parts as one likes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, starts: bool = True) -> None:
         self.ring = np.zeros(1 << 17, np.uint8)
         self.copied: SimpleQueue[Copied] = SimpleQueue()
         self.copier = Copier(self.ring, 32, self.copied.put)
-        self.copier.start()
+        if starts:
+            self.copier.start()
         self.inbox = Inbox(INBOX_BYTES)
         self.copier.open_inbox(1, self.inbox.fd, INBOX_BYTES, 1 << 20)
         region = self.inbox.take(INBOX_BYTES, 0)
@@ -54,6 +57,15 @@ class Desk:
         for copy in copies:
             self.copier.copy(copy)
         return [self.copied.get() for _ in copies]
+
+
+@pytest.fixture
+def idle() -> Iterator[Desk]:
+    """One whose copier has not begun."""
+    made = Desk(starts=False)
+    yield made
+    made.copier.stop()
+    made.inbox.close()
 
 
 @pytest.fixture
@@ -102,7 +114,9 @@ def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> N
     outside = Copy(1, 5, INBOX_BYTES - 10, 20, 128, 128, False)
     later = Copy(1, 5, 0, 20, 148, 128, False)
     stranger = Copy(2, 6, 0, 20, 128, 128, False)
-    errors: list[Any] = [copied.error for copied in desk.carry_out(outside, later, stranger)]
+    # Copies of one client come in their order, those of two in any.
+    outcomes = sorted(desk.carry_out(outside, later, stranger), key=lambda copied: copied.client)
+    errors: list[Any] = [copied.error for copied in outcomes]
     assert isinstance(errors[0], LimitReached)
     assert str(INBOX_BYTES) in str(errors[0])
     assert isinstance(errors[1], TensordError)
@@ -122,3 +136,45 @@ def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
     os.close(unsealed)
     desk.copier.close_inbox(1)
     assert desk.copier.inboxes_bytes == 0
+
+
+def test_a_clients_backlog_delays_anothers_copy_by_one_turn(idle: Desk) -> None:
+    idle.copier.open_inbox(2, idle.inbox.fd, INBOX_BYTES, 1 << 20)
+    flood = [copy for put_id in range(1, 11) for copy in idle.parts(image_of(50), put_id, 3)]
+    (quiet,) = idle.parts(image_of(50), 99, 1)
+    for copy in flood:
+        idle.copier.copy(copy)
+    idle.copier.copy(replace(quiet, client=2))
+    idle.copier.start()
+    done = [idle.copied.get() for _ in range(31)]
+    assert [copied.put_id for copied in done].index(99) == 1
+    assert [copied.put_id for copied in done if copied.client == 1] == [copy.put_id for copy in flood]
+    assert not any(copied.error for copied in done)
+
+
+def test_a_large_part_is_copied_in_turns_with_another_clients(idle: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "TURN_BYTES", 100)
+    idle.copier.open_inbox(2, idle.inbox.fd, INBOX_BYTES, 1 << 20)
+    image = image_of(500)
+    small = image_of(2)
+    assert small.image_bytes <= 100 < image.image_bytes
+    for copy in idle.parts(image, 1, 2):
+        idle.copier.copy(copy)
+    (quiet,) = idle.parts(small, 99, 1, 8192)
+    idle.copier.copy(replace(quiet, client=2))
+    idle.copier.start()
+    done = [idle.copied.get() for _ in range(3)]
+    assert [copied.put_id for copied in done] == [99, 1, 1]
+    expected = np.empty(image.image_bytes, np.uint8)
+    image.write_into(expected)
+    assert done[2].checksum == checksum_of(expected)
+    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes], expected)
+
+
+def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "TURN_BYTES", 100)
+    for copy in idle.parts(image_of(500), 1, 2):
+        idle.copier.copy(copy)
+    idle.copier.start()
+    idle.copier.stop()
+    assert idle.copied.qsize() == 2

@@ -26,7 +26,7 @@ import pytest
 from tensord.client.inbox import Inbox, Region
 from tensord.client.lease import Lease
 from tensord.client.view import View
-from tensord.daemon.copier import Copier
+from tensord.daemon.copier import Copier, Job
 from tensord.daemon.core.effects import Allocate, Announce, Copy, Forget, Punch, Scan, Send
 from tensord.daemon.core.events import (
     Accessed,
@@ -190,7 +190,9 @@ class Simulation:
         copy = next(copy for copy in self.copies if copy.put_id == put_id)
         self.copies.remove(copy)
         try:
-            self.do(self.copier._carry_out(copy))
+            copied = self.copier._carry_out(Job(copy))
+            assert copied is not None, "more than one turn"
+            self.do(copied)
         except TensordError as error:
             self.do(Copied(copy.client, put_id, error=error))
 

@@ -1,0 +1,96 @@
+"""An actor's inbox: a flood waits for its own room, and delays another sender by one message a turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tensord.daemon.actors.inbox import Inbox, Sender
+
+LOUD: Sender = (1000, 1)
+ALSO_LOUD: Sender = (1000, 2)
+QUIET: Sender = (1000, 3)
+OTHER: Sender = (2000, 4)
+
+
+async def flood(inbox: Inbox[str], sender: Sender, count: int) -> None:
+    for number in range(count):
+        await inbox.tell(f"flood {sender[1]} {number}", sender)
+
+
+async def turns(count: int = 5) -> None:
+    """Lets every task that can go on do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_sender_whose_messages_wait_keeps_no_other_sender_from_telling() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(4)
+        flooding = asyncio.create_task(flood(inbox, LOUD, 100))
+        await turns()
+        assert len(inbox) == 4 and not flooding.done()
+        # It returns at once: nothing has been taken meanwhile.
+        await inbox.tell("quiet", QUIET)
+        assert await inbox.take(2) == ["flood 1 0", "quiet"]
+        await turns()
+        assert len(inbox) == 4, "the flood fills what it may, and no more"
+        flooding.cancel()
+
+    asyncio.run(scene())
+
+
+def test_uids_take_turns_and_so_do_the_clients_of_each() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(8)
+        await flood(inbox, LOUD, 8)
+        await flood(inbox, ALSO_LOUD, 8)
+        await inbox.tell("a", OTHER)
+        await inbox.tell("b", OTHER)
+        assert await inbox.take(5) == ["flood 1 0", "a", "flood 2 0", "b", "flood 1 1"]
+
+    asyncio.run(scene())
+
+
+def test_messages_of_one_sender_keep_their_order_whether_or_not_they_wait() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(2)
+        telling = asyncio.create_task(flood(inbox, LOUD, 20))
+        taken: list[str] = []
+        while len(taken) < 20:
+            taken += await inbox.take(3)
+        await telling
+        assert taken == [f"flood 1 {number}" for number in range(20)]
+        inbox.tell_now("x", LOUD)
+        inbox.tell_now("left", LOUD)
+        assert inbox.drain() == ["x", "left"]
+
+    asyncio.run(scene())
+
+
+def test_the_actors_own_messages_come_first_and_never_wait() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(2)
+        await flood(inbox, LOUD, 2)
+        for number in range(5):
+            inbox.tell_now(f"own {number}")
+        assert await inbox.take(6) == [*(f"own {number}" for number in range(5)), "flood 1 0"]
+
+    asyncio.run(scene())
+
+
+def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(1)
+        await inbox.tell("one", LOUD)
+        waiting = asyncio.create_task(inbox.tell("two", LOUD))
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await inbox.take(9) == ["one"]
+        await inbox.tell("three", LOUD)
+        assert inbox.drain() == ["three"]
+
+    asyncio.run(scene())
