@@ -151,7 +151,8 @@ def test_a_claimant_whose_client_was_closed_still_has_its_value_and_another_comp
 
 def test_a_stopped_claimants_claim_ends_and_its_late_result_disturbs_nobody() -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(limits_claim_s=0.3, limits_claim_s_max=60)).start()
+        # Long enough for the claimant to renew its claim on a busy machine, until it is stopped.
+        daemon = stack.enter_context(Daemon(limits_claim_s=3, limits_claim_s_max=60)).start()
         company = Company(stack, daemon, 2)
         company.claimant.pause()
         heir = company.heir()
@@ -164,13 +165,15 @@ def test_a_stopped_claimants_claim_ends_and_its_late_result_disturbs_nobody() ->
         assert daemon.store("puts")["stored"] == 1
 
 
-@pytest.mark.parametrize("claim_s", [0.2, 1.2])
-def test_a_claim_is_renewed_for_as_long_as_its_holder_computes(claim_s: float) -> None:
+def test_a_claim_is_renewed_for_as_long_as_its_holder_computes() -> None:
+    # It has to be renewed sooner than the second after which an idle client looks around, and a busy machine may keep
+    # the client waiting for 1.6 s more.
+    claim_s = 2.4
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(limits_claim_s=claim_s, limits_claim_s_max=60)).start()
         company = Company(stack, daemon, 1)
         began = daemon.status()["uptime_s"]
-        daemon.until(lambda s: s["uptime_s"] > began + 3 * claim_s, "three times what a claim lasts to pass")
+        daemon.until(lambda s: s["uptime_s"] > began + 1.5 * claim_s, "more time than a claim lasts to pass")
         assert company.waiters[0].silent()
         assert daemon.store("claims_handed_over") == 0
         company.claimant.tell("go on")
@@ -179,7 +182,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_holder_computes(claim_s: float) -
 
 def test_a_claim_ends_at_claim_s_max_though_its_holder_lives() -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(limits_claim_s=0.3, limits_claim_s_max=1.0)).start()
+        daemon = stack.enter_context(Daemon(limits_claim_s=3, limits_claim_s_max=3)).start()
         company = Company(stack, daemon, 1)
         heir = company.heir()
         heir.tell("go on")
@@ -306,7 +309,7 @@ def test_tasks_of_async_clients_in_several_processes_compute_once(patient: Daemo
     with Child(asks_async, patient.socket, 4) as first, Child(asks_async, patient.socket, 4) as second:
         both = [first, second]
         patient.until(lambda s: s["store"]["claims_waiting"] == 7, "seven tasks to wait")
-        claimants = [child for child in both if not child.silent()]
+        claimants = until(lambda: [child for child in both if not child.silent()], "one task to compute")
         assert len(claimants) == 1 and claimants[0].hear() == "computing"
         claimants[0].tell("go on")
         answers = sorted(child.hear() for child in both)
