@@ -243,6 +243,9 @@ class AsyncClient:
     async def clear(self, namespace: Namespace | None = None) -> int:
         return await asyncio.to_thread(self._client.clear, namespace)
 
+    async def current(self, namespace: Namespace) -> Namespace:
+        return self._client.current(namespace)
+
     async def invalidate(self, namespace: Namespace) -> Namespace:
         return await asyncio.to_thread(self._client.invalidate, namespace)
 

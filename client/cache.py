@@ -326,11 +326,34 @@ class Client:
         tag = namespace.tag if namespace is not None else None
         return self._counted(lambda number: messages.Clear(number, tag))
 
+    def current(self, namespace: Namespace) -> Namespace:
+        """The namespace at its generation now. Sends no message.
+
+        Call it before you load the weights. A process that loads weights first may get the generation of the weights
+        that replaced them meanwhile, and would share what the old weights make as if the new ones had made it.
+
+        Returns:
+            The namespace at the generation to which `invalidate` last raised it, in whichever process; as it was given
+            where that is not lower, where it was never invalidated, or without a daemon so far. Under a past generation
+            nothing is found and every put is refused, so nothing wrong is shared in that case either.
+        """
+        view = self._link.view or self._attach()
+        known = view.current(namespace.tag) if view is not None else 0
+        return namespace.raised_to(max(namespace.generation, known))
+
     def invalidate(self, namespace: Namespace) -> Namespace:
-        """Drops a namespace's entries because the weights behind its name have changed.
+        """Drops a namespace's entries because the weights behind its name have changed. Call it when the new weights
+        are in place: whoever asks for the generation afterwards is taken to load those.
+
+        From now on every put and claim under the generation that was is refused, also of processes that have yet to
+        hear of it, and after any restart of the daemon.
 
         Returns:
             The namespace to go on with. Whoever comes second with the same old generation gets the same new one.
+
+        Raises:
+            LimitReached: namespaces_max, or the namespace is at its last generation.
+            DaemonUnavailable, TimedOut: nobody answered. It may have been done; asking again does no harm.
         """
         answer = self._ask(lambda number: messages.Invalidate(number, namespace.tag, namespace.generation))
         return namespace.raised_to(answer.generation)

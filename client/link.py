@@ -88,7 +88,7 @@ class Link:
 
     def _reset(self) -> None:
         """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
-        self.puts = Puts(self.send, self.next_id, lambda: self.connection)
+        self.puts = Puts(self.send, self.next_id, lambda: self.connection, self.refusal)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lane_given_up = False
@@ -239,6 +239,11 @@ class Link:
     def holds_claim(self, token: int) -> bool:
         """Whether the claim is renewed: from its grant until `drop_claim`, or until the daemon went away."""
         return token in self._claims
+
+    def refusal(self, key: bytes) -> TensordError | None:
+        """Why the daemon would store nothing under a key, as far as shared memory tells."""
+        view = self.view
+        return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
         """Why there is no daemon."""

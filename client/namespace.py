@@ -1,22 +1,22 @@
 """Keys: what a payload is the payload of, as 32 bytes.
 
-A key is the namespace's 8-byte tag, then 24 bytes of SHA-256 over everything that tells two payloads apart. The tag
-leaves out the generation, so that the daemon finds all generations of a namespace from their keys alone.
+A key is the namespace's 8-byte tag, then 20 bytes of SHA-256 over everything that tells two payloads apart, then the
+generation. The tag leaves out the generation, so that the daemon finds all generations of a namespace from their keys
+alone, and knows a key of a past one (`shm.keys`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
 
 from ..errors import BadNamespace
-
-TAG_BYTES: Final = 8
-_DIGEST_BYTES: Final = 24
+from ..shm.keys import GENERATION_MAX, make_key
+from ..shm.layout import NAMESPACE_TAG_BYTES
 
 Content = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
@@ -32,7 +32,8 @@ class Namespace:
         processor: name and version of what turns raw media into the encoder's input.
         lora: fingerprint of the adapter, where there is one.
         tenant: a salt that keeps tenants' keys apart. It keeps keys apart, not bytes.
-        generation: raised by `Client.invalidate` when the weights behind the name have changed.
+        generation: how often `Client.invalidate` said that the weights behind the name have changed. `Client.current`
+            gives the namespace at its generation now: call it before you load the weights.
         hash: of the content: "sha256", or "blake3" where that package is installed.
 
     Raises:
@@ -52,8 +53,8 @@ class Namespace:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "generation":
-                if not isinstance(value, int) or value < 0:
-                    raise BadNamespace(f"generation={value!r} must be a number from 0 up")
+                if not isinstance(value, int) or not 0 <= value <= GENERATION_MAX:
+                    raise BadNamespace(f"generation={value!r} must be a number from 0 to {GENERATION_MAX}")
             elif not isinstance(value, str):
                 raise BadNamespace(f"{field.name}={value!r} must be a string, not {type(value).__name__}")
             elif not value and field.name in ("model", "revision", "dtype", "processor"):
@@ -68,7 +69,7 @@ class Namespace:
     def tag(self) -> bytes:
         """8 bytes, the same for every generation: the beginning of every key."""
         named = [getattr(self, field.name) for field in fields(self) if field.name != "generation"]
-        return hashlib.sha256(msgpack.packb(named)).digest()[:TAG_BYTES]
+        return hashlib.sha256(msgpack.packb(named)).digest()[:NAMESPACE_TAG_BYTES]
 
     def key(self, kind: str, modality: str, content: Content, **parameters: object) -> bytes:
         """The key of one payload.
@@ -93,7 +94,7 @@ class Namespace:
         except (TypeError, ValueError, OverflowError) as error:
             raise BadNamespace(f"parameters {parameters!r} cannot be part of a key: {error}") from None
         tag = self.tag
-        return tag + hashlib.sha256(tag + packed).digest()[:_DIGEST_BYTES]
+        return make_key(tag, hashlib.sha256(tag + packed).digest(), self.generation)
 
     def raised_to(self, generation: int) -> Namespace:
         """This namespace at another generation."""

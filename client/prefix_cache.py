@@ -31,7 +31,6 @@ from .fields import check_count, check_name, check_seconds
 from .link import SAY_S
 from .namespace import Namespace
 from .prefix_device import DeviceSequences
-from .prefix_keys import scope_of
 from .prefix_layers import PrefixLayer, Snapshots, layers_of
 from .prefix_match import HeldBlocks, PrefixMatch
 from .prefix_paged import PER_SEQUENCE, PagedSnapshots
@@ -89,9 +88,7 @@ class PrefixCache:
         self._client = client
         self._namespace = namespace
         self._block_tokens = block_tokens
-        self._tag = namespace.tag
-        self._scope = scope_of(namespace)
-        self._asker = Asker(client, self._tag, self._scope, block_tokens)
+        self._asker = Asker(client, namespace, block_tokens)
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
         if n_on_device and device is None:
             raise UsageError(f"n_on_device is {n_on_device}, and there is no device: give a DeviceCache")
@@ -238,7 +235,7 @@ class PrefixCache:
         link = self._client.link
         link.start()
         timeout_s = self._client.timeout_s
-        asked = link.ask(lambda number: messages.EvictPrefixes(number, self._tag), timeout_s)
+        asked = link.ask(lambda number: messages.EvictPrefixes(number, self._namespace.tag), timeout_s)
         count: int = link.answer(asked, timeout_s).count
         return on_device + self._paged.clear() + count
 
@@ -323,7 +320,7 @@ class PrefixCache:
         """Puts a sequence, with its arrays in host memory, into the host tier. For the library."""
         deadline = self._deadline(None) if deadline is None else deadline
         self._client.link.start()
-        chain = sequence.chain(self._tag, self._scope, self._block_tokens)
+        chain = sequence.chain(self._namespace, self._block_tokens)
         return store(self._client, sequence, chain, deadline)
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from ..errors import Refusal, TensordError, TimedOut
 from ..shm.prefix import Media, Tokens
-from .prefix_keys import Keyed, scope_of
+from .prefix_keys import Keyed
 from .prefix_layers import Layers
 from .prefix_match import Held
 from .prefix_put import PrefixPut, PrefixSequence, store
@@ -222,17 +222,16 @@ class DeviceSequences:
 class _ToHost:
     """What the DeviceCache does with a copy of a sequence: stores it as blocks. `storing` is held meanwhile."""
 
-    __slots__ = ("_block_tokens", "_client", "_scope", "_tag", "storing")
+    __slots__ = ("_block_tokens", "_client", "_namespace", "storing")
 
     def __init__(self, client: Client, namespace: Namespace, block_tokens: int) -> None:
         self._client = client
-        self._tag = namespace.tag
-        self._scope = scope_of(namespace)
+        self._namespace = namespace
         self._block_tokens = block_tokens
         self.storing = threading.Lock()
 
     def chain(self, sequence: PrefixSequence) -> list[Keyed]:
-        return sequence.chain(self._tag, self._scope, self._block_tokens)
+        return sequence.chain(self._namespace, self._block_tokens)
 
     def __call__(self, tree: Any) -> PrefixPut:
         resident: Resident = tree["resident"]

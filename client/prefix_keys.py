@@ -4,8 +4,8 @@ Owns: cutting a sequence into pieces, their chain, and what keeps generations ap
 follows from one (`shm.prefix`).
 
 A key is the namespace's tag, then SHA-256 over the record, which says everything: scope, layout, block size, position,
-media, tokens, and the key before. So two sequences have a block in common exactly if they agree in all of it, up to
-its end.
+media, tokens, and the key before; then the generation. So two sequences have a block in common exactly if they agree in
+all of it, up to its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..shm.keys import generation_of
+from ..shm.layout import NAMESPACE_TAG_BYTES
 from ..shm.prefix import SCOPE_BYTES, Media, Piece, Tokens, piece_key
-from .namespace import TAG_BYTES, Namespace
+from .namespace import Namespace
 
 Record = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -33,9 +35,9 @@ class Keyed:
     key: bytes
 
     @classmethod
-    def of(cls, tag: bytes, piece: Piece, folded: Tokens) -> Keyed:
+    def of(cls, tag: bytes, generation: int, piece: Piece, folded: Tokens) -> Keyed:
         record = piece.pack(folded)
-        return cls(piece, record, piece_key(tag, record.data))
+        return cls(piece, record, piece_key(tag, record.data, generation))
 
 
 def scope_of(namespace: Namespace) -> bytes:
@@ -45,8 +47,7 @@ def scope_of(namespace: Namespace) -> bytes:
 
 
 def chain_of(
-    tag: bytes,
-    scope: bytes,
+    namespace: Namespace,
     layout: bytes,
     exact: bool,
     folded: Tokens,
@@ -59,6 +60,7 @@ def chain_of(
         folded: (n,) uint32, n ≥ 1.
         media: in the order of their starts.
     """
+    tag, scope, generation = namespace.tag, scope_of(namespace), namespace.generation
     starts = [item.start for item in media]
     chain: list[Keyed] = []
     parent: bytes | None = None
@@ -66,7 +68,7 @@ def chain_of(
         part = folded[start : start + block_tokens]
         begun = tuple(media[bisect_left(starts, start) : bisect_left(starts, start + len(part))]) if starts else ()
         piece = Piece(scope, layout, exact, False, start, len(part), parent, begun, block_tokens)
-        keyed = Keyed.of(tag, piece, part)
+        keyed = Keyed.of(tag, generation, piece, part)
         chain.append(keyed)
         parent = keyed.key
     return chain
@@ -77,4 +79,5 @@ def snapshot_of(chain: Sequence[Keyed], position: int) -> Keyed:
     follows = chain[(position - 1) // chain[0].piece.block_tokens]
     before = follows.piece
     piece = Piece(before.scope, before.layout, before.exact, True, position, 0, follows.key, (), before.block_tokens)
-    return Keyed.of(follows.key[:TAG_BYTES], piece, np.empty(0, np.uint32))
+    tag, generation = follows.key[:NAMESPACE_TAG_BYTES], generation_of(follows.key)
+    return Keyed.of(tag, generation, piece, np.empty(0, np.uint32))

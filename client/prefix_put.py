@@ -26,6 +26,7 @@ from .terms import Terms
 if TYPE_CHECKING:
     from .cache import Client
     from .lease import Lease
+    from .namespace import Namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class PrefixSequence:
     cost_ms: float = 0.0
     ttl_s: float | None = None
 
-    def chain(self, tag: bytes, scope: bytes, block_tokens: int) -> list[Keyed]:
+    def chain(self, namespace: Namespace, block_tokens: int) -> list[Keyed]:
         """Its blocks, with their keys."""
         folded = fold(self.tokens, self.media)
-        return chain_of(tag, scope, self.layers.digest, self.layers.exact, folded, self.media, block_tokens)
+        return chain_of(namespace, self.layers.digest, self.layers.exact, folded, self.media, block_tokens)
 
 
 class PrefixPut:

@@ -15,9 +15,11 @@ from ..errors import BadPrefix, TensordError
 from ..ipc import messages
 from ..shm.prefix import LAYOUT_BYTES, Media, Piece, Tokens, fold
 from .inbox import Region
+from .prefix_keys import scope_of
 
 if TYPE_CHECKING:
     from .cache import Client
+    from .namespace import Namespace
 
 _NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
 # Regions are so large or a multiple of it, so that the next query fits where this one did.
@@ -29,10 +31,10 @@ _KEPT_MAX: Final = 2
 class Asker:
     """Asks for sequences of one namespace at one generation. Safe to use from several threads."""
 
-    def __init__(self, client: Client, tag: bytes, scope: bytes, block_tokens: int) -> None:
+    def __init__(self, client: Client, namespace: Namespace, block_tokens: int) -> None:
         self._client = client
-        self._tag = tag
-        self._scope = scope
+        self._tag = namespace.tag
+        self._scope = scope_of(namespace)
         self._block_tokens = block_tokens
         self._kept: deque[Region] = deque()
         weakref.finalize(self, _abandon, self._kept)

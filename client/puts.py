@@ -6,6 +6,7 @@ the decision what is stored.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +15,17 @@ from typing import Final, Literal, Self
 
 from msgspec.structs import replace
 
-from ..errors import DaemonUnavailable, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
+from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
-from ..shm.layout import aligned
+from ..shm.layout import NAMESPACE_TAG_BYTES, aligned
 from ..shm.tree import Image
 from .inbox import Inbox, Region
 from .terms import Terms
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
 PART_BYTES: Final = 4 << 20
+
+_log = logging.getLogger("tensord")
 
 PutState = Literal["sent", "stored", "existed", "refused", "lost"]
 
@@ -94,13 +97,20 @@ class Puts:
     """All puts of one client, over one inbox that is made at the first of them.
 
     `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,
-    or it is no longer `connected`; `connection()` gives the one there is.
+    or it is no longer `connected`; `connection()` gives the one there is. `refusal(key)`: why the daemon would store
+    nothing under a key, as far as shared memory tells.
     """
 
     def __init__(
-        self, send: Callable[..., None], next_id: Callable[[], int], connection: Callable[[], object | None]
+        self,
+        send: Callable[..., None],
+        next_id: Callable[[], int],
+        connection: Callable[[], object | None],
+        refusal: Callable[[bytes], TensordError | None],
     ) -> None:
         self._send = send
+        self._refusal = refusal
+        self._invalidated: set[bytes] = set()
         self._connection = connection
         self._next_id = next_id
         self._lock = threading.Condition()
@@ -115,12 +125,13 @@ class Puts:
         """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
         try:
+            self._check_generation(key)
             inbox = self._open_inbox(image.image_bytes)
             # A payload that takes more than half of the inbox is streamed through it.
             streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
             pending = self._begin(put, inbox, image.image_bytes, len(image.header), terms, deadline, streamed=streamed)
         except TensordError as error:
-            put.settle(_state_for(error), error)
+            self._end(put, _state_for(error), error)
             return put
         try:
             if streamed:
@@ -155,10 +166,11 @@ class Puts:
         """Sends a region that holds a whole image."""
         put = Put(key)
         try:
+            self._check_generation(key)
             pending = self._begin(put, region.inbox, image_bytes, tree_bytes, terms, deadline)
         except TensordError as error:
             region.release()
-            put.settle(_state_for(error), error)
+            self._end(put, _state_for(error), error)
             return put
         if not self._hold(pending, region):
             return put
@@ -421,7 +433,20 @@ class Puts:
             self._lock.notify_all()
         for region in regions.values():
             region.release()
-        pending.put.settle(state, error)
+        self._end(pending.put, state, error)
+
+    def _check_generation(self, key: bytes) -> None:
+        """Raises Invalidated for a key of a past generation, before anything is copied for nothing."""
+        refusal = self._refusal(key)
+        if refusal is not None:
+            raise refusal
+
+    def _end(self, put: Put, state: PutState, error: TensordError | None) -> None:
+        """Settles a put. That a namespace's results are not stored any more is logged once."""
+        if isinstance(error, Invalidated) and put.key[:NAMESPACE_TAG_BYTES] not in self._invalidated:
+            self._invalidated.add(put.key[:NAMESPACE_TAG_BYTES])
+            _log.warning("tensord: %s", error)
+        put.settle(state, error)
 
 
 def _parts(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:

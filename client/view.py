@@ -18,7 +18,7 @@ from weakref import ref
 import numpy as np
 from numpy import ndarray, uint8
 
-from ..errors import BadTree, Corrupt, LayoutMismatch
+from ..errors import BadTree, Corrupt, Invalidated, LayoutMismatch
 from ..shm.copy import checksum_of
 from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
 from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
@@ -214,6 +214,14 @@ class View:
     def hold_many(self, keys: Array) -> Batch:
         """`get_many` that is counted neither as uses nor as hits or misses. What a full lane cannot pin is a miss."""
         return self._pinned_many(keys)[0]
+
+    def current(self, tag: bytes) -> int:
+        """The generation of a namespace now; 0 if it was never invalidated."""
+        return self._index.generations.current(tag)
+
+    def refusal(self, key: bytes) -> Invalidated | None:
+        """Why nothing is stored under a key of a past generation; None if its generation is not past."""
+        return self._index.generations.refusal(key)
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. No lease, no recency."""

@@ -91,7 +91,9 @@ class _Daemon:
     async def run(self) -> None:
         config = self._config
         began = time.monotonic()
-        memory = Memory.open(config.instance, config.ring_bytes, config.max_entries)
+        memory = Memory.open(
+            config.instance, config.ring_bytes, config.max_entries, config.limits.namespaces_max
+        )
         # What was made for a daemon that could not even listen holds nothing, and nobody would look for it.
         drop = not memory.recovered
         try:

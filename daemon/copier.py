@@ -19,6 +19,7 @@ import xxhash
 
 from ..errors import BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
+from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..shm.prefix import Piece, piece_key
 from ..shm.recipe import Recipe, recipe
@@ -200,6 +201,6 @@ class Copier:
             raise BadPrefix(f"the image's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
         record = self._ring[image_offset + at : image_offset + at + size_bytes].tobytes()
         piece = Piece.unpack(record)
-        if piece_key(header.key[:NAMESPACE_TAG_BYTES], record) != header.key:
+        if piece_key(header.key[:NAMESPACE_TAG_BYTES], record, generation_of(header.key)) != header.key:
             raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")
         return piece

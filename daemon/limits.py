@@ -26,7 +26,6 @@ def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
         put_idle_s=limits.put_idle_s,
         announced_bytes_max=quotas.announced_bytes_max,
         announced_uid_bytes_max=max(1, int(quotas.announced_share_max * ring_bytes)),
-        namespaces_max=limits.namespaces_max,
         prefix_tokens_max=limits.prefix_tokens_max,
         claims_per_client_max=limits.claims_per_client_max,
         claim_s=limits.claim_s,

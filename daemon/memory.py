@@ -102,7 +102,7 @@ class Memory:
             self._index_map[: len(packed)] = packed
 
     @classmethod
-    def open(cls, instance: str, ring_bytes: int, max_entries: int) -> Self:
+    def open(cls, instance: str, ring_bytes: int, max_entries: int, namespaces_max: int = 1024) -> Self:
         """The instance's memory as a former daemon left it, else new memory of which nothing is allocated yet.
 
         Memory that is found keeps its sizes, whatever is asked for now.
@@ -136,7 +136,7 @@ class Memory:
         # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
         for name in there:
             segments.remove(name)
-        geometry = IndexGeometry.for_entries(max_entries)
+        geometry = IndexGeometry.for_entries(max_entries, namespaces_max)
         size_bytes = aligned(ring_bytes)
         segments.check_memory(
             size_bytes + geometry.index_bytes, f"a ring of {ring_bytes} bytes with its index"

@@ -86,7 +86,11 @@ class Limits:
         reload=True,
     )
     namespaces_max: int = setting(
-        COUNT, "invalidated namespaces whose generations are remembered", 65_536, low=1, high=1 << 24, reload=True
+        COUNT,
+        "namespaces that can be invalidated; the index has 16 bytes for each, so this is fixed when the memory is made",
+        65_536,
+        low=1,
+        high=1 << 24,
     )
     claims_per_client_max: int = setting(
         COUNT,

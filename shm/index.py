@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import BadKey
+from .generations import GenerationReader, GenerationWriter
 from .layout import (
     ALIGN_BYTES,
     BUCKET_BYTES,
@@ -77,13 +78,14 @@ class IndexReader:
     """Lookups over a (read-only) mapping of the index segment. Its parts are open to the one function that every hit
     runs through, which repeats the common case of `find` without the call."""
 
-    __slots__ = ("_cells", "_reuse_at", "buckets_at", "mask", "memory", "words")
+    __slots__ = ("_cells", "_reuse_at", "buckets_at", "generations", "mask", "memory", "words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
         self.memory = memory
         self.mask = geometry.bucket_count - 1
         self.buckets_at = geometry.buckets_at
         self.words = memoryview(memory).cast("Q")
+        self.generations = GenerationReader(memory, geometry)
         self._reuse_at = geometry.uses_at >> 3
         self._cells = _cells(memory, geometry)
 
@@ -155,6 +157,7 @@ class IndexWriter:
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
         self.geometry = geometry
+        self.generations = GenerationWriter(memory, geometry)
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
         self._mask = geometry.bucket_count - 1
@@ -269,6 +272,7 @@ class IndexWriter:
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
+        self.generations.check_invariants()
         keys: set[bytes] = set()
         filled = [0] * self.geometry.bucket_count
         for slot in self.slots():

@@ -9,10 +9,10 @@
     │ …                          │                    └────────────────────────────┘
     ├────────────────────────────┤ uses_at
     │ u64 per slot: its reuse    │                    lane segment
-    └────────────────────────────┘                    ┌────────────────────────────┐ 0
-                                                      │ header             1 page  │
-                                                      │ pin words        4,096 × 8 │
-                                                      │ access log       8,192 × 8 │
+    ├────────────────────────────┤ generations_at     ┌────────────────────────────┐ 0
+    │ count; per namespace:      │                    │ header             1 page  │
+    │ tag, generation (16 bytes) │                    │ pin words        4,096 × 8 │
+    └────────────────────────────┘                    │ access log       8,192 × 8 │
                                                       └────────────────────────────┘
 
 Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
@@ -30,12 +30,13 @@ from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
 KEY_BYTES: Final = 32
 NAMESPACE_TAG_BYTES: Final = 8
+GENERATION_BYTES: Final = 16
 
 BUCKET_SLOTS: Final = 8
 SLOT_BYTES: Final = 64
@@ -58,7 +59,7 @@ _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
-_SUPERBLOCK: Final = struct.Struct("@9Q")
+_SUPERBLOCK: Final = struct.Struct("@11Q")
 _SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddIId")
 _LANE_HEADER: Final = struct.Struct("@QQQ?")
 
@@ -110,18 +111,21 @@ def span_id(epoch: int, counter: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class IndexGeometry:
-    """The sizes of one index: `bucket_count` (a power of two) buckets of 8 slots."""
+    """The sizes of one index: `bucket_count` (a power of two) buckets of 8 slots, and generations of up to
+    `namespaces_max` invalidated namespaces."""
 
     bucket_count: int
+    namespaces_max: int = 1024
 
     def __post_init__(self) -> None:
         assert self.bucket_count > 0 and not self.bucket_count & (self.bucket_count - 1)
+        assert self.namespaces_max > 0
 
     @classmethod
-    def for_entries(cls, max_entries: int) -> IndexGeometry:
+    def for_entries(cls, max_entries: int, namespaces_max: int = 1024) -> IndexGeometry:
         """Room for `max_entries`, filled to two thirds at most, where two choices hardly ever overflow."""
         slots = max(BUCKET_SLOTS, -(-max_entries * 3 // 2))
-        return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length())
+        return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length(), namespaces_max)
 
     @property
     def slot_count(self) -> int:
@@ -136,8 +140,13 @@ class IndexGeometry:
         return self.buckets_at + self.bucket_count * BUCKET_BYTES
 
     @property
+    def generations_at(self) -> int:
+        return aligned(self.uses_at + self.slot_count * 8)
+
+    @property
     def index_bytes(self) -> int:
-        return (self.uses_at + self.slot_count * 8 + PAGE_BYTES - 1) & -PAGE_BYTES
+        end = self.generations_at + GENERATION_BYTES * (1 + self.namespaces_max)
+        return (end + PAGE_BYTES - 1) & -PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +173,8 @@ class Superblock:
             g.buckets_at,
             g.uses_at,
             g.index_bytes,
+            g.namespaces_max,
+            g.generations_at,
         )
 
     @classmethod
@@ -175,7 +186,9 @@ class Superblock:
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
-        magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
+        magic, version, instance, epoch, ring, buckets, *offsets, namespaces, generations_at = _SUPERBLOCK.unpack_from(
+            page
+        )
         if magic != _MAGIC:
             raise LayoutMismatch(
                 "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
@@ -187,12 +200,16 @@ class Superblock:
             )
         if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
             raise LayoutMismatch(f"the superblock names {buckets} buckets, which is no power of two")
-        geometry = IndexGeometry(buckets)
+        if not 0 < namespaces <= 1 << 32:
+            raise LayoutMismatch(f"the superblock names room for the generations of {namespaces} namespaces")
+        geometry = IndexGeometry(buckets, namespaces)
         expected = [
             geometry.buckets_at,
             geometry.uses_at,
             geometry.index_bytes,
+            geometry.generations_at,
         ]
+        offsets.append(generations_at)
         if offsets != expected:
             raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version, {expected}")
         return cls(instance, epoch, ring, geometry)

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..errors import BadPrefix
-from .layout import KEY_BYTES
+from .keys import make_key
 
 Modality = Literal["image", "audio", "video"]
 MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
@@ -168,13 +168,13 @@ class Piece:
         )
 
 
-def piece_key(tag: bytes, record: bytes | bytearray | memoryview) -> bytes:
-    """The key of a piece: the namespace's tag (8 bytes), then of SHA-256 over its record what KEY_BYTES leave room for.
+def piece_key(tag: bytes, record: bytes | bytearray | memoryview, generation: int = 0) -> bytes:
+    """The key of a piece of the namespace `tag` at `generation`: its digest is SHA-256 over the record.
 
     The record says everything, the key of the piece before too: two pieces of a namespace have one key exactly if they
     continue the same sequence in the same way.
     """
-    return tag + hashlib.sha256(record).digest()[: KEY_BYTES - len(tag)]
+    return make_key(tag, hashlib.sha256(record).digest(), generation)
 
 
 def packed_media(media: Iterable[Media]) -> bytes:

@@ -22,8 +22,7 @@
     │   ├── NoGauge               nothing is known of the device, or of how full it is
     │   ├── OwnedElsewhere        another client has registered that key on that device
     │   ├── PredecessorGone       a piece of a sequence whose piece before is not stored
-    │   ├── ClaimLost             a commit under a claim that has ended
-    │   └── Invalidated           the key's namespace was invalidated meanwhile
+    │   └── Invalidated           the key is of a past generation of its namespace
     ├── Unavailable               nobody answered; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon at the socket, or it went away
     │   ├── SocketForbidden       the socket is there, and we may not use it
@@ -141,12 +140,8 @@ class PredecessorGone(Refusal):
     """A piece of a sequence whose piece before is not stored."""
 
 
-class ClaimLost(Refusal):
-    """A commit under a claim that has ended."""
-
-
 class Invalidated(Refusal):
-    """The key's namespace was invalidated while the put was on its way."""
+    """The key was made before its namespace was last invalidated, so that it names what old weights make."""
 
 
 class Unavailable(TensordError):

@@ -283,6 +283,8 @@ class Encoder:
             dtype=str(items.dtype),
             processor=f"transformers {transformers.__version__}",
         )
+        # Each key names the weights by their content, so that none of a generation can be of other weights.
+        namespace = self._cache.current(namespace)
         common = {
             "class": self._name,
             "weights": fingerprint,

@@ -8,6 +8,8 @@ Invariants
 - Between a change of weights and the daemon's confirmation of it, nothing has a name.
 - Weights that were changed in place have a name of their own, which no other engine can come to: the number of changes
   does not say what the weights are now, and nothing else here does.
+- Keys are made at the generation that the namespace has now, not at the one that it had at the engine's start: the
+  revision names the weights, and an engine that raised the generation has left the revision.
 """
 
 from __future__ import annotations
@@ -143,14 +145,18 @@ class Lookups:
         Raises:
             DaemonUnavailable, TimedOut: it has not.
         """
+        if self._namespace is None:
+            return None
         changes = self._changes
-        if changes != self._changes_confirmed and self._namespace is not None:
+        namespace = client.current(self._namespace)
+        if changes != self._changes_confirmed:
             if time.monotonic() < self._retry_at:
                 return None
             self._retry_at = time.monotonic() + RETRY_S
             # What was stored under the old name between the change and its being told was made by other weights.
-            namespace = client.invalidate(self._namespace)
-            self._namespace = replace(namespace, revision=f"{self._revision} changed={secrets.token_hex(16)}")
+            raised = client.invalidate(namespace)
+            namespace = replace(raised, revision=f"{self._revision} changed={secrets.token_hex(16)}")
+            self._namespace = namespace
             self._retry_at = 0.0
             self._changes_confirmed = changes
-        return self._namespace
+        return namespace

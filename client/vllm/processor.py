@@ -79,7 +79,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
         super().__init__()
         self._client = Client(socket, name="vllm-frontend")
-        self.cache = ProcessorCache(self._client, processor_namespace(vllm_config.model_config), **limits)
+        namespace = self._client.current(processor_namespace(vllm_config.model_config))
+        self.cache = ProcessorCache(self._client, namespace, **limits)
         self._named: OrderedDict[str, None] = OrderedDict()
         self._told: set[str] = set()
         self._take_scopes()
@@ -227,7 +228,8 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         if copy is None:
             copy = "on_write" if current_platform.is_cpu() else False
         self._client = Client(socket, name="vllm-engine")
-        self.cache = ProcessorCache(self._client, processor_namespace(vllm_config.model_config), copy=copy)
+        namespace = self._client.current(processor_namespace(vllm_config.model_config))
+        self.cache = ProcessorCache(self._client, namespace, copy=copy)
 
     def get_and_update_features(self, mm_features: list[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
         """Fills in the data of all features; pins all before the first.

@@ -11,7 +11,7 @@ A key's claim, from the first who asks to the last answer:
         A abandons, dies, or its time is up
                              → the first waiter: compute (token B), the others wait on: the one hand-over
             B fails likewise → every waiter: alone
-        voided               → every waiter: alone; a commit under its token is no longer welcome
+        voided               → every waiter: alone
 
 "alone" means: compute, without a claim, and nobody waits for you. So what can never be computed costs each waiter one
 attempt.
@@ -86,7 +86,6 @@ class Claims:
         self._by_tag: dict[bytes, set[bytes]] = {}
         self._stakes: dict[int, _Stake] = {}
         self._timers: Deadlines[int] = Deadlines()
-        self._voided_up_to: dict[bytes, int] = {}
         self.granted = 0
         self.handed_over = 0
 
@@ -172,16 +171,11 @@ class Claims:
         return self._end(claim, "alone")
 
     def void(self, tag: bytes) -> list[Verdict]:
-        """Every claim in the namespace ends, and commits under any of its tokens are unwelcome."""
-        self._voided_up_to[tag] = self._last_token
+        """Every claim in the namespace ends."""
         verdicts: list[Verdict] = []
         for key in sorted(self._by_tag.get(tag, ())):
             verdicts += self._end(self._by_key[key], "alone")
         return verdicts
-
-    def is_voided(self, token: int, tag: bytes) -> bool:
-        """Whether the token, of this epoch, was granted before its namespace was last voided."""
-        return self._first_token <= token <= self._voided_up_to.get(tag, 0)
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
         """Its waits go, and its claims fail, but for those whose commit was wholly received."""

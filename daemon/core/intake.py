@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...errors import BadMessage, BadPrefix, ClaimLost, Invalidated, TensordError, UnderPressure
+from ...errors import BadMessage, BadPrefix, TensordError, UnderPressure
 from ...ipc import messages
-from ...shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader
+from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import Piece
 from ..policy.newcomer import Newcomer
 from .admission import (
@@ -76,7 +76,6 @@ class Intake:
         self._outbox = outbox
         self._limits = limits
         self._unix_at_zero_s = unix_at_zero_s
-        self._invalidated_up_to: dict[bytes, int] = {}
         self.puts = Puts(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
@@ -101,8 +100,8 @@ class Intake:
         refusal = (
             unfit(commit, self._limits, self._memory.budget, ring_bytes)
             or unfit_piece(commit)
+            or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
-            or self._claim_lost(commit)
             or self._without_predecessor(commit)
         )
         if refusal is not None:
@@ -236,10 +235,6 @@ class Intake:
         self._reclaim.drop_attempt()
         self.stirred = True
 
-    def invalidate(self, tag: bytes) -> None:
-        """Puts of the namespace that are on their way are refused before they are published."""
-        self._invalidated_up_to[tag] = self.puts.made
-
     def client_left(self, client: int) -> None:
         """Puts not wholly received end; the others are carried out."""
         for put in self.puts.of_client(client):
@@ -268,13 +263,8 @@ class Intake:
         self._refused(put.client, put.commit, error)
         self._end(put)
 
-    def _claim_lost(self, commit: messages.Commit) -> TensordError | None:
-        if commit.claim is None or not self._claims.is_voided(commit.claim, commit.key[:NAMESPACE_TAG_BYTES]):
-            return None
-        return ClaimLost(
-            f"claim {commit.claim} ended when its namespace was invalidated: take a key of the "
-            "new generation and compute again"
-        )
+    def _past(self, key: bytes) -> TensordError | None:
+        return self._memory.index.generations.refusal(key)
 
     def _without_predecessor(self, commit: messages.Commit) -> TensordError | None:
         """Whether what the put follows is neither stored nor on its way, so that it can only be refused later."""
@@ -285,10 +275,7 @@ class Intake:
 
     def _ended_meanwhile(self, put: Put, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
-        if put.number <= self._invalidated_up_to.get(put.tag, 0):
-            self.refuse(put, self._invalidated())
-            return True
-        gone = self._without_predecessor(put.commit)
+        gone = self._past(put.key) or self._without_predecessor(put.commit)
         if gone is not None:
             # Nobody loses an entry for a put that can only be refused.
             self.refuse(put, gone)
@@ -348,8 +335,9 @@ class Intake:
     def _publish(self, put: Put, piece: Piece | None, now: float) -> None:
         entry, commit = put.entry, put.commit
         assert entry is not None
-        if put.number <= self._invalidated_up_to.get(put.tag, 0):
-            self.refuse(put, self._invalidated())
+        past = self._past(put.key)
+        if past is not None:
+            self.refuse(put, past)
             return
         if self._memory.entries.find(put.key) is not None:
             self._existed(put, now)
@@ -416,12 +404,6 @@ class Intake:
 
     def _under_pressure(self) -> UnderPressure:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
-
-    def _invalidated(self) -> Invalidated:
-        return Invalidated(
-            "the namespace was invalidated while the put was on its way: take a key of the new "
-            "generation and compute again"
-        )
 
     def _refused(self, client: int, commit: messages.Commit, error: TensordError) -> None:
         self._outbox.counters.puts["refused"] += 1

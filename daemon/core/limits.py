@@ -37,7 +37,6 @@ class StoreLimits:
     pins_per_client_max: int = 1024
     pin_s_max: float = 600.0
     pinned_bytes_max: int = 0
-    namespaces_max: int = 65_536
     prefix_tokens_max: int = 1 << 20
     rescan_s: float = 0.05
 

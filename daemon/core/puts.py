@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ...ipc import messages
-from ...shm.layout import NAMESPACE_TAG_BYTES, span_bytes
+from ...shm.layout import span_bytes
 from .arrivals import Arrivals
 from .deadlines import Deadlines
 from .entries import Entry
@@ -61,10 +61,6 @@ class Put:
         return self.commit.key
 
     @property
-    def tag(self) -> bytes:
-        return self.commit.key[:NAMESPACE_TAG_BYTES]
-
-    @property
     def whole(self) -> bool:
         """Whether its last part has arrived: it no longer needs its sender."""
         return self.received_bytes == self.commit.image_bytes
@@ -98,11 +94,6 @@ class Puts:
 
     def __len__(self) -> int:
         return len(self._by_number)
-
-    @property
-    def made(self) -> int:
-        """How many puts were begun: the number of the newest one."""
-        return self._made
 
     @property
     def settling(self) -> bool:

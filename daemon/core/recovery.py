@@ -4,7 +4,8 @@ Even `seq` means whole: a published slot becomes an entry as it is. Every other 
 put that was never finished, or a span that waited for its scan. Both wait for a scan, since readers from before the
 restart may still pin the latter. New spans get ids of the new epoch, so none is used twice.
 
-A piece of a cached sequence whose predecessor is not there goes: it was on its way out.
+A piece of a cached sequence whose predecessor is not there goes, and so does an entry of a past generation: both were
+on their way out.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ def recover(
         if record.published and not whole:
             counters.found_corrupt += 1
             memory.index.unpublish(record.slot)
+        past = whole and record.published and memory.index.generations.is_past(slot.key)
+        if past:
+            memory.index.unpublish(record.slot)
         entry = _entry(slot, header if whole else None, unix_at_zero_s)
         if not memory.adopt(entry, now):
             # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
             counters.found_corrupt += record.published or not memory.ring.withdrawn_count
-        elif record.published and whole and header is not None:
+        elif record.published and whole and not past and header is not None:
             adopted.append(_Adopted(entry, header, record.piece))
     adopted.sort(key=lambda each: each.entry.created_at)
     for each in _predecessors_first(adopted):

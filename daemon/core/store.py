@@ -126,7 +126,7 @@ class Store:
             limits,
             unix_at_zero_s,
         )
-        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, limits.namespaces_max)
+        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox)
         self.matching = Matching(self.memory, self._tenure, self._outbox, limits.prefix_tokens_max)
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
@@ -255,7 +255,9 @@ class Store:
         puts.check_invariants(self._commits_most)
         spans = {put.entry.span_id for put in puts if put.entry is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
+        generations = self.memory.index.generations
         for entry in self.memory.entries:
+            assert self.sweeps or not generations.is_past(entry.key), "an entry of a past generation"
             live = entry is self.memory.entries.find(entry.key)
             assert not (live and self.claims.claimed(entry.key)), "a claim on what is there"
 
@@ -378,7 +380,6 @@ class Store:
         self.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
         self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
         self._tenure.change_limits(limits.default_ttl_s)
-        self.sweeps.change_limits(limits.namespaces_max)
         self.matching.change_limits(limits.prefix_tokens_max)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
@@ -408,6 +409,9 @@ class Store:
         self.intake.stirred |= self.intake.looking
 
     def _claim(self, client: int, request: messages.Claim, now: float) -> None:
+        past = self.memory.index.generations.refusal(request.key)
+        if past is not None:
+            raise past
         if self.memory.entries.find(request.key) is not None:
             self.counters.claims["hit"] += 1
             self._outbox.send(client, messages.Claimed(request.id, "hit"))
@@ -452,7 +456,7 @@ class Store:
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self.sweeps.invalidate(client, request):
-            self.intake.invalidate(request.namespace)
+            # Puts of it that are on their way are refused before they are published.
             self._outbox.tell(self.claims.void(request.namespace))
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:

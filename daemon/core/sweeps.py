@@ -1,11 +1,10 @@
 """Ending many entries at once, in slices: Clear, Invalidate and EvictPrefixes; and each namespace's generation.
 
-Owns the jobs under way and the generations. A job ends the entries published before it was asked for, and what follows
-them, SLICE at a time, so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last
-slice.
+Owns the jobs under way. A job ends the entries published before it was asked for, and what follows them, SLICE at a
+time, so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last slice.
 
-Invariant: a generation only rises. (It is kept in memory: after a restart a namespace's first Invalidate names the
-generation that its client knows, and that is raised.)
+Invariant: a generation stands in the index segment (`shm.generations`) before the first entry of the one before goes,
+and so before anybody is told of it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import LimitReached
 from ...ipc import messages
 from .effects import Answer
 from .entries import Entry
@@ -42,19 +40,11 @@ class _Sweep:
 class Sweeps:
     """The jobs, first come first served."""
 
-    def __init__(
-        self, memory: Memory, tenure: Tenure, outbox: Outbox, namespaces_max: int
-    ) -> None:
+    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox) -> None:
         self._memory = memory
         self._tenure = tenure
         self._outbox = outbox
-        self._namespaces_max = namespaces_max
-        self._generations: dict[bytes, int] = {}
         self._jobs: deque[_Sweep] = deque()
-
-    def change_limits(self, namespaces_max: int) -> None:
-        """For namespaces not known yet."""
-        self._namespaces_max = namespaces_max
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -74,19 +64,15 @@ class Sweeps:
             Whether it was raised.
 
         Raises:
-            LimitReached: namespaces_max, named, would be passed.
+            LimitReached: namespaces_max, named, would be passed, or it is at its last generation.
         """
-        tag = request.namespace
-        known = self._generations.get(tag, 0)
+        tag, generations = request.namespace, self._memory.index.generations
+        known = generations.current(tag)
         if request.generation < known:
             self._outbox.send(client, messages.Generation(request.id, known, 0))
             return False
-        if tag not in self._generations and len(self._generations) >= self._namespaces_max:
-            raise LimitReached(
-                f"{len(self._generations)} namespaces were invalidated, and namespaces_max is "
-                f"{self._namespaces_max}: restart the daemon, or raise it"
-            )
-        raised = self._generations[tag] = request.generation + 1
+        raised = request.generation + 1
+        generations.raise_to(tag, raised)
         self._begin(
             client,
             tag,

@@ -25,6 +25,7 @@ from tensord.errors import (
     BadPrefix,
     Corrupt,
     DaemonUnavailable,
+    Invalidated,
     LimitReached,
     PredecessorGone,
     StoreFull,
@@ -524,9 +525,10 @@ def test_an_invalidated_namespace_never_meets_what_was_before(
     raised = client.invalidate(namespace)
     after = PrefixCache(client, raised, block_tokens=BLOCK)
     assert cache.match(TEXT) is None and after.match(TEXT) is None
-    # Who has not heard of it stores under the old generation, and only its like finds that.
-    stored(cache, TEXT)
-    assert after.match(TEXT) is None
+    # Of the old generation nothing is stored any more, whoever has not heard of it.
+    put = cache.put(TEXT, normal(TEXT)).wait(PATIENCE_S)
+    assert put.state == "refused" and isinstance(put.error, Invalidated)
+    assert cache.match(TEXT) is None and after.match(TEXT) is None
     assert stored(after, TEXT).blocks_existed == 0
 
 

@@ -22,7 +22,6 @@ from tensord.client.device.fake_vram import FakeCard, FakeTensor, FakeVram
 from tensord.client.device.torch_device import TorchDevice
 from tensord.client.prefix_cache import PrefixCache
 from tensord.client.prefix_device import DevicePut, DeviceSequences
-from tensord.client.prefix_keys import scope_of
 from tensord.client.prefix_layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.client.prefix_put import PrefixPut
 from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
@@ -100,7 +99,7 @@ def key_of(namespace: tensord.Namespace, cache: PrefixCache, number: int) -> lis
     """The keys of a sequence's blocks in the host tier."""
     layers: Any = [NormalLayer({"k": values(number, layer)}) for layer in (0, 1)]
     sequence = cache._sequence(tokens(number), layers, (), {}, "", 0.0, None)
-    return [keyed.key for keyed in sequence.chain(namespace.tag, scope_of(namespace), BLOCK)]
+    return [keyed.key for keyed in sequence.chain(namespace, BLOCK)]
 
 
 def blocks_of(client: tensord.Client, keys: list[bytes]) -> list[Any] | None:

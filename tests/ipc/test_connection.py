@@ -238,7 +238,7 @@ def test_an_answer_to_no_request_is_refused(attached: Pair) -> None:
 
 def test_an_error_answers_any_request(attached: Pair) -> None:
     attached.ask(m.Commit(5, KEY, 100, 10), m.Part(5, 0, 100, True))
-    attached.answer(m.Error(5, "ClaimLost", "too late"))
+    attached.answer(m.Error(5, "Invalidated", "too late"))
     assert attached.client.open_requests == 0
     attached.ask(m.Commit(5, KEY, 100, 10))
 

@@ -16,21 +16,23 @@ U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.floats(0, 4e9)
 
 
-@given(st.integers(1, 1 << 20))
-@example(11)  # an odd one that a rounded-down half let through
-def test_an_index_is_at_most_two_thirds_full_and_its_parts_do_not_overlap(max_entries: int) -> None:
-    geometry = IndexGeometry.for_entries(max_entries)
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+@example(11, 1)  # an odd one that a rounded-down half let through
+def test_an_index_is_at_most_two_thirds_full_and_its_parts_do_not_overlap(max_entries: int, namespaces: int) -> None:
+    geometry = IndexGeometry.for_entries(max_entries, namespaces)
     assert geometry.slot_count * 2 >= max_entries * 3 or geometry.slot_count == 8
     assert geometry.buckets_at >= layout.PAGE_BYTES
     assert geometry.uses_at == geometry.buckets_at + (64 + 8) * geometry.slot_count
-    assert geometry.index_bytes >= geometry.uses_at + 8 * geometry.slot_count
+    assert geometry.generations_at >= geometry.uses_at + 8 * geometry.slot_count
+    assert geometry.index_bytes >= geometry.generations_at + 16 * (1 + namespaces)
+    assert not geometry.generations_at % 16
     assert not geometry.buckets_at % 64
     assert not geometry.index_bytes % layout.PAGE_BYTES
 
 
-@given(U64, st.integers(1, 65_535), st.integers(1, 1 << 48), st.integers(0, 24))
-def test_a_superblock_is_read_back(instance: int, epoch: int, ring_bytes: int, buckets: int) -> None:
-    superblock = Superblock(instance, epoch, ring_bytes, IndexGeometry(1 << buckets))
+@given(U64, st.integers(1, 65_535), st.integers(1, 1 << 48), st.integers(0, 24), st.integers(1, 1 << 24))
+def test_a_superblock_is_read_back(instance: int, epoch: int, ring_bytes: int, buckets: int, namespaces: int) -> None:
+    superblock = Superblock(instance, epoch, ring_bytes, IndexGeometry(1 << buckets, namespaces))
     assert Superblock.unpack(superblock.pack().ljust(4096, b"\0")) == superblock
 
 
@@ -42,10 +44,12 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8)).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 1"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 2"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
+        (WHOLE[:72] + struct.pack("@Q", 0) + WHOLE[80:], "0 namespaces"),
+        (WHOLE[:80] + struct.pack("@Q", 64) + WHOLE[88:], "offsets"),
     ],
 )
 def test_another_layout_is_refused_by_name(page: bytes, message: str) -> None:
@@ -119,5 +123,5 @@ def test_a_lanes_header_is_read_back(lane_id: int, fenced: bool) -> None:
 
 
 def test_what_is_no_lane_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match="layout 0, expected 1"):
+    with pytest.raises(LayoutMismatch, match="layout 0, expected 2"):
         layout.unpack_lane_header(bytes(4096))

@@ -725,6 +725,22 @@ def test_engines_whose_weights_changed_as_often_do_not_take_them_for_the_same(ap
         nothing_left(second)
 
 
+def test_engines_whose_weights_stay_go_on_sharing_when_anothers_change(
+    shared: Daemon, apart: tuple[Steps, Steps]
+) -> None:
+    first, second = apart
+    encode(first, fresh())
+    first.manager.reset()
+    encode(first, fresh())
+    picture = fresh()
+    encode(second, picture)
+    with Steps(other_name(shared.socket, 2)) as third:
+        mapped(third)
+        asked = request(picture)
+        assert right([asked], third.run(asked))
+        assert third.encoded == []
+
+
 def test_until_the_daemon_has_confirmed_new_weights_nothing_is_shared() -> None:
     with Daemon() as daemon, Steps(daemon.socket) as one:
         daemon.start()

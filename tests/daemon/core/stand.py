@@ -42,6 +42,7 @@ from tensord.daemon.policy.replacement import by_name
 from tensord.errors import BadPrefix, NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
+from tensord.shm.keys import make_key
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
 from tensord.shm.prefix import Piece, Tokens
 from tensord.shm.ring import Ring
@@ -52,9 +53,9 @@ UNIX_AT_ZERO_S = 1_000_000.0
 SPAN = 192  # ring bytes of an image of 64, its header included
 
 
-def key(number: int, tag: bytes = b"namespac") -> bytes:
+def key(number: int, tag: bytes = b"namespac", generation: int = 0) -> bytes:
     """A key that is told from others by its number."""
-    return tag + number.to_bytes(8, "little") * 3
+    return make_key(tag, number.to_bytes(8, "little") * 3, generation)
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Stand:
         grown_bytes: int | None = None,
         epoch: int = 1,
         page_bytes: int = PAGE_BYTES,
+        namespaces_max: int = 64,
         **limits: Any,
     ) -> None:
         defaults: dict[str, Any] = {
@@ -88,8 +90,8 @@ class Stand:
             "pinned_bytes_max": ring_bytes,
         }
         self.limits = StoreLimits(**(defaults | limits))
-        geometry = IndexGeometry.for_entries(self.limits.max_entries)
-        self.index = IndexWriter.create(IndexGeometry(buckets) if buckets else geometry)
+        geometry = IndexGeometry.for_entries(self.limits.max_entries, namespaces_max)
+        self.index = IndexWriter.create(IndexGeometry(buckets, namespaces_max) if buckets else geometry)
         grown = ring_bytes if grown_bytes is None else grown_bytes
         self.bytes = bytearray(ring_bytes)
         self.headers: dict[int, SpanHeader] = {}
@@ -323,10 +325,10 @@ class Stand:
     def part(self, client: int, request: int, part_bytes: int, *, last: bool) -> None:
         self.send(client, messages.Part(request, 0, part_bytes, last))
 
-    def put(self, number: int, image_bytes: int = 64, client: int = 1, **more: Any) -> str:
-        """A whole put of key `number`; its outcome, and with it the error's code."""
+    def put(self, number: int | bytes, image_bytes: int = 64, client: int = 1, **more: Any) -> str:
+        """A whole put of key `number`, or of a whole key; its outcome, and with it the error's code."""
         request = 10_000 + len(self.answers[client])
-        self.commit(client, request, key(number), image_bytes, **more)
+        self.commit(client, request, key(number) if isinstance(number, int) else number, image_bytes, **more)
         self.part(client, request, image_bytes, last=True)
         self.settle()
         return self.ended(client, request)

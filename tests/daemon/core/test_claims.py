@@ -28,7 +28,6 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         self.model: dict[bytes, dict[str, Any]] = {}
         self.tokens: dict[int, tuple[int, bytes]] = {}
         self.open: set[tuple[int, int]] = set()
-        self.voided: set[int] = set()
 
     def told(self, verdicts: list[Verdict]) -> list[tuple[int, int, str]]:
         for verdict in verdicts:
@@ -136,7 +135,6 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         verdicts = self.claims.void(tag)
         expected = [v for k in sorted(self.model) if k[:8] == tag for v in self.ended(k, "alone")]
         assert self.told(verdicts) == expected
-        self.voided |= {token for token, (_, key) in self.tokens.items() if key[:8] == tag}
 
     @rule(client=st.sampled_from(CLIENTS))
     def client_leaves(self, client: int) -> None:
@@ -189,8 +187,6 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         ends = [c["until"] for c in self.model.values() if not c["committing"]]
         assert self.claims.next_timer() == min(ends, default=None)
         assert all(c["until"] <= c["end"] for c in self.model.values())
-        for token, (_, key) in self.tokens.items():
-            assert self.claims.is_voided(token, key[:8]) == (token in self.voided)
 
 
 TestClaimsAgainstAList = ClaimsAgainstAList.TestCase
@@ -238,12 +234,6 @@ def test_a_client_waits_for_its_own_claim_like_anybody(claims: Claims) -> None:
     assert claims.claim(KEY, 1, 0, 0.0).answer == "compute"
     assert claims.claim(KEY, 1, 1, 0.0).answer == "wait"
     assert answers(claims.committed(KEY)) == [(1, "hit")]
-
-
-def test_tokens_of_an_earlier_epoch_are_not_taken_for_voided(claims: Claims) -> None:
-    claims.void(KEY[:8])
-    earlier = Claims(10, 35, 10, epoch=0).claim(KEY, 1, 0, 0.0).token
-    assert not claims.is_voided(earlier, KEY[:8])
 
 
 def test_nobody_abandons_the_claim_of_another(claims: Claims) -> None:

@@ -186,3 +186,26 @@ def test_two_slots_that_claim_the_same_bytes_do_not_both_get_them() -> None:
     assert len(stand.stored()) <= 1
     assert stand.store.status()["found_corrupt"] >= 1
     finish(stand)
+
+
+def test_entries_of_a_past_generation_that_were_to_be_dropped_are_not_published_again() -> None:
+    stand = Stand()
+    stand.join(1)
+    for generation in (0, 1, 2):
+        stand.put(key(1, generation=generation))
+        stand.put(key(2, b"other ns", generation))
+    view = stand.pin(1)
+    # What the former daemon did last.
+    stand.index.generations.raise_to(b"namespac", 2)
+    restart(stand)
+    found = [g for g in (0, 1, 2) if stand.find(key(1, generation=g)) is not None]
+    assert found == [2]
+    assert all(stand.find(key(2, b"other ns", generation)) is not None for generation in (0, 1, 2))
+    assert stand.store.status()["found_corrupt"] == 0
+    stand.settle()
+    # Nothing is placed where somebody still looks.
+    assert stand.store.memory.span(view.span_id) is not None
+    stand.send(1, messages.Invalidate(1, b"namespac", 1))
+    assert stand.last() == messages.Generation(1, 2, 0)
+    assert stand.put(key(1, generation=1)) == "Invalidated"
+    finish(stand)

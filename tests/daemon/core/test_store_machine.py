@@ -68,7 +68,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.grown = grown
 
     def key(self, number: int) -> bytes:
-        return key(number, b"first ns" if number < 5 else b"other ns")
+        """As whoever knows the generation now has it."""
+        tag = b"first ns" if number < 5 else b"other ns"
+        return key(number, tag, self.stand.index.generations.current(tag))
 
     def some_client(self, data: st.DataObject) -> int:
         if not self.stand.answers:
@@ -313,6 +315,16 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), generation=st.integers(0, 3))
     def invalidate(self, data: st.DataObject, generation: int) -> None:
         self.ask(data, messages.Invalidate, b"first ns", generation)
+
+    @precondition(lambda self: self.stand.index.generations.current(b"first ns"))
+    @rule(data=st.data(), number=st.integers(0, 4), back=st.integers(1, 4))
+    def put_under_a_past_generation(self, data: st.DataObject, number: int, back: int) -> None:
+        past = max(0, self.stand.index.generations.current(b"first ns") - back)
+        client = self.ask(data, messages.Claim, key(number, b"first ns", past))
+        assert self.stand.last(client).code == "Invalidated"
+        self.requests += 1
+        self.stand.commit(client, self.requests, key(number, b"first ns", past), 100)
+        assert self.stand.ended(client, self.requests) == "Invalidated"
 
     @rule(data=st.data(), number=NUMBERS, unpin=st.booleans())
     def pin_by_message(self, data: st.DataObject, number: int, unpin: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, key
@@ -166,8 +168,53 @@ def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make
     assert stand.ended(1, 1) == "Invalidated"
     token = stand.answers[3][0].token
     stand.commit(3, 2, key(3), 64, claim=token)
-    assert stand.ended(3, 2) == "ClaimLost"
-    assert stand.put(1) == "stored"
+    assert stand.ended(3, 2) == "Invalidated"
+    assert stand.put(1) == "Invalidated"
+    stand.send(2, messages.Claim(9, key(1)))
+    assert stand.last(2).code == "Invalidated"
+    assert stand.put(key(1, generation=1)) == "stored"
+
+
+@pytest.mark.parametrize("stage", ["queued", "receiving", "copying", "copied"])
+def test_a_put_of_a_past_generation_is_refused_at_every_stage(make: Make, stage: str) -> None:
+    stand = make(4 * SPAN)
+    if stage == "queued":
+        # It waits for room, which a scan has to find first.
+        for number in range(10, 14):
+            stand.put(number)
+            stand.pin(number)
+    stand.commit(1, 1, key(1), 64 if stage == "queued" else 100)
+    if stage != "queued":
+        stand.part(1, 1, 40, last=False)
+    if stage in ("copying", "copied"):
+        stand.part(1, 1, 60, last=True)
+    if stage == "copied":
+        stand.copy()
+    stand.send(2, messages.Invalidate(5, b"namespac", 0))
+    stand.views.clear()
+    if stage == "queued":
+        stand.part(1, 1, 64, last=True)
+    stand.settle()
+    if stage == "receiving":
+        stand.part(1, 1, 60, last=True)
+        stand.settle()
+    assert stand.ended(1, 1) == "Invalidated"
+    assert stand.stored() == set()
+    assert stand.store.memory.ring.used_bytes == 0
+
+
+def test_only_what_is_of_a_past_generation_is_refused(make: Make) -> None:
+    stand = make(namespaces_max=1)
+    stand.send(1, messages.Invalidate(1, b"namespac", 6))
+    assert stand.last() == messages.Generation(1, 7, 0)
+    assert stand.put(key(1, generation=6)) == "Invalidated"
+    for wanted in (key(1, generation=7), key(1, generation=8), key(1, b"other ns")):
+        assert stand.put(wanted) == "stored"
+    stand.send(1, messages.Invalidate(2, b"other ns", 0))
+    assert stand.last().code == "LimitReached"
+    stand.send(1, messages.Invalidate(3, b"namespac", (1 << 32) - 1))
+    assert stand.last().code == "LimitReached"
+    assert stand.put(key(2, generation=7)) == "stored"
 
 
 def test_a_lowered_limit_evicts_down_to_it_and_can_be_raised_again(make: Make) -> None:

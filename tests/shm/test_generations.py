@@ -1,0 +1,102 @@
+"""Generations of namespaces in shared memory: what the daemon raised is what clients and later daemons read."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensord.errors import LimitReached
+from tensord.shm.generations import GenerationReader, GenerationWriter
+from tensord.shm.keys import DIGEST_BYTES, GENERATION_MAX, generation_of, make_key
+from tensord.shm.layout import IndexGeometry
+
+CAPACITY = 6
+GEOMETRY = IndexGeometry(1, CAPACITY)
+# Tags that are found across the borders of others, and zeros, as unused memory has them.
+TAGS = st.sampled_from([bytes(8), b"\1" + bytes(7), bytes(7) + b"\1", b"aaaabbbb", b"bbbbaaaa", b"\1\0\0\0\0\0\0\0"])
+
+
+@pytest.fixture
+def memory() -> mmap.mmap:
+    return mmap.mmap(-1, GEOMETRY.index_bytes)
+
+
+@given(st.lists(st.tuples(TAGS, st.integers(1, 1 << 20)), max_size=12))
+def test_what_is_raised_is_what_everybody_reads(raised: list[tuple[bytes, int]]) -> None:
+    memory = mmap.mmap(-1, GEOMETRY.index_bytes)
+    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
+    model: dict[bytes, int] = {}
+    for tag, more in raised:
+        model[tag] = model.get(tag, 0) + more
+        writer.raise_to(tag, model[tag])
+        for table in (writer, reader, GenerationWriter(memory, GEOMETRY)):
+            for each in (*model, b"never so"):
+                assert table.current(each) == model.get(each, 0)
+        writer.check_invariants()
+        assert len(writer) == len(model)
+
+
+def test_a_full_table_refuses_another_namespace_and_goes_on_with_its_own(memory: mmap.mmap) -> None:
+    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
+    tags = [bytes([number]) * 8 for number in range(CAPACITY + 1)]
+    for tag in tags[:-1]:
+        writer.raise_to(tag, 1)
+    for full in (writer, GenerationWriter(memory, GEOMETRY)):
+        with pytest.raises(LimitReached, match=r"6 namespaces.*namespaces_max was 6.*purge"):
+            full.raise_to(tags[-1], 1)
+        full.check_invariants()
+    writer.raise_to(tags[-2], 9)
+    assert [reader.current(tag) for tag in tags] == [1] * (CAPACITY - 1) + [9, 0]
+
+
+def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
+    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
+    writer.raise_to(b"aaaabbbb", 3)
+    # As a daemon leaves it that dies before the count.
+    memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = bytes(8)
+    assert reader.current(b"aaaabbbb") == 0
+    later = GenerationWriter(memory, GEOMETRY)
+    assert len(later) == 0
+    later.raise_to(b"bbbbaaaa", 1)
+    assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 0)
+
+
+def test_a_generation_only_rises(memory: mmap.mmap) -> None:
+    writer = GenerationWriter(memory, GEOMETRY)
+    writer.raise_to(b"aaaabbbb", GENERATION_MAX)
+    with pytest.raises(AssertionError):
+        writer.raise_to(b"aaaabbbb", GENERATION_MAX)
+    with pytest.raises(LimitReached, match=f"last generation, {GENERATION_MAX}"):
+        writer.raise_to(b"aaaabbbb", GENERATION_MAX + 1)
+    assert writer.current(b"aaaabbbb") == GENERATION_MAX
+
+
+@given(st.integers(0, GENERATION_MAX), st.integers(0, GENERATION_MAX))
+def test_a_key_is_refused_exactly_if_its_generation_is_past(made_at: int, current: int) -> None:
+    memory = mmap.mmap(-1, GEOMETRY.index_bytes)
+    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
+    if current:
+        writer.raise_to(b"aaaabbbb", current)
+    key = make_key(b"aaaabbbb", bytes(range(32)), made_at)
+    assert len(key) == 32 and generation_of(key) == made_at
+    for table in (writer, reader):
+        refusal = table.refusal(key)
+        assert (refusal is not None) == (made_at < current)
+        if refusal is not None:
+            assert f"generation {made_at}," in str(refusal) and f"generation {current} " in str(refusal)
+        assert table.refusal(b"another." + key[8:]) is None
+
+
+def test_a_damaged_count_is_no_way_out_of_the_table(memory: mmap.mmap) -> None:
+    writer = GenerationWriter(memory, GEOMETRY)
+    writer.raise_to(b"aaaabbbb", 1)
+    memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = b"\xff" * 8
+    assert GenerationReader(memory, GEOMETRY).current(b"nowhere.") == 0
+    assert len(GenerationWriter(memory, GEOMETRY)) <= CAPACITY
+
+
+def test_digests_are_as_long_as_a_key_leaves_room_for() -> None:
+    assert DIGEST_BYTES == 20
