@@ -108,6 +108,8 @@ class _Daemon:
         config = self._config
         ring_bytes = memory.superblock.ring_bytes
         unix_at_zero_s = time.time() - time.monotonic()
+        for why in memory.foreign:
+            _log.warning("a file in /dev/shm is passed over", why=why)
         store = Store(
             memory.index,
             Ring(ring_bytes if memory.recovered else 0),

@@ -5,7 +5,7 @@ gets; reading all lanes after the fence. Does not own what is stored: that is th
 
 Invariants: what may have been given back is read through the descriptor, never through the mapping, where looking at a
 page would have it made. A lane is forgotten only when no process holds it any more; until then it is scanned, whoever's
-socket closed.
+socket closed. Which lane it is, and which fence reaches it, is believed of its name alone: its memory is its client's.
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import BadPrefix, Corrupt, LayoutMismatch, SegmentError
+from ..errors import BadPrefix, Corrupt, NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
-from ..shm.fence import fence
+from ..shm.fence import check, fence, works
 from ..shm.index import IndexWriter, Slot
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
     LANE_WORDS,
-    PAGE_BYTES,
     SPAN_HEADER_BYTES,
-    IndexGeometry,
     SpanHeader,
-    Superblock,
     aligned,
     pack_lane_header,
-    unpack_lane_header,
 )
 from ..shm.prefix import Piece
 from .core.recovery import Recovered
+from .opening import Opened, opened
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-EPOCH_MAX: Final = (1 << 16) - 1
 _LANE_COUNTER_BITS: Final = 32
+_LANE_NAMES_TRIED: Final = 64
+_FOREIGN_TOLD: Final = 16
 
 
 @dataclass(slots=True)
@@ -61,38 +59,36 @@ class HeldLane:
 class Memory:
     """Ring, index and lanes of one instance."""
 
-    def __init__(
-        self,
-        instance: str,
-        superblock: Superblock,
-        ring_fd: int,
-        index_fd: int,
-        *,
-        recovered: bool,
-        missing: list[tuple[int, int]],
-    ) -> None:
+    def __init__(self, instance: str, found: Opened) -> None:
         self.instance = instance
-        self.superblock = superblock
-        self.recovered = recovered
-        self.missing = missing
+        self.superblock = superblock = found.superblock
+        self.recovered = found.recovered
+        self.missing = segments.missing(found.ring_fd) if found.recovered else []
         """Stretches of the ring, whole pages, that a former daemon had given back or never had."""
-        self._ring_fd = ring_fd
-        self._ring_map = mmap(ring_fd, superblock.ring_bytes)
-        self._index_map = mmap(index_fd, superblock.geometry.index_bytes)
-        os.close(index_fd)
+        for start, size_bytes in self.missing:
+            # Pages that were set aside, and that nobody wrote to, look the same: now they are.
+            segments.punch(found.ring_fd, start, size_bytes)
+        self.foreign: list[str] = []
+        """Why files under names of lanes were passed over: _FOREIGN_TOLD of them, and how many more there are."""
+        self._lock_fd = found.lock_fd
+        self._ring_fd = found.ring_fd
+        self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
+        self._index_map = mmap(found.index_fd, superblock.geometry.index_bytes)
+        os.close(found.index_fd)
         self._shared_ring_fd = segments.attach(
             segments.segment_name(instance, "ring"), read_only=True
         )
         self._shared_index_fd = segments.attach(
             segments.segment_name(instance, "index"), read_only=True
         )
-        self._lanes: dict[int, HeldLane] = {}
+        self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
+        self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.ring: Bytes = np.frombuffer(self._ring_map, np.uint8)
         self._ring_view = memoryview(self._ring_map).toreadonly()
         packed = superblock.pack()
-        if recovered:
+        if found.recovered:
             self.index = IndexWriter(self._index_map, superblock.geometry)
             self._index_map[: len(packed)] = packed
             self._find_lanes()
@@ -105,53 +101,10 @@ class Memory:
     def open(cls, instance: str, ring_bytes: int, max_entries: int, namespaces_max: int = 1024) -> Self:
         """The instance's memory as a former daemon left it, else new memory of which nothing is allocated yet.
 
-        Memory that is found keeps its sizes, whatever is asked for now.
-
         Raises:
-            InstanceBusy: another daemon serves the instance.
-            LayoutMismatch: what is there was written by another layout version.
-            NotEnoughMemory: the machine cannot hold the ring.
+            SegmentError: of whatever kind `opened` raises.
         """
-        ring_name, index_name = (
-            segments.segment_name(instance, part) for part in ("ring", "index")
-        )
-        there = segments.existing(instance)
-        if ring_name in there:
-            ring_fd = segments.attach(ring_name)
-            try:
-                segments.claim_instance(ring_fd, instance)
-                former = _former(index_name, ring_fd) if index_name in there else None
-            except BaseException:
-                os.close(ring_fd)
-                raise
-            if former is not None:
-                missing = segments.missing(ring_fd)
-                for start, size_bytes in missing:
-                    # Pages that were set aside, and that nobody wrote to, look the same: now they are.
-                    segments.punch(ring_fd, start, size_bytes)
-                index_fd = segments.attach(index_name)
-                return cls(instance, former, ring_fd, index_fd, recovered=True, missing=missing)
-            # A daemon that was killed while it made its memory: nobody can have attached.
-            os.close(ring_fd)
-        # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
-        for name in there:
-            segments.remove(name)
-        geometry = IndexGeometry.for_entries(max_entries, namespaces_max)
-        size_bytes = aligned(ring_bytes)
-        segments.check_memory(
-            size_bytes + geometry.index_bytes, f"a ring of {ring_bytes} bytes with its index"
-        )
-        ring_fd = segments.create(ring_name, size_bytes)
-        try:
-            segments.claim_instance(ring_fd, instance)
-            index_fd = segments.create(index_name, geometry.index_bytes)
-            segments.allocate(index_fd, 0, geometry.index_bytes)
-        except BaseException:
-            segments.remove(ring_name)
-            segments.remove(index_name)
-            raise
-        superblock = Superblock(secrets.randbits(63) | 1, 1, size_bytes, geometry)
-        return cls(instance, superblock, ring_fd, index_fd, recovered=False, missing=[])
+        return cls(instance, opened(instance, ring_bytes, max_entries, namespaces_max))
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the next piece of the ring behind `start`; for a thread.
@@ -238,8 +191,8 @@ class Memory:
         """
         lane = self._lane_brought(brought) if brought is not None else None
         lane = lane or self._new_lane(fenced=fenced)
-        lane.client = client
         fd = self._locked(lane)
+        lane.client = client
         return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
 
     def has_lane_for(self, brought: int) -> bool:
@@ -259,10 +212,10 @@ class Memory:
             How many there were.
         """
         gone = [
-            n for n, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()
+            name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()
         ]
-        for number in gone:
-            lane = self._lanes.pop(number)
+        for name in gone:
+            lane = self._lanes.pop(name)
             segments.remove(lane.name)
             lane.reader.close()
         return len(gone)
@@ -299,11 +252,13 @@ class Memory:
     def close(self, *, drop: bool) -> None:
         """Ends this daemon's hold. `drop` removes the segments' names, else the next daemon finds all as it is."""
         if drop:
-            for name in segments.existing(self.instance):
+            lock = segments.segment_name(self.instance, "lock")
+            # The lock last: until then no other daemon makes anything here.
+            for name in sorted(segments.own(self.instance), key=lambda name: name == lock):
                 segments.remove(name)
         for lane in self._lanes.values():
             lane.reader.close()
-        for fd in (self._ring_fd, self._shared_ring_fd, self._shared_index_fd):
+        for fd in (self._ring_fd, self._shared_ring_fd, self._shared_index_fd, self._lock_fd):
             os.close(fd)
 
     def _read(self, start: int, end: int) -> Iterator[bytes]:
@@ -313,73 +268,94 @@ class Memory:
             start += len(piece)
 
     def _new_lane(self, *, fenced: bool) -> HeldLane:
-        self._lanes_made += 1
-        lane_id = self.superblock.epoch << _LANE_COUNTER_BITS | self._lanes_made
-        name = segments.segment_name(self.instance, f"lane.{lane_id:x}")
-        fd = segments.create(name, LANE_BYTES)
+        self._check_fence(fenced=fenced)
+        lane_id, name, fd = self._lane_file(fenced=fenced)
         try:
             segments.allocate(fd, 0, LANE_BYTES)
-            os.pwrite(fd, pack_lane_header(lane_id, fenced=fenced), 0)
-            return self._hold(name, segments.attach(name, read_only=True))
+            os.pwrite(fd, pack_lane_header(lane_id), 0)
+            return self._hold(name, segments.attach(name, read_only=True), lane_id, fenced=fenced)
         except BaseException:
             segments.remove(name)
             raise
         finally:
             os.close(fd)
 
-    def _hold(self, name: str, fd: int) -> HeldLane:
+    def _lane_file(self, *, fenced: bool) -> tuple[int, str, int]:
+        """(id, name, descriptor) of a new segment for a lane, under a name that nobody has taken."""
+        for _ in range(_LANE_NAMES_TRIED):
+            self._lanes_made += 1
+            lane_id = self.superblock.epoch << _LANE_COUNTER_BITS | self._lanes_made
+            name = segments.lane_name(self.instance, lane_id, fenced=fenced)
+            try:
+                return lane_id, name, segments.create(name, LANE_BYTES)
+            except NameTaken as error:
+                # Another user's file: who took this name may have taken the next ones too.
+                self._lanes_made = secrets.randbits(_LANE_COUNTER_BITS - 1)
+                taken = error
+        raise taken
+
+    def _hold(self, name: str, fd: int, lane_id: int, *, fenced: bool) -> HeldLane:
         status = os.fstat(fd)
-        lane_id, fenced = unpack_lane_header(os.pread(fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
-        lane = HeldLane(LaneReader(fd, lane_id), name, (status.st_dev, status.st_ino), fenced, None)
-        self._lanes[lane_id] = lane
+        identity = status.st_dev, status.st_ino
+        lane = HeldLane(LaneReader(fd, lane_id), name, identity, fenced and self._has_quick_fence, None)
+        self._lanes[name] = lane
         return lane
 
+    def _check_fence(self, *, fenced: bool) -> None:
+        """Makes sure that a fence reaches the process of a lane.
+
+        Raises:
+            NoFence: the process did not register for the expedited one, and the other one cannot be made.
+        """
+        if not (fenced and self._has_quick_fence) and not self._has_slow_fence:
+            check(expedited=False)
+            self._has_slow_fence = True
+
     def _lane_brought(self, fd: int) -> HeldLane | None:
-        """The lane behind a descriptor that a client sent, if it is one of ours and nobody else's now."""
+        """The lane behind a descriptor that a client sent, if it is one of ours, and it can be had."""
         status = os.fstat(fd)
         for lane in self._lanes.values():
-            if lane.identity == (status.st_dev, status.st_ino):
-                return lane if lane.client is None else None
+            if lane.identity == (status.st_dev, status.st_ino) and lane.client is None:
+                try:
+                    os.close(self._locked(lane))
+                except BlockingIOError:
+                    return None
+                return lane
         return None
 
     def _locked(self, lane: HeldLane) -> int:
+        """A descriptor on the lane that carries the lock of whoever has the lane.
+
+        Raises:
+            BlockingIOError: its client has made an exclusive lock of its own.
+        """
         fd = segments.attach(lane.name)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def _find_lanes(self) -> None:
         """Takes up the lanes that stand by name, whoever holds them."""
         prefix = segments.segment_name(self.instance, "lane.")
+        foreign = 0
         for name in segments.existing(self.instance):
             if not name.startswith(prefix):
                 continue
-            fd = segments.attach(name, read_only=True)
+            said = segments.read_lane_name(self.instance, name)
             try:
-                self._hold(name, fd)
-            except (LayoutMismatch, OSError):
-                os.close(fd)
-                segments.remove(name)
-
-
-def _former(index_name: str, ring_fd: int) -> Superblock | None:
-    """What the index says of a former daemon's memory, with the epoch that is ours now; None if it was never whole."""
-    fd = segments.attach(index_name)
-    try:
-        page = os.pread(fd, PAGE_BYTES, 0)
-        index_bytes = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-    if not any(page):
-        return None
-    former = Superblock.unpack(page)
-    ring_bytes = os.fstat(ring_fd).st_size
-    if ring_bytes != former.ring_bytes or index_bytes != former.geometry.index_bytes:
-        raise LayoutMismatch(
-            f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
-            f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
-        )
-    if former.epoch >= EPOCH_MAX:
-        raise SegmentError(
-            f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge --instance NAME`"
-        )
-    return Superblock(former.instance_id, former.epoch + 1, former.ring_bytes, former.geometry)
+                if said is None:
+                    raise SegmentError(f"{name} in {segments.SHM_FOLDER} is no lane's name: remove it")
+                lane_id, fenced = said
+                fd = segments.attach(name, read_only=True)
+            except SegmentError as error:
+                foreign += 1
+                if foreign <= _FOREIGN_TOLD:
+                    self.foreign.append(str(error))
+                continue
+            self._check_fence(fenced=fenced)
+            self._hold(name, fd, lane_id, fenced=fenced)
+        if foreign > _FOREIGN_TOLD:
+            self.foreign.append(f"and {foreign - _FOREIGN_TOLD} more files like these")

@@ -14,6 +14,8 @@ import ctypes
 import os
 from typing import Final
 
+from ..errors import NoFence
+
 _SYS_MEMBARRIER: Final = 324  # x86-64; SYNC POINT: 283 on ARM64
 _QUERY, _GLOBAL, _GLOBAL_EXPEDITED, _REGISTER_GLOBAL_EXPEDITED = 0, 1 << 0, 1 << 1, 1 << 2
 
@@ -36,6 +38,32 @@ def supported() -> tuple[bool, bool]:
         return False, False
     expedited = _GLOBAL_EXPEDITED | _REGISTER_GLOBAL_EXPEDITED
     return bool(commands & _GLOBAL), commands & expedited == expedited
+
+
+def check(*, expedited: bool) -> None:
+    """Makes one fence of the kind, for nothing but to see that it can be made.
+
+    Raises:
+        NoFence: the kernel or a sandbox refuses; the message says what is missing and what to do.
+    """
+    try:
+        fence(expedited=expedited)
+    except OSError as error:
+        kind, since = ("GLOBAL_EXPEDITED", "4.16") if expedited else ("GLOBAL", "4.3")
+        raise NoFence(
+            f"membarrier(2) with {kind} is refused ({error.strerror}), and without it no memory can be "
+            f"reused: run Linux {since} or newer, and allow the system call membarrier in the seccomp profile of the "
+            "container or the service's SystemCallFilter="
+        ) from error
+
+
+def works(*, expedited: bool) -> bool:
+    """Whether `check` passes."""
+    try:
+        check(expedited=expedited)
+    except NoFence:
+        return False
+    return True
 
 
 def register() -> bool:

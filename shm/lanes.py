@@ -81,7 +81,7 @@ class Lane:
         if os.fstat(fd).st_size != LANE_BYTES:
             raise LayoutMismatch(f"a lane of {os.fstat(fd).st_size} bytes, expected {LANE_BYTES}")
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
-        self.lane_id, _ = unpack_lane_header(self._map[:PAGE_BYTES])
+        self.lane_id = unpack_lane_header(self._map[:PAGE_BYTES])
         self.words = memoryview(self._map).cast("Q")
         self.free = _all_words()
         self.frozen = False

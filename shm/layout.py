@@ -61,7 +61,7 @@ _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@11Q")
 _SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddIId")
-_LANE_HEADER: Final = struct.Struct("@QQQ?")
+_LANE_HEADER: Final = struct.Struct("@QQQ")
 
 # A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
 # (bits 48 to 63), and in bit 0 whether a restarted daemon has yet to check it: all that a hit needs to make its views.
@@ -268,22 +268,21 @@ class SpanHeader:
         return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid, prefix, cost)
 
 
-def pack_lane_header(lane_id: int, *, fenced: bool) -> bytes:
+def pack_lane_header(lane_id: int) -> bytes:
     """The first words of a lane's first page, written by the daemon before it hands the lane out.
 
-    `fenced`: the process that writes the lane registered for the expedited fence. It stands here for the next daemon,
-    which scans the lane before its client has come back.
+    For the lane's client alone, which may write there: a daemon takes the id from the lane's name.
     """
-    return _LANE_HEADER.pack(_LANE_MAGIC, LAYOUT_VERSION, lane_id, fenced)
+    return _LANE_HEADER.pack(_LANE_MAGIC, LAYOUT_VERSION, lane_id)
 
 
-def unpack_lane_header(page: bytes | memoryview) -> tuple[int, bool]:
-    """The lane's id, and whether it is fenced.
+def unpack_lane_header(page: bytes | memoryview) -> int:
+    """The lane's id.
 
     Raises:
         LayoutMismatch: not a lane, or one of another layout version.
     """
-    magic, version, lane_id, fenced = _LANE_HEADER.unpack_from(page)
+    magic, version, lane_id = _LANE_HEADER.unpack_from(page)
     if magic != _LANE_MAGIC or version != LAYOUT_VERSION:
         raise LayoutMismatch(f"a lane with magic {magic:#x} and layout {version}, expected {LAYOUT_VERSION}")
-    return lane_id, fenced
+    return int(lane_id)

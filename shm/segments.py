@@ -1,10 +1,14 @@
 """Named and anonymous shared memory: made, sized, locked, prefaulted, removed.
 
-Owns: names under /dev/shm, the check that memory is really there before it is promised, the lock that makes a daemon
-the only one of its instance, a memfd's seals. Does not own what stands in the memory.
+Owns: names under /dev/shm, the check that memory is really there before it is promised, whose a segment has to be, the
+lock that makes a daemon the only one of its instance, a memfd's seals. Does not own what stands in the memory.
 
-Names: `/tensord.<instance>.ring`, `.index`, `.lane.<id>`; all 0600, so that only the daemon's own user can map one
-for writing, whatever descriptor somebody was handed.
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.lane.<id>` and `.lane.<id>.fenced`; all 0600, so that only the
+daemon's own user can map one for writing, whatever descriptor somebody was handed.
+
+Invariant: /dev/shm is writable for every user, so a segment that is found is opened only if it is a regular file of
+this user with mode 0600. What the daemon has to believe about a lane stands in the lane's name and not in its memory,
+which its client writes.
 """
 
 from __future__ import annotations
@@ -15,17 +19,24 @@ import fcntl
 import mmap
 import os
 import re
+import stat
+import time
 from pathlib import Path
 from typing import Final
 
 import posix_ipc
 
-from ..errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
+from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
 from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
 PREFAULT_PIECE_BYTES: Final = 64 << 20
+SEGMENT_MODE: Final = 0o600
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_LANE: Final = re.compile(r"lane\.([0-9a-f]{1,16})(\.fenced)?")
+_CLAIM_TRIES: Final = 10
+_CLAIM_EVERY_S: Final = 0.01
+_TMPFS_MAGIC: Final = 0x01021994
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _BLOCK_BYTES: Final = 512
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -34,6 +45,7 @@ INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
 def segment_name(instance: str, part: str) -> str:
@@ -49,10 +61,34 @@ def segment_name(instance: str, part: str) -> str:
     return f"/tensord.{instance}.{part}"
 
 
+def lane_name(instance: str, lane_id: int, *, fenced: bool) -> str:
+    """The name of a lane. `fenced`: the process that writes the lane registered for the expedited fence."""
+    return segment_name(instance, f"lane.{lane_id:x}{'.fenced' if fenced else ''}")
+
+
+def read_lane_name(instance: str, name: str) -> tuple[int, bool] | None:
+    """(lane id, fenced) of a lane's name; None if the name is no lane's."""
+    found = _LANE.fullmatch(name.removeprefix(segment_name(instance, "")))
+    return (int(found[1], 16), found[2] is not None) if found else None
+
+
 def existing(instance: str) -> list[str]:
-    """The names of all segments that stand for `instance` now."""
+    """The names of all segments that stand for `instance` now, other users' included."""
     prefix = segment_name(instance, "").removeprefix("/")
     return sorted(f"/{path.name}" for path in SHM_FOLDER.glob(f"{prefix}*"))
+
+
+def own(instance: str) -> list[str]:
+    """The names among `existing` that are this user's regular files."""
+    found = []
+    for name in existing(instance):
+        try:
+            status = _path(name).lstat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+            found.append(name)
+    return found
 
 
 def instances() -> list[str]:
@@ -68,49 +104,127 @@ def create(name: str, size_bytes: int) -> int:
         A read-write descriptor, the caller's to close.
 
     Raises:
-        SegmentError: the name is taken, or /dev/shm does not let us.
+        NameTaken: a file of that name stands there; the message says whose.
+        SegmentError: /dev/shm does not let us.
     """
     try:
-        segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size_bytes)
+        segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE, size=size_bytes)
+    except posix_ipc.ExistentialError:
+        raise NameTaken(f"cannot create {SHM_FOLDER}{name}: {_whose(name)} stands there already") from None
     except (posix_ipc.Error, OSError) as error:
         raise SegmentError(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
+    # Whatever the umask left of it.
+    os.fchmod(segment.fd, SEGMENT_MODE)
     return int(segment.fd)
 
 
-def attach(name: str, *, read_only: bool = False) -> int:
-    """A descriptor of its own (its locks too) on an existing segment.
+def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int:
+    """A descriptor of its own (its locks too) on an existing segment of `uid`, this user's unless given.
 
     Raises:
-        SegmentError: there is none, or it is another user's.
+        SegmentError: there is none, or it is not a regular file of that user with mode 0600; the message says whose
+            file it is, and what to do.
     """
+    mode = os.O_RDONLY if read_only else os.O_RDWR
     try:
-        segment = posix_ipc.SharedMemory(name, read_only=read_only)
-    except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error}") from error
-    return int(segment.fd)
+        # Not by shm_open(3), which waits where somebody has made a pipe.
+        fd = os.open(_path(name), mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise SegmentError(
+            f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}"
+        ) from error
+    uid = os.geteuid() if uid is None else uid
+    status = os.fstat(fd)
+    if (status.st_uid, stat.S_IMODE(status.st_mode)) == (uid, SEGMENT_MODE) and stat.S_ISREG(status.st_mode):
+        return fd
+    os.close(fd)
+    raise SegmentError(
+        f"{SHM_FOLDER}{name} is {_described(status)}; a daemon of uid {uid} takes only regular files of uid {uid} with "
+        f"mode {SEGMENT_MODE:04o}, since any user may make files in {SHM_FOLDER}: remove the file, or set another "
+        "--instance"
+    )
 
 
 def remove(name: str) -> bool:
-    """Takes the name away; the memory goes with its last mapping. False where there was none."""
+    """Takes the name away; the memory goes with its last mapping. False where there was none.
+
+    Raises:
+        SegmentError: it is another user's, or a folder.
+    """
     try:
-        posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
+        _path(name).unlink()
+    except FileNotFoundError:
         return False
+    except OSError as error:
+        raise SegmentError(f"cannot remove {SHM_FOLDER}{name}, {_whose(name)}: {error.strerror}") from error
     return True
 
 
-def claim_instance(ring_fd: int, instance: str) -> None:
-    """Makes this process the instance's only daemon for as long as `ring_fd` or a mapping of it lives.
+def claim_instance(instance: str, *, uid: int | None = None) -> int:
+    """Makes this process the only one that serves or purges the instance, until it closes the descriptor.
+
+    The lock is one on a file of its own, which no client is ever handed: whoever shares a descriptor shares its lock.
+
+    Args:
+        uid: whose file it has to be, if not this user's.
+
+    Returns:
+        A descriptor that holds the lock.
 
     Raises:
-        InstanceBusy: another daemon is.
+        InstanceBusy: another daemon, or a purge, has it.
+        SegmentError: the file is another user's.
     """
+    name = segment_name(instance, "lock")
+    for _ in range(_CLAIM_TRIES):
+        try:
+            fd = create(name, 0)
+        except NameTaken:
+            try:
+                fd = attach(name, uid=uid)
+            except SegmentError:
+                if not os.path.lexists(_path(name)):
+                    continue
+                raise
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            # `tensorctl doctor` takes it for a moment, to see whether it is held.
+            time.sleep(_CLAIM_EVERY_S)
+            continue
+        if _leads_to(name, fd):
+            return fd
+        # A purge removed the file between our opening and our locking it.
+        os.close(fd)
+    raise InstanceBusy(
+        f"instance {instance!r} is served by another tensord; stop that one, or set another --instance"
+    )
+
+
+def _path(name: str) -> Path:
+    return SHM_FOLDER / name.removeprefix("/")
+
+
+def _leads_to(name: str, fd: int) -> bool:
     try:
-        fcntl.flock(ring_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InstanceBusy(
-            f"instance {instance!r} is served by another tensord; stop that one, or set another --instance"
-        ) from None
+        return os.path.samestat(_path(name).lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _whose(name: str) -> str:
+    """What stands under a name, for people."""
+    try:
+        return _described(_path(name).lstat())
+    except OSError:
+        return "nothing now"
+
+
+def _described(status: os.stat_result) -> str:
+    kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "no regular file, and")
+    return f"{kind} of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 def allocate(fd: int, start: int, size_bytes: int) -> None:
@@ -248,7 +362,7 @@ def check_inbox(fd: int, size_bytes: int) -> None:
     """Makes sure that a descriptor somebody sent can be mapped without ever giving SIGBUS.
 
     Raises:
-        SegmentError: not a memfd with the three seals, or not of the size announced.
+        SegmentError: not a memfd with the three seals, of ordinary pages, and of the size announced.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -259,3 +373,19 @@ def check_inbox(fd: int, size_bytes: int) -> None:
     there = os.fstat(fd).st_size
     if there != size_bytes:
         raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
+    filesystem = _filesystem(fd)
+    if filesystem != _TMPFS_MAGIC:
+        # A hole in huge pages is a SIGBUS where none are free; in ordinary ones it reads as zeros.
+        raise SegmentError(
+            f"an inbox must be a memfd of ordinary pages, this one's file system is {filesystem:#x}: "
+            "make it without MFD_HUGETLB"
+        )
+
+
+def _filesystem(fd: int) -> int:
+    """The magic number of the file system that a descriptor's file is on."""
+    statfs = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(fd, statfs):
+        number = ctypes.get_errno()
+        raise SegmentError(f"an inbox's file system cannot be told: {os.strerror(number)}")
+    return int.from_bytes(statfs.raw[:8], "little")

@@ -35,6 +35,8 @@
     ├── SegmentError              shared memory cannot be had or used
     │   ├── NotEnoughMemory       /dev/shm, MemAvailable or the cgroup cannot hold it
     │   ├── LayoutMismatch        written by another layout version
+    │   ├── NameTaken             a file stands where a new segment was to be
+    │   ├── NoFence               the kernel or a sandbox refuses membarrier(2)
     │   └── InstanceBusy          another daemon serves this instance
     └── Corrupt                   stored bytes that do not match their checksum or description
         └── BadTree               a tree header that describes no payload
@@ -194,6 +196,14 @@ class NotEnoughMemory(SegmentError):
 
 class LayoutMismatch(SegmentError):
     """A segment written by another layout version."""
+
+
+class NameTaken(SegmentError):
+    """A file stands where a new segment was to be; the message says whose."""
+
+
+class NoFence(SegmentError):
+    """The kernel or a sandbox refuses membarrier(2), without which no span can be reused."""
 
 
 class InstanceBusy(SegmentError):

@@ -54,10 +54,10 @@ def opened_anew(fd: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
 
 
-def lane_file(lane_id: int = 1, *, fenced: bool = True) -> int:
+def lane_file(lane_id: int = 1) -> int:
     """A descriptor on a lane as a daemon makes it, without a lock."""
     fd = memory_file(LANE_BYTES)
-    os.pwrite(fd, pack_lane_header(lane_id, fenced=fenced), 0)
+    os.pwrite(fd, pack_lane_header(lane_id), 0)
     return fd
 
 

@@ -2,8 +2,8 @@
 
 Owns: finding it, and removing what nobody serves. Does not own the names (shm/segments.py).
 
-Invariant: nothing of an instance is removed unless its ring's lock is held here for as long as it takes: a daemon that
-starts meanwhile is refused, as by any other daemon.
+Invariant: nothing of an instance is removed unless its lock is held here for as long as it takes: a daemon that starts
+meanwhile is refused, as by any other daemon.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,6 @@ from ...errors import InstanceBusy, SegmentError
 from ...shm import segments
 
 _PREFIX: Final = "tensord."
-_STUB_BYTES: Final = 4096
 _SECTOR_BYTES: Final = 512
 
 
@@ -36,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An instance's segments. `served`: a daemon holds the ring; None where that cannot be told."""
+    """An instance's segments. `served`: a daemon holds the lock; None where that cannot be told."""
 
     instance: str
     pieces: tuple[Piece, ...]
@@ -48,7 +46,15 @@ class Leftover:
 
     @property
     def uid(self) -> int:
-        return self.pieces[0].uid
+        """Whose instance it is: the owner of its ring, or of whatever else is there."""
+        uids = {piece.name: piece.uid for piece in self.pieces}
+        names = (segments.segment_name(self.instance, part) for part in ("ring", "index", "lock"))
+        return next((uids[name] for name in names if name in uids), self.pieces[0].uid)
+
+    @property
+    def foreign(self) -> list[Piece]:
+        """Files under its names that are another user's: no daemon uses them."""
+        return [piece for piece in self.pieces if piece.uid != self.uid]
 
     @property
     def views(self) -> int:
@@ -61,7 +67,7 @@ def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
     found = set()
     for path in folder.glob(f"{_PREFIX}*.*"):
         instance, _, part = path.name.removeprefix(_PREFIX).partition(".")
-        if part in ("ring", "index") or part.startswith("lane."):
+        if part in ("ring", "index", "lock") or part.startswith("lane."):
             found.add(instance)
     return sorted(found)
 
@@ -73,58 +79,57 @@ def look(instance: str) -> Leftover | None:
 
 
 def remove(instance: str) -> Leftover:
-    """Takes away all names of an instance that no daemon serves.
+    """Takes away all names of an instance that no daemon serves, but for files of other users that we may not remove.
 
     The memory of what a process still has mapped goes with that process: its views stay whole.
 
     Returns:
-        What there was.
+        What was removed.
 
     Raises:
         InstanceBusy: a daemon serves it.
         SegmentError: it is another user's.
     """
-    ring = segments.segment_name(instance, "ring")
-    with _claimed(instance, ring) as made:
-        pieces = tuple(piece for piece in _pieces(instance) if not (made and piece.name == ring))
-        for piece in pieces:
-            if piece.name != ring:
-                segments.remove(piece.name)
-        # Last: its lock is what keeps others out.
-        segments.remove(ring)
-    return Leftover(instance, pieces, False)
-
-
-@contextmanager
-def _claimed(instance: str, name: str) -> Iterator[bool]:
-    """Holds the instance as a daemon would, by its ring; where none is left, by a small one of our own (True)."""
-    made = name not in segments.existing(instance)
-    fd = segments.create(name, _STUB_BYTES) if made else segments.attach(name)
+    lock = segments.segment_name(instance, "lock")
+    there = look(instance)
     try:
-        try:
-            segments.claim_instance(fd, instance)
-        except InstanceBusy:
-            raise InstanceBusy(
-                f"instance {instance!r} is served by a running tensord: stop it first; SIGINT makes it free its memory"
-            ) from None
-        yield made
+        fd = segments.claim_instance(instance, uid=None if there is None else there.uid)
+    except InstanceBusy:
+        raise InstanceBusy(
+            f"instance {instance!r} is served by a running tensord: stop it first; SIGINT makes it free its memory"
+        ) from None
+    try:
+        # The lock last: it keeps others out.
+        pieces = sorted(_pieces(instance), key=lambda piece: piece.name == lock)
+        pieces = [piece for piece in pieces if _removed(piece)]
     finally:
         os.close(fd)
+    return Leftover(instance, tuple(pieces), False)
+
+
+def _removed(piece: Piece) -> bool:
+    try:
+        return segments.remove(piece.name)
+    except SegmentError:
+        return False
 
 
 def _pieces(instance: str) -> Iterator[Piece]:
     for name in segments.existing(instance):
         path = segments.SHM_FOLDER / name.lstrip("/")
         try:
-            status = path.stat()
+            status = path.lstat()
         except FileNotFoundError:
             continue
-        held = ".lane." in name and _locked(path) is True
+        try:
+            held = ".lane." in name and _locked(path) is True
+        except FileNotFoundError:
+            continue
         yield Piece(name, status.st_blocks * _SECTOR_BYTES, status.st_uid, held)
 
 
 def _served(instance: str) -> bool | None:
-    path = segments.SHM_FOLDER / segments.segment_name(instance, "ring").lstrip("/")
+    path = segments.SHM_FOLDER / segments.segment_name(instance, "lock").lstrip("/")
     try:
         return _locked(path)
     except FileNotFoundError:
@@ -134,11 +139,13 @@ def _served(instance: str) -> bool | None:
 def _locked(path: Path) -> bool | None:
     """Whether somebody holds the file's lock; None if we may not look. Asks for the lock, and lets go of it at once."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except PermissionError:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError:
         return None
     try:
-        # A lane is held by shared locks, a ring by an exclusive one: only an exclusive request meets both.
+        # A lane is held by shared locks, an instance by an exclusive one: only an exclusive request meets both.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -38,6 +38,10 @@ def purge(instance: str | None) -> None:
     if there is not None:
         leftovers.owned_by(os.geteuid(), there)
         click.echo(freed_text(leftovers.remove(instance)))
+        left = leftovers.look(instance)
+        if left is not None:
+            names = ", ".join(piece.name.lstrip("/") for piece in left.pieces)
+            click.echo(f"{names}: not removed, of another user")
         return
     others = leftovers.instances()
     told = f"nothing of instance {instance!r} is in /dev/shm"

@@ -240,6 +240,7 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     body = daemon.ask(HealthQuery)
     with understood("health"):
         problems: list[str] = body["problems"]
+        notices: list[str] = body.get("notices", [])
         healthy = body["healthy"] and not problems
     if as_json:
         click.echo(json.dumps(body, indent=2))
@@ -247,4 +248,6 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
         click.echo("healthy")
     for problem in problems:
         click.echo(f"tensorctl: unhealthy: {problem}", err=True)
+    for notice in notices:
+        click.echo(f"tensorctl: notice: {notice}", err=True)
     ctx.exit(0 if healthy else 1)

@@ -442,7 +442,8 @@ class StoreActor:
         return rows
 
     def _health(self) -> dict[str, Any]:
-        """`healthy` unless there are `problems`: what an operator must look at, though the daemon serves."""
+        """`healthy` unless there are `problems`: what an operator must look at, though the daemon serves. `notices`:
+        what an operator should know, and anybody on the host may have caused."""
         store = self._store.status()
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
         if self._grow_error:
@@ -455,6 +456,7 @@ class StoreActor:
         return {
             "healthy": not problems,
             "problems": problems,
+            "notices": list(self._memory.foreign),
             "ring_ready_bytes": self._grown_bytes,
             "inbox_messages": len(self.inbox),
         }

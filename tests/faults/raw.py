@@ -21,14 +21,20 @@ from ..daemon_process import MIB, PATIENCE_S
 
 
 class RawClient:
-    """Has said Hello and Attach when it is there; holds its lane, and an inbox if `inbox_bytes` are given."""
+    """Has said Hello and Attach when it is there; holds its lane, and an inbox if `inbox_bytes` are given.
 
-    def __init__(self, socket: Path, *, inbox_bytes: int = 0, attach: bool = True) -> None:
+    `fenced`: what it says of its registration for the fence; what is true, unless given.
+    """
+
+    def __init__(
+        self, socket: Path, *, inbox_bytes: int = 0, attach: bool = True, fenced: bool | None = None
+    ) -> None:
         self._ids = count(1)
         self.channel = BlockingChannel.connect(socket, PATIENCE_S)
         self.fds: tuple[int, ...] = ()
         try:
-            fenced = fence.register()
+            if fenced is None:
+                fenced = fence.register()
             self.ask(lambda n: messages.Hello(n, PROTOCOL_VERSION, "raw", os.getpid(), fenced))
             if attach:
                 self.ask(lambda n: messages.Attach(n))

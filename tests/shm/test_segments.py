@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tensord.errors import BadConfiguration, InstanceBusy, NotEnoughMemory, SegmentError
+from tensord.errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
 from tensord.shm import segments
 
 PAGE = 4096
@@ -68,19 +68,80 @@ def test_attaching_read_only_allows_no_writing(instance: str) -> None:
 
 
 def test_one_daemon_an_instance_until_its_last_descriptor_and_mapping_are_gone(instance: str) -> None:
-    name = segments.segment_name(instance, "ring")
-    fd = segments.create(name, 4096)
-    segments.claim_instance(fd, instance)
-    second = segments.attach(name)
+    fd = segments.claim_instance(instance)
+    assert segments.existing(instance) == [segments.segment_name(instance, "lock")]
     with pytest.raises(InstanceBusy, match=f"{instance!r}.*another --instance"):
-        segments.claim_instance(second, instance)
-    mapping = mmap(fd, 4096)
+        segments.claim_instance(instance)
     os.close(fd)
+    os.close(segments.claim_instance(instance))
+
+
+def test_a_lock_whose_file_was_removed_is_not_held(instance: str) -> None:
+    name = segments.segment_name(instance, "lock")
+    removed = segments.claim_instance(instance)
+    segments.remove(name)
+    fd = segments.claim_instance(instance)
+    assert os.fstat(fd).st_ino != os.fstat(removed).st_ino
+    os.close(removed)
     with pytest.raises(InstanceBusy):
-        segments.claim_instance(second, instance)
-    mapping.close()
-    segments.claim_instance(second, instance)
-    os.close(second)
+        segments.claim_instance(instance)
+    os.close(fd)
+
+
+def test_a_segment_that_others_could_have_made_is_refused_and_told_whose_it_is(instance: str) -> None:
+    name = segments.segment_name(instance, "ring")
+    path = segments.SHM_FOLDER / name.lstrip("/")
+    os.close(segments.create(name, 4096))
+    path.chmod(0o666)
+    with pytest.raises(SegmentError, match=f"{name} is a file of uid {os.geteuid()} with mode 0666.*remove the file"):
+        segments.attach(name)
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [("mkdir", "a folder"), ("symlink", "a symbolic link"), ("mkfifo", "no regular file")]
+)
+def test_what_is_no_file_is_neither_opened_nor_waited_for(instance: str, make: str, kind: str) -> None:
+    name = segments.segment_name(instance, "ring")
+    path = segments.SHM_FOLDER / name.lstrip("/")
+    match make:
+        case "mkdir":
+            path.mkdir()
+        case "symlink":
+            path.symlink_to("/dev/null")
+        case "mkfifo":
+            os.mkfifo(path)
+    try:
+        with pytest.raises(SegmentError, match=kind):
+            segments.attach(name, read_only=True)
+        with pytest.raises(NameTaken, match=kind):
+            segments.create(name, 4096)
+        assert segments.own(instance) == []
+    finally:
+        path.rmdir() if make == "mkdir" else path.unlink()
+
+
+@pytest.mark.root
+def test_another_user_s_segment_is_refused(instance: str) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file to another user")
+    name = segments.segment_name(instance, "index")
+    os.close(segments.create(name, 4096))
+    os.chown(segments.SHM_FOLDER / name.lstrip("/"), 1234, -1)
+    with pytest.raises(SegmentError, match=f"{name} is a file of uid 1234 with mode 0600"):
+        segments.attach(name)
+    os.close(segments.attach(name, uid=1234))
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_lane_s_name_says_its_id_and_its_fence(fenced: bool) -> None:
+    name = segments.lane_name("main", 0x1234_5678_9ABC, fenced=fenced)
+    assert segments.read_lane_name("main", name) == (0x1234_5678_9ABC, fenced)
+
+
+@pytest.mark.parametrize("part", ["lane.", "lane.xyz", "lane.1.fence", "lane.1.fenced.", "lane.11111111111111111"])
+def test_what_is_no_lane_s_name_is_told_apart(part: str) -> None:
+    assert segments.read_lane_name("main", segments.segment_name("main", part)) is None
 
 
 def test_allocated_pages_are_there_and_punched_ones_are_given_back(instance: str) -> None:
@@ -195,6 +256,12 @@ def test_an_inbox_that_could_give_sigbus_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SegmentError, match=f"its seals are {seals:#x}"):
             segments.check_inbox(fd, 8192)
         os.close(fd)
+    huge = os.memfd_create("x", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    os.ftruncate(huge, 2 << 20)
+    fcntl.fcntl(huge, fcntl.F_ADD_SEALS, segments.INBOX_SEALS)
+    with pytest.raises(SegmentError, match="without MFD_HUGETLB"):
+        segments.check_inbox(huge, 2 << 20)
+    os.close(huge)
     (tmp_path / "file").write_bytes(bytes(8192))
     fd = os.open(tmp_path / "file", os.O_RDWR)
     ours, theirs = socket.socketpair()

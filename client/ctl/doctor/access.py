@@ -7,11 +7,14 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ....errors import SocketForbidden, TensordError
 from ..leftovers import Leftover
 from ..tables import size
 from .finding import Finding, fail, ok, warn
+
+_FOREIGN_TOLD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,16 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
     check = "leftovers"
     findings = []
     for left in found:
+        if left.foreign:
+            names = ", ".join(f"{piece.name.lstrip('/')} (uid {piece.uid})" for piece in left.foreign[:_FOREIGN_TOLD])
+            findings.append(
+                warn(
+                    check,
+                    f"{len(left.foreign)} files of other users stand under names of instance {left.instance}, "
+                    f"and are passed over: {names}",
+                    "remove them from /dev/shm, as their owner or as root",
+                )
+            )
         if left.served or left.instance == served:
             continue
         pieces = f"{len(left.pieces)} segments of uid {left.uid}"

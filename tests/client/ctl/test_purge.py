@@ -74,8 +74,28 @@ def test_views_stay_whole_when_what_they_view_is_purged(daemon: Daemon, ctl: Ctl
 
 def test_a_daemon_that_starts_during_a_purge_is_refused(daemon: Daemon) -> None:
     daemon.kill()
-    with leftovers._claimed(daemon.instance, segments.segment_name(daemon.instance, "ring")):
-        assert "InstanceBusy" in daemon.refused()
+    fd = segments.claim_instance(daemon.instance)
+    assert "InstanceBusy" in daemon.refused()
+    os.close(fd)
+
+
+@pytest.mark.root
+def test_a_purge_frees_what_is_its_user_s_and_names_the_rest(daemon: Daemon, ctl: Ctl) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to become another user")
+    daemon.kill()
+    theirs = segments.SHM_FOLDER / f"tensord.{daemon.instance}.lane.77"
+    theirs.touch()
+    for segment in daemon.segments():
+        os.chown(segment, 1234, -1)
+    os.chown(theirs, 4321, -1)
+    os.seteuid(1234)
+    try:
+        told = ctl("purge", "--instance", daemon.instance).out
+    finally:
+        os.seteuid(0)
+    assert f"{theirs.name}: not removed, of another user" in told
+    assert daemon.segments() == [theirs]
 
 
 def test_pieces_without_a_ring_are_freed_too(daemon: Daemon, ctl: Ctl) -> None:
@@ -109,10 +129,13 @@ def test_another_user_s_memory_is_not_touched() -> None:
 
 
 def test_only_tensord_s_own_names_are_instances(tmp_path: Path) -> None:
-    for name in ("tensord.a.ring", "tensord.b.lane.1f", "tensord.c.index", "tensord.c.other", "sem.tensord.d.ring"):
+    for name in (
+        "tensord.a.ring", "tensord.b.lane.1f.fenced", "tensord.c.index", "tensord.c.other", "sem.tensord.d.ring",
+        "tensord.f.lock",
+    ):  # fmt: skip
         (tmp_path / name).touch()
     (tmp_path / "tensord.e.other").touch()
-    assert leftovers.instances(tmp_path) == ["a", "b", "c"]
+    assert leftovers.instances(tmp_path) == ["a", "b", "c", "f"]
 
 
 def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
@@ -121,7 +144,7 @@ def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
     found = leftovers.look(daemon.instance)
     assert found is not None
     assert found.served is False
-    fd = os.open(daemon.segments()[-1], os.O_RDWR)
+    fd = os.open(segments.SHM_FOLDER / f"tensord.{daemon.instance}.lock", os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     found = leftovers.look(daemon.instance)
     os.close(fd)
