@@ -24,10 +24,11 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test test-systemd test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test test-systemd simulate test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
+	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
@@ -81,6 +82,11 @@ test-systemd: $(STAMPS)/test
 	  { echo "installing python3-venv"; apt-get update -qq </dev/null >/dev/null; \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv </dev/null >/dev/null; }
 	$(BIN)/python -m pytest -m booted tests/systemd $(ARGS)
+
+# A failing seed prints itself; SEED=n replays it step by step.
+SEEDS ?= 1000
+simulate: $(STAMPS)/test
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check

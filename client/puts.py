@@ -60,8 +60,7 @@ class Put:
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
         """Says what became of it. For the library."""
-        # Without the traceback, whose frames have this put and its payload: a cycle.
-        self.state, self.error = state, error and error.with_traceback(None)
+        self.state, self.error = state, error
         self._settled.set()
 
     def disown(self) -> None:

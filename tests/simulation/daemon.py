@@ -1,0 +1,389 @@
+"""One daemon of a simulated host: the real memory, cores and copier, carrying out one thing at a time.
+
+Played: the sockets, the threads and the clock. Copies, scans and changes of pages wait here until the schedule gets to
+them, and anything else may happen first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tensord.client.lease import lease_over
+from tensord.daemon.copier import Copier, Job
+from tensord.daemon.core import effects, events
+from tensord.daemon.core.entries import Entry
+from tensord.daemon.core.governor import effects as governor_effects
+from tensord.daemon.core.governor import events as governor_events
+from tensord.daemon.core.governor.governor import Governor
+from tensord.daemon.core.store import Store
+from tensord.daemon.holders import Holders
+from tensord.daemon.memory import Memory
+from tensord.daemon.policy.replacement import by_name
+from tensord.errors import NotEnoughMemory, TensordError
+from tensord.ipc import messages
+from tensord.ipc.modes import HOST_GAUGE, Tier
+from tensord.shm import segments
+from tensord.shm.layout import SPAN_HEADER_BYTES
+from tensord.shm.prefix import Piece
+from tensord.shm.recipe import recipe
+from tensord.shm.ring import Ring
+
+from .payloads import TAGS, number_of, version_of
+from .settings import Settings
+from .wire import Wire
+
+if TYPE_CHECKING:
+    from .world import World
+
+GPU = "gpu"
+_MIB = 1 << 20
+_STORE_REQUESTS = (
+    messages.Commit
+    | messages.Part
+    | messages.Claim
+    | messages.Renew
+    | messages.Abandon
+    | messages.Evict
+    | messages.Touch
+    | messages.Clear
+    | messages.Invalidate
+    | messages.Pin
+    | messages.Unpin
+    | messages.Limit
+    | messages.EvictPrefixes
+    | messages.AgentTurn
+)
+
+
+class Daemon:
+    """Recovers what the one before left, or makes new memory. Owns its segments until `kill`, `stop` or `drop`."""
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        self.world = world
+        self.settings = settings
+        chance = world.chance
+        self.memory = Memory.open(world.instance, settings.ring_bytes, settings.index_entries, settings.namespaces_max)
+        recovered = self.memory.recovered
+        self.ring_bytes = ring_bytes = self.memory.superblock.ring_bytes
+        self.store = Store(
+            self.memory.index,
+            Ring(ring_bytes if recovered else 0),
+            by_name(settings.policy),
+            settings.store_limits(ring_bytes),
+            self.memory.superblock.epoch,
+            1e6,
+            read=self.memory.read,
+            seed=chance.getrandbits(128),
+        )
+        self.governor = Governor(settings.governor_limits())
+        self.copier = Copier(self.memory.ring, 32, lambda _: None)
+        self.holders = Holders(*self.memory.index.held())
+        self.wires: dict[int, Wire] = {}
+        self.copies: deque[Job] = deque()
+        self.pages: deque[effects.Punch | effects.Allocate] = deque()
+        self.scan_asked = False
+        self.scanned: frozenset[int] | None = None
+        self.scrubbed: tuple[int, int] | None = None
+        self.matched: messages.Matched | None = None
+        self.answered: int | None = None
+        if recovered:
+            self.store.recover(self.memory.found(), world.now, self.memory.missing)
+        else:
+            self.memory.grow(0, prefault=False)
+        self.do(events.RingGrown(ring_bytes, more=False))
+
+    # ---- events and effects
+
+    def do(self, event: events.Event) -> None:
+        """One event through the store's core, and its effects out."""
+        for effect in self.store.handle(event, self.world.now):
+            match effect:
+                case effects.Send(number, message):
+                    self._answer(number, message)
+                case effects.Copy():
+                    self.copies.append(Job(effect))
+                case effects.Scan():
+                    assert not self.scan_asked
+                    assert self.scanned is None
+                    self.scan_asked = True
+                case effects.Punch() | effects.Allocate():
+                    self.pages.append(effect)
+                case effects.Holds(resident_bytes, wanted_bytes, settled):
+                    self.govern(governor_events.HostHolds(resident_bytes, wanted_bytes, settled))
+                case effects.Forget(number):
+                    self.copier.close_inbox(number)
+                case effects.Discard(number, put_id):
+                    self.copier.discard(number, put_id)
+                case effects.Announce(body):
+                    self._announce(body)
+
+    def govern(self, event: governor_events.Event) -> None:
+        """One event through the governor's core, and its effects out."""
+        for effect in self.governor.handle(event, self.world.now):
+            match effect:
+                case governor_effects.Send(number, message):
+                    self._answer(number, message)
+                case governor_effects.Press() if self.settings.governed:
+                    self.do(events.Pressed(effect.resident_bytes_max, effect.idle_s, effect.refuse, effect.reason))
+
+    def _answer(self, number: int, message: Any) -> None:
+        if isinstance(message, messages.Matched):
+            self.matched = message
+        self.answered = getattr(message, "id", None)
+        self.wires[number].answer(message)
+
+    def _announce(self, body: dict[str, Any]) -> None:
+        self.world.say("announced", **body)
+        if body["event"] != "put":
+            self.world.model.announced(body)
+            return
+        key = bytes.fromhex(body["key"])
+        entries = self.store.memory.entries
+        entry = entries.find(key) or entries.hidden(key)
+        assert entry is not None, "published, and unknown"
+        number = number_of(key)
+        self.world.model.publish(number, version_of(number, self.tree(entry)))
+
+    def tree(self, entry: Entry) -> Any:
+        """What stands in the ring for an entry."""
+        start = entry.offset + SPAN_HEADER_BYTES
+        header = self.memory.ring[start : start + entry.tree_bytes].tobytes()
+        return lease_over(self.memory.ring, start, entry.image_bytes, recipe(header)).tree
+
+    # ---- clients
+
+    def join(self, wire: Wire, brought: int | None) -> list[int]:
+        """Hello and Attach; `brought` is a descriptor of the lane that the client had. Ring, index and lane."""
+        self.wires[wire.number] = wire
+        self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated"))
+        self.govern(governor_events.ClientJoined(wire.number, "simulated", wire.number))
+        if brought is not None and not self.memory.has_lane_for(brought):
+            brought = None
+        return self.memory.lend_lane(wire.number, fenced=True, brought=brought)[1]
+
+    def hear(self, wire: Wire) -> None:
+        """The next message of one connection, or its end."""
+        if not wire.up:
+            if not wire.client_open:
+                self.hang_up(wire)
+            return
+        message, fds = wire.up.popleft()
+        self.world.say("heard", client=wire.number, message=message)
+        try:
+            self._hear(wire.number, message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _hear(self, number: int, message: Any, fds: list[int]) -> None:
+        match message:
+            case messages.OpenInbox():
+                try:
+                    self.copier.open_inbox(number, fds[0], message.inbox_bytes, 1 << 30)
+                except TensordError as error:
+                    self._answer(number, messages.Error.of(error, message.id))
+                else:
+                    self._answer(number, messages.Done(message.id))
+            case messages.Clear() | messages.Invalidate() | messages.EvictPrefixes():
+                sequences = isinstance(message, messages.EvictPrefixes)
+                self.world.model.sweep(message.id, message.namespace, sequences=sequences)
+                self.do(events.Received(number, message))
+                if self.answered == message.id:
+                    self.world.model.refused(message.id)
+                self.look_at_generations()
+            case _ if isinstance(message, _STORE_REQUESTS):
+                self.do(events.Received(number, message))
+            case _:
+                self.govern(governor_events.Received(number, message))
+
+    def look_at_generations(self) -> None:
+        """The model learns what the table says."""
+        for tag in TAGS:
+            self.world.model.invalidated(tag, self.memory.index.generations.current(tag))
+
+    def hang_up(self, wire: Wire) -> None:
+        """The connection is over for the daemon."""
+        wire.close_daemon()
+        del self.wires[wire.number]
+        self.memory.orphan(wire.number)
+        self.do(events.ClientLeft(wire.number))
+        self.govern(governor_events.ClientLeft(wire.number))
+
+    def match(self, number: int, message: messages.MatchPrefix, query: Piece, tokens: Any) -> messages.Matched | None:
+        """What is answered to a query; None if it was refused."""
+        self.matched = None
+        self.do(events.PrefixAsked(number, message, query, tokens))
+        return self.matched
+
+    # ---- what takes its time
+
+    def copy(self) -> None:
+        """A turn of some client's oldest copy, which may be its last, or fail."""
+        if not self.copies:
+            return
+        client = self.world.chance.choice(self.copies).part.client
+        job = next(job for job in self.copies if job.part.client == client)
+        put_id = job.part.put_id
+        copied: events.Copied | None
+        try:
+            copied = self.copier._carry_out(job)
+        except TensordError as error:
+            copied = events.Copied(client, put_id, error=error)
+        self.world.say("copied", put=put_id, copied_bytes=job.copied_bytes, of=job.part.part_bytes, last=job.part.last)
+        if copied is not None:
+            self.copies.remove(job)
+            self.do(copied)
+
+    def move_pages(self, *, short: bool | None = None) -> None:
+        """The oldest of what is asked of the system's memory, which has none to give now and then."""
+        if not self.pages:
+            return
+        effect = self.pages.popleft()
+        self.world.say("pages", effect=effect)
+        if isinstance(effect, effects.Punch):
+            self.memory.punch(effect.offset, effect.size_bytes)
+            self.do(events.Punched(effect.offset))
+        elif self.world.chance.random() < 0.2 if short is None else short:
+            self.do(events.Allocated(effect.offset, NotEnoughMemory("none is to be had")))
+        else:
+            self.memory.allocate(effect.offset, effect.size_bytes, prefault=False)
+            self.do(events.Allocated(effect.offset))
+
+    def scan(self) -> None:
+        """A scan's two halves, with anything else between them."""
+        if self.scan_asked:
+            self.scan_asked, self.scanned = False, self.memory.pins()
+        elif self.scanned is not None:
+            pinned, self.scanned = self.scanned, None
+            self.world.say("scanned", pinned=len(pinned))
+            self.do(events.Scanned(pinned))
+
+    def scrub(self) -> None:
+        """A recovered entry is checked; what was found is believed a step later, if the slot still stands for it."""
+        if self.scrubbed is not None:
+            number, span_id = self.scrubbed
+            self.scrubbed = None
+            slot = self.memory.index.read(number)
+            if slot.published and slot.span_id == span_id:
+                self.memory.index.mark(number, unverified=False)
+        elif unverified := self.memory.unverified():
+            slot = self.world.chance.choice(unverified)
+            assert self.memory.is_sound(slot), "a recovered entry is not what was stored"
+            self.scrubbed = slot.number, slot.span_id
+
+    def count_holders(self) -> None:
+        """How many lanes pin each span is shown to clients."""
+        self.do(events.HoldersCounted(self.holders.changes(self.memory.pins_by_lane())))
+
+    def drain(self) -> None:
+        """The lanes' logs are read, and lanes that nobody holds any more are forgotten."""
+        for lane in self.memory.lanes:
+            drained = lane.reader.drain(self.world.chance.choice([4, 8192]))
+            if drained is not None:
+                self.do(events.Accessed(drained.span_ids.tolist(), drained.misses, drained.lost, drained.again))
+        self.memory.forget_abandoned()
+
+    def tick(self) -> None:
+        """Timers that are due."""
+        timer = self.store.next_timer()
+        if timer is not None and timer <= self.world.now:
+            self.do(events.Tick())
+        timer = self.governor.next_timer()
+        if timer is not None and timer <= self.world.now:
+            self.govern(governor_events.Tick())
+
+    # ---- what comes from outside
+
+    def sample(self) -> None:
+        """All gauges are read; some fail, some are gone, some show what stood there a while ago."""
+        chance, now = self.world.chance, self.world.now
+        samples = []
+        for gauge, tier in ((HOST_GAUGE, Tier.HOST), (GPU, Tier.DEVICE)):
+            share = chance.choice([0.3, 0.5, 0.5, 0.6, 0.6, 0.75, 0.8, 0.87, 0.94, 0.98])
+            if chance.random() < 0.9:
+                began_at = now - chance.choice([0.0, 0.0, 1.0])
+                used = int(share * 1000 * _MIB)
+                stale = chance.random() < 0.1
+                samples.append(
+                    governor_events.Sample(gauge, tier, used, 1000 * _MIB, "simulated", began_at, stale)
+                )
+        self.govern(governor_events.Sampled(tuple(samples)))
+
+    def press(self) -> None:
+        """The schedule says how much of the ring may be in memory, where the governor does not."""
+        if not self.settings.governed:
+            chance = self.world.chance
+            most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
+            idle_s = chance.choice([None, None, None, 5.0])
+            self.do(events.Pressed(most, idle_s, refuse=chance.random() < 0.05, reason="the schedule"))
+
+    def reload(self, settings: Settings) -> None:
+        """SIGHUP with other limits."""
+        self.settings = settings
+        self.do(events.LimitsChanged(settings.store_limits(self.ring_bytes)))
+        self.govern(governor_events.LimitsChanged(settings.governor_limits()))
+
+    # ---- ends
+
+    def kill(self) -> None:
+        """Its descriptors and mappings go, perhaps in the middle of a copy; nothing else happens."""
+        if self.copies and self.world.chance.random() < 0.5:
+            copy = self.copies[0].part
+            self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
+        self._end()
+
+    def stop(self) -> None:
+        """SIGTERM: the connections end, what has wholly arrived is carried out."""
+        if self.world.chance.random() < 0.5:
+            self.finish_copies()
+        for wire in list(self.wires.values()):
+            self.hang_up(wire)
+        self.finish_copies()
+        self._end()
+
+    def finish_copies(self) -> None:
+        """All copies that are asked for."""
+        while self.copies:
+            self.copy()
+
+    def _end(self) -> None:
+        for wire in self.wires.values():
+            wire.close_daemon()
+        self.memory.close(drop=False)
+
+    # ---- what is seen
+
+    def visible(self) -> set[int]:
+        """The keys that readers find."""
+        return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
+
+    def hidden(self) -> set[int]:
+        """The keys about which a scan is to decide."""
+        memory = self.store.memory
+        return {number_of(e.key) for e in memory.unpublished() if memory.entries.hidden(e.key) is e}
+
+    def check(self) -> None:
+        """Asserts what every core promises, and that the memory is what the cores take it for."""
+        self.store.check_invariants()
+        self.governor.check_invariants()
+        status = self.store.status()
+        for figure in ("evicted_while_pinned", "found_corrupt"):
+            assert status[figure] == 0, f"{figure} is {status[figure]}"
+        if not self.pages:
+            # Whoever only looked at a page that was given back would have had it made again.
+            blocks = os.stat(segments.SHM_FOLDER / f"tensord.{self.world.instance}.ring").st_blocks
+            assert blocks * 512 == status["resident_bytes"], "pages are there that the store knows nothing of"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that comes to its end by itself."""
+        status = self.store.status()
+        under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
+        return under_way or bool(self.copies or self.pages or self.scan_asked or self.scanned is not None)
+
+    def holds(self, span_id: int, key: bytes) -> bool:
+        """Whether a span is still allocated to this key."""
+        entry = self.store.memory.span(span_id)
+        return entry is not None and entry.key == key

@@ -1,0 +1,121 @@
+"""Keys, and payloads that say which key and which version of it they are.
+
+A number stands for a key: which of ALL names, and at which generation of its namespace. The names from KEYS on are
+blocks of cached sequences, which have one version each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from tensord.shm.keys import generation_of, make_key
+from tensord.shm.prefix import Piece, piece_key
+
+from ..daemon.core.pieces import BLOCK, TAG, Block, block, query, text
+from ..memory_bench import key
+
+KEYS: Final = 20
+TAGS: Final = (b"namespac", b"another ", TAG)
+SEQUENCES: Final = [words for length in (1, 2, 3) for words in product((1, 2), repeat=length)]
+ALL: Final = KEYS + len(SEQUENCES)
+
+
+def tag_of(number: int) -> bytes:
+    """The namespace of a key."""
+    return TAG if is_block(number) else TAGS[number % ALL % 2]
+
+
+def era_of(number: int) -> int:
+    """The generation of its namespace at which a key was made."""
+    return number // ALL
+
+
+def is_block(number: int) -> bool:
+    """Whether it is a block of a cached sequence."""
+    return number % ALL >= KEYS
+
+
+@cache
+def at(number: int) -> bytes:
+    """The key of a number."""
+    if is_block(number):
+        return piece(number).key
+    return make_key(tag_of(number), key(number)[8:], era_of(number))
+
+
+@cache
+def number_of(key: bytes) -> int:
+    """The number of a key."""
+    first = generation_of(key) * ALL
+    return next(number for number in range(first, first + ALL) if at(number) == key)
+
+
+@cache
+def piece(number: int) -> Block:
+    """The block of a sequence that has this number."""
+    era, words = era_of(number), SEQUENCES[number % ALL - KEYS]
+    parent = before(number)
+    there = replace(block(words).piece, scope=scope(era), parent=None if parent is None else at(parent))
+    record = there.pack(text(words[-1:])).tobytes()
+    return Block(piece_key(TAG, record, era), there, record)
+
+
+def scope(era: int) -> bytes:
+    """The namespace of sequences at one of its generations."""
+    return b"scope %10d" % era
+
+
+def asked(words: tuple[int, ...], era: int) -> tuple[Piece, Any]:
+    """A query for a sequence and a token more: its record, and its tokens."""
+    tokens = np.append(text(words), np.uint32(999_999))
+    return replace(query(tokens), scope=scope(era)), tokens
+
+
+def blocks(words: tuple[int, ...], era: int) -> list[int]:
+    """The blocks of a sequence, from its beginning."""
+    return [era * ALL + KEYS + SEQUENCES.index(words[: end + 1]) for end in range(len(words))]
+
+
+@cache
+def before(number: int) -> int | None:
+    """The number of the block before; None where the sequence begins, or the number is no block's."""
+    words = SEQUENCES[number % ALL - KEYS] if is_block(number) else ()
+    return blocks(words[:-1], era_of(number))[-1] if len(words) > 1 else None
+
+
+def words_of(number: int, version: int) -> int:
+    """How many words of 8 bytes the payload has."""
+    return 4 * BLOCK + number if is_block(number) else 24 + (number * 31 + version * 17) % 1200
+
+
+def payload(number: int, version: int) -> Any:
+    """f(key, version): one array, or a tree with one; 200 bytes to 10 kB."""
+    array = np.full(words_of(number, version), number << 32 | version, np.uint64)
+    if is_block(number):
+        return {"prefix": np.frombuffer(piece(number).record, np.uint8), "array": array}
+    return array if number % 2 else {"number": number, "array": array}
+
+
+def version_of(number: int, tree: Any) -> int:
+    """Which version of a key a payload is.
+
+    Raises:
+        AssertionError: it is another key's, or parts of two.
+    """
+    array = array_of(number, tree)
+    first = int(array[0])
+    assert (array == first).all(), f"key {number}: parts of two payloads, {first:#x} and others"
+    assert first >> 32 == number, f"key {number} shows the payload of key {first >> 32}"
+    version = first & 0xFFFFFFFF
+    assert array.size == words_of(number, version), f"key {number}: {array.size} words of version {version}"
+    return version
+
+
+def array_of(number: int, tree: Any) -> Any:
+    """The array in a payload."""
+    return tree if number % 2 and not is_block(number) else tree["array"]

@@ -1,0 +1,88 @@
+"""What one seed settles before its first step, and what a restarted daemon is configured with."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.core.limits import StoreLimits
+from tensord.ipc.words import Limits
+
+POLICIES: Final = ("hazard", "hazard", "lru", "lfu")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One daemon's configuration. `governed`: the governor presses the store; else the schedule does."""
+
+    policy: str
+    ring_bytes: int
+    index_entries: int
+    inbox_bytes: int
+    namespaces_max: int
+    governed: bool
+    limits: dict[str, Any]
+
+    def store_limits(self, ring_bytes: int) -> StoreLimits:
+        """For a ring of `ring_bytes`."""
+        return StoreLimits(ring_bytes=ring_bytes, max_bytes=ring_bytes, object_bytes_max=ring_bytes // 2, **self.limits)
+
+    def client_limits(self, ring_bytes: int) -> Limits:
+        """What Welcome says of them."""
+        return Limits(
+            inbox_bytes_max=self.inbox_bytes,
+            object_bytes_max=ring_bytes // 2,
+            commits_in_flight_max=self.limits["commits_in_flight_max"],
+            claim_s=self.limits["claim_s"],
+        )
+
+    def governor_limits(self) -> GovernorLimits:
+        return GovernorLimits(ack_s=5.0, retry_s=10.0, block_bytes=1)
+
+
+def drawn(chance: random.Random) -> Settings:
+    """The first daemon's."""
+    index_entries = chance.choice([10, 20, 40])
+    return Settings(
+        policy=chance.choice(POLICIES),
+        ring_bytes=chance.choice([1 << 14, 1 << 15, 1 << 16, 3 << 15]),
+        index_entries=index_entries,
+        inbox_bytes=chance.choice([1 << 13, 1 << 14, 1 << 15]),
+        namespaces_max=chance.choice([1, 8]),
+        governed=chance.random() < 0.4,
+        limits=_limits(chance, index_entries),
+    )
+
+
+def redrawn(chance: random.Random, before: Settings) -> Settings:
+    """The next daemon's: the same, or other limits, another policy, a ring of another size."""
+    if chance.random() < 0.5:
+        return before
+    return replace(
+        before,
+        policy=chance.choice(POLICIES),
+        ring_bytes=chance.choice([before.ring_bytes, 1 << 14, 1 << 15, 1 << 16]),
+        index_entries=chance.choice([before.index_entries, 20]),
+        limits=_limits(chance, before.index_entries),
+    )
+
+
+def _limits(chance: random.Random, index_entries: int) -> dict[str, Any]:
+    """Small ones, so that each is met. Up to all slots of the index may be taken, so that buckets run full."""
+    return {
+        "max_entries": chance.choice([index_entries // 2, index_entries, index_entries * 3 // 2]),
+        "max_tokens": chance.choice([None, None, 120]),
+        "default_ttl_s": chance.choice([None, 60.0]),
+        "commits_in_flight_max": chance.choice([2, 8, 8]),
+        "parts_in_flight_max": chance.choice([4, 64]),
+        "announced_bytes_max": chance.choice([1 << 12, 1 << 20]),
+        "announced_uid_bytes_max": chance.choice([1 << 13, 1 << 20]),
+        "put_idle_s": chance.choice([5.0, 60.0]),
+        "claims_per_client_max": chance.choice([2, 8]),
+        "claim_s": 4.0,
+        "claim_s_max": 20.0,
+        "pins_per_client_max": 2,
+        "pinned_bytes_max": chance.choice([0, 1 << 13]),
+    }

@@ -1,0 +1,518 @@
+"""A simulated host under one seed: at most one daemon, a few processes, a clock, and a schedule of what happens next.
+
+Everything that touches shared memory is the real thing. Time, sockets, threads and gauges are played. All chance is
+drawn from the seed, so a seed is a test; `trace` is told each step of it.
+
+What holds at every step: a payload that is found is f(key, version) of the version published last; a payload that
+is looked at stays what it was, and its span is nobody else's; what was stored is there until the daemon says why not;
+every core's own invariants.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from tensord.client import puts
+from tensord.client.lease import Lease
+from tensord.daemon import copier
+from tensord.daemon.core import events
+from tensord.errors import TensordError
+from tensord.ipc import messages
+from tensord.shm import fence, segments
+
+from .daemon import GPU, Daemon
+from .model import Model
+from .payloads import ALL, SEQUENCES, TAGS, asked, at, before, blocks, is_block, tag_of
+from .process import Process
+from .settings import drawn, redrawn
+
+PART_BYTES: Final = 2048
+"""Parts of a put, in place of client/puts.py's 4 MiB."""
+TURN_BYTES: Final = 1024
+"""What the copier copies at once, in place of its 4 MiB."""
+PROCESSES_MAX: Final = 4
+CHECK_EVERY: Final = 10
+TEMPER: Final = (0.2, 0.5, 1.0, 1.0, 1.0, 2.0)
+"""What an action's weight is multiplied by."""
+
+Trace = Callable[[str], None]
+Actions = tuple[list[Callable[[], None]], list[float]]
+
+
+class World:
+    """The host of one seed. Use `run`, `finish`, and `close` in any case."""
+
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+        fence.register()
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.trace = trace
+        self.instance = f"simulation-{os.getpid()}-{seed}"
+        self.now = 100.0
+        self.step = 0
+        self.model = Model()
+        self.settings = drawn(self.chance)
+        self.lane_words = self.chance.choice([3, 24, 24])
+        self.processes: list[Process] = []
+        self.daemon: Daemon | None = None
+        self.hits = self.kills = self.forks = self.matches = self.reattached = 0
+        self._clients = self._made = self._versions = 0
+        self._depth = 0
+        self._part_bytes, puts.PART_BYTES = puts.PART_BYTES, PART_BYTES  # type: ignore[misc]
+        self._turn_bytes, copier.TURN_BYTES = copier.TURN_BYTES, TURN_BYTES  # type: ignore[misc]
+        foreground: dict[Callable[[], None], float] = {
+            self.put: 40,
+            self.read: 30,
+            self.let_go: 12,
+            self.match: 8,
+            self.ask: 8,
+            self.claim: 8,
+            self.use_device: 6,
+            self.scribble: 3,
+            self.learn: 4,
+            self.join: 4,
+        }
+        background: dict[Callable[[], None], float] = {
+            self.hear: 60,
+            self.receive: 40,
+            self.of_daemon(Daemon.copy): 40,
+            self.of_daemon(Daemon.scan): 24,
+            self.of_daemon(Daemon.move_pages): 14,
+            self.of_daemon(Daemon.drain): 5,
+            self.of_daemon(Daemon.count_holders): 3,
+            self.of_daemon(Daemon.scrub): 4,
+            self.of_daemon(Daemon.press): 1,
+            self.of_daemon(Daemon.sample): 4,
+            self.pass_time: 12,
+            self.attach: 16,
+            self.reload: 1,
+            self.lose_connection: 2,
+            self.fork: 2,
+            self.kill_a_process: 1,
+            self.close_a_client: 0.5,
+            self.end_the_daemon: 1.5,
+            self.start_the_daemon: 12,
+        }
+        # Each seed has a temper of its own: a slow copier, a busy daemon, many forks.
+        weights = {act: weight * self.chance.choice(TEMPER) for act, weight in {**foreground, **background}.items()}
+        self._all = _weighted(weights)
+        self._background = _weighted({act: weights[act] for act in background})
+
+    # ---- the schedule
+
+    def run(self, steps: int) -> None:
+        """That many steps, each followed by what follows from it sooner or later."""
+        self.start_the_daemon()
+        for _ in range(3):
+            self.join()
+        for self.step in range(steps):
+            self._act(self._all)
+            if not self.step % CHECK_EVERY:
+                self.check()
+
+    def meanwhile(self) -> None:
+        """A process is in the middle of a call: some of what does not wait for it happens."""
+        if not self._depth and self.chance.random() < 0.5:
+            self._depth += 1
+            for _ in range(self.chance.choice([1, 2, 4, 12])):
+                self._act(self._background)
+            self._depth -= 1
+
+    def _act(self, actions: Actions) -> None:
+        [action] = self.chance.choices(actions[0], cum_weights=actions[1])
+        action()
+
+    def say(self, what: str, **fields: object) -> None:
+        """One line of the trace."""
+        if self.trace is not None:
+            self.trace(f"{self.step:4} {self.now:7.2f} {'  ' * self._depth}{what} {fields or ''}")
+
+    def next_client(self) -> int:
+        """The number of a new connection."""
+        self._clients += 1
+        return self._clients
+
+    def of_daemon(self, act: Callable[[Daemon], None]) -> Callable[[], None]:
+        """What the daemon does, if there is one."""
+
+        def action() -> None:
+            if self.daemon is not None:
+                act(self.daemon)
+
+        return action
+
+    def some(self, *, connected: bool = False, seeing: bool = False) -> Process | None:
+        """One of the processes; one with a connection, or with a view, if that is wanted."""
+        there = [
+            process
+            for process in self.processes
+            if (process.wire is not None or not connected) and (process.view is not None or not seeing)
+        ]
+        return self.chance.choice(there) if there else None
+
+    def number(self, process: Process, names: int = ALL) -> int:
+        """A key, at the generation of its namespace that the process knows."""
+        number = self.chance.randrange(names)
+        return number + ALL * process.eras[tag_of(number)]
+
+    # ---- the daemon
+
+    def start_the_daemon(self) -> None:
+        """It finds what the one before it left; every entry is there."""
+        if self.daemon is not None:
+            return
+        self.settings = redrawn(self.chance, self.settings)
+        self.say("daemon starts", settings=self.settings)
+        self.daemon = Daemon(self, self.settings)
+        self.daemon.sample()
+        before, left = self.model.expect(), self.daemon.visible()
+        assert left == before, f"by the restart, keys {before - left} were lost, and {left - before} came back"
+        self.daemon.look_at_generations()
+
+    def end_the_daemon(self) -> None:
+        """By SIGKILL, or by SIGTERM."""
+        daemon = self.daemon
+        if daemon is None:
+            return
+        killed = self.chance.random() < 0.7
+        self.say("daemon is killed" if killed else "daemon stops")
+        self.kills += 1
+        (daemon.kill if killed else daemon.stop)()
+        self.model.restarted(daemon.visible())
+        self.daemon = None
+        del daemon
+        gc.collect()
+
+    def reload(self) -> None:
+        """SIGHUP."""
+        if self.daemon is not None:
+            settings = redrawn(self.chance, self.daemon.settings)
+            self.say("daemon reloads", settings=settings)
+            self.daemon.reload(settings)
+
+    def pass_time(self) -> None:
+        self.now += self.chance.choice([0.0, 0.01, 0.1, 3.0])
+        if self.daemon is not None:
+            self.daemon.tick()
+
+    def hear(self) -> None:
+        """The daemon takes the next message of one connection."""
+        if self.daemon is not None:
+            wires = [wire for wire in self.daemon.wires.values() if wire.up or not wire.client_open]
+            if wires:
+                self.daemon.hear(self.chance.choice(wires))
+
+    # ---- processes
+
+    def join(self) -> None:
+        """A new process, which attaches."""
+        if len(self.processes) < PROCESSES_MAX:
+            process = self._made_process()
+            self.processes.append(process)
+            process.attach()
+
+    def _made_process(self) -> Process:
+        self._made += 1
+        return Process(self, self._made)
+
+    def attach(self) -> None:
+        process = self.some()
+        if process is not None and process.wire is None:
+            process.attach()
+            self.reattached += process.wire is not None
+            self.say("attached", process=process.number, connected=process.wire is not None)
+
+    def receive(self) -> None:
+        waiting = [process for process in self.processes if process.wire is not None and process.wire.news]
+        if waiting:
+            self.chance.choice(waiting).receive()
+
+    def lose_connection(self) -> None:
+        """Either side closes it; what is on its way to that side is lost."""
+        process = self.some(connected=True)
+        if process is None or process.wire is None:
+            return
+        wire = process.wire
+        self.say("connection lost", client=wire.number)
+        if self.chance.random() < 0.5:
+            wire.close_client()
+        elif self.daemon is not None and wire.number in self.daemon.wires:
+            self.daemon.hang_up(wire)
+
+    def fork(self) -> None:
+        """Both go on; the child may attach."""
+        process = self.some()
+        if process is not None and len(self.processes) < 2 * PROCESSES_MAX:
+            self.forks += 1
+            self._made += 1
+            child = process.fork(self._made)
+            self.say("forked", process=process.number, child=child.number, holds=len(child.held))
+            self.processes.append(child)
+
+    def kill_a_process(self) -> None:
+        process = self.some()
+        if process is not None and not self._depth and (self.chance.random() < 0.5 or len(self.processes) > 4):
+            self.say("killed", process=process.number)
+            self.processes.remove(process)
+            process.die()
+
+    def close_a_client(self) -> None:
+        process = self.some(connected=True)
+        if process is not None and not self._depth:
+            self.say("closed", process=process.number)
+            process.close()
+
+    def put(self) -> None:
+        process = self.some(connected=True)
+        if process is None:
+            return
+        number = self.number(process)
+        if is_block(number) and process.view is not None and self.chance.random() < 0.8:
+            # Mostly from where the sequence is missing, as those do who want it stored.
+            while (parent := before(number)) is not None and not process.view.contains(at(parent)):
+                number = parent
+        claim = None
+        if process.claims and self.chance.random() < 0.7:
+            claim, number = self.chance.choice([*process.claims.items()])
+            del process.claims[claim]
+        self._versions += 1
+        version = self._versions if not is_block(number) else 0
+        ttl_s = self.chance.choice([None, None, 10.0])
+        in_place = self.chance.random() < 0.15
+        self.say("put", process=process.number, key=number, version=version, in_place=in_place)
+        process.put(number, version, claim=claim, ttl_s=ttl_s, in_place=in_place)
+
+    def learn(self) -> None:
+        """A process is started anew with the same arguments, or asks for the generations."""
+        process = self.some(seeing=True)
+        if process is not None:
+            process.learn()
+
+    def scribble(self) -> None:
+        for process in self.processes:
+            process.scribble()
+
+    def read(self) -> None:
+        """By any of the ways, connected or not; some of what is found is held."""
+        process = self.some(seeing=True)
+        if process is None or process.view is None:
+            return
+        view = process.view
+        known = [*self.model.there] or [0]
+        numbers = [self.chance.choice([self.chance.choice(known), self.number(process)]) for _ in range(4)]
+        way = self.chance.choice(["get", "hold", "verified", "get_many"])
+        leases: list[Lease | None]
+        if way == "get_many":
+            leases = list(view.get_many(np.frombuffer(b"".join(map(at, numbers)), np.uint8).reshape(-1, 32)))
+        else:
+            leases = [getattr(view, way)(at(number)) for number in numbers]
+        for number, lease in zip(numbers, leases, strict=True):
+            assert view.contains(at(number)) == (lease is not None), f"key {number}: {way} and contains differ"
+            if lease is not None:
+                self.hits += 1
+                process.keep(number, lease)
+                found = process.held[-1].version if process.held else None
+                if process.held and process.held[-1].number == number:
+                    assert found == self.model.there[number], f"key {number}: version {found} is stale"
+
+    def let_go(self) -> None:
+        process = self.some()
+        if process is not None:
+            process.let_go()
+
+    def match(self) -> None:
+        """What the index says is cached of a sequence is what a reader finds of it."""
+        process = self.some(connected=True, seeing=True)
+        daemon = self.daemon
+        if process is None or process.wire is None or process.view is None or daemon is None:
+            return
+        if process.wire.number not in daemon.wires:
+            return
+        words, era = self.chance.choice(SEQUENCES), process.eras[TAGS[2]]
+        query, tokens = asked(words, era)
+        message = messages.MatchPrefix(process.next_id(), TAGS[2], 0, query.record_bytes)
+        matched = daemon.match(process.wire.number, message, query, tokens)
+        if matched is None:
+            return
+        wanted = [at(number) for number in blocks(words, era)]
+        there = [key for key in wanted if process.view.contains(key)]
+        assert matched.blocks == wanted[: len(matched.blocks)]
+        assert len(matched.blocks) <= len(there)
+        assert matched.blocks == there or daemon.store.memory.sequences.rebuilding
+        self.matches += bool(there)
+
+    def claim(self) -> None:
+        """Asks for the right to compute, renews it, gives it back, or forgets about it."""
+        process = self.some(connected=True)
+        if process is None:
+            return
+        number = self.number(process, 5)
+        held = [*process.claims]
+        what = self.chance.choice(["claim", "claim", "renew", "abandon", "forget"])
+        if what == "claim":
+            request = process.next_id()
+            process.asked[request] = number
+            self._send(process, messages.Claim(request, at(number)))
+        elif held and what == "renew":
+            self._send(process, messages.Renew(held))
+        elif held and what == "abandon":
+            token = self.chance.choice(held)
+            process.claims.pop(token)
+            self._send(process, messages.Abandon(token))
+        elif held:
+            process.claims.pop(held[0])
+
+    def ask(self) -> None:
+        process = self.some(connected=True)
+        if process is None:
+            return
+        chance, request = self.chance, process.next_id()
+        key = at(self.number(process))
+        ring_bytes = self.daemon.ring_bytes if self.daemon is not None else 1 << 15
+        tag = chance.choice(TAGS)
+        make: list[Callable[[], Any]] = [
+            lambda: messages.Evict(request, [key]),
+            lambda: messages.Touch(request, [key]),
+            lambda: messages.Pin(request, key, 5.0),
+            lambda: messages.Unpin(request, key),
+            lambda: messages.Limit(request, chance.choice([ring_bytes, ring_bytes, ring_bytes // 2])),
+            lambda: messages.AgentTurn(request, "agent 1", chance.choice(["tool_call", "turn_ended", "finished"])),
+            lambda: messages.Clear(request, None if chance.random() < 0.1 else tag),
+            lambda: messages.Invalidate(request, tag, process.eras[tag]),
+            lambda: messages.EvictPrefixes(request, TAGS[2]),
+        ]
+        [which] = chance.choices(make, [4, 4, 3, 3, 3, 3, 0.5, 0.7, 0.5])
+        self._send(process, which())
+
+    def use_device(self) -> None:
+        """Entries in this process' VRAM: registered, used, released, and moved as ordered, or not at all."""
+        process = self.some(connected=True)
+        if process is None:
+            return
+        chance, request = self.chance, process.next_id()
+        number = self.number(process)
+        if process.orders and chance.random() < 0.7:
+            order = process.orders.pop(0)
+            if order.kind != "promote":
+                kind = chance.choice(["kept", "dropped", "offloaded"])
+                said: dict[str, Any] = {kind: order.keys, "freed_bytes": 1 << 20}
+                self._send(process, messages.AcknowledgeOrder(request, GPU, order.order, **said))
+            return
+        make: list[Callable[[], Any]] = [
+            lambda: messages.OpenDevice(request, GPU),
+            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 1"),
+            lambda: messages.RegisterEntry(request, GPU, at(number), 100 << 20, number % ALL, "agent 0"),
+            lambda: messages.UseEntries(GPU, [at(number)]),
+            lambda: messages.ReleaseEntries(request, GPU, [at(number)]),
+            lambda: messages.ReserveDevice(request, GPU, 50 << 20, 5.0),
+            lambda: messages.Subscribe(request),
+            lambda: messages.RegisterWorkflow(request, "w", [messages.Step("agent 0", 0), messages.Step("agent 1", 1)]),
+            lambda: messages.AdvanceWorkflow(request, "w", chance.randrange(2)),
+            lambda: messages.EndWorkflow(request, "w"),
+        ]
+        self._send(process, chance.choice(make)())
+
+    def _send(self, process: Process, message: Any) -> None:
+        self.say("asks", process=process.number, message=message)
+        try:
+            process.send(message)
+        except TensordError:
+            pass
+
+    def counts(self) -> Counter[str]:
+        """How much of what has happened."""
+        counted = Counter({f"ended as {reason}": count for reason, count in self.model.ended.items()})
+        counted.update(
+            hits=self.hits,
+            published=self.model.published,
+            restarts=self.kills,
+            forks=self.forks,
+            matches=self.matches,
+            attachments=self.reattached,
+        )
+        return counted
+
+    # ---- what must hold
+
+    def check(self) -> None:
+        """Everything that can be seen between two steps."""
+        for process in self.processes:
+            process.check()
+            process.settled()
+            if process.view is not None:
+                for tag, era in self.model.eras.items():
+                    assert process.view.current(tag) == era, f"a client is told generation {process.view.current(tag)}"
+        if self.daemon is not None:
+            self.daemon.check()
+            self.model.check(self.daemon.visible(), self.daemon.hidden())
+
+    def finish(self) -> None:
+        """Nobody does anything new; what is under way comes to its end, and nothing is left of it."""
+        self.step += 1
+        self.start_the_daemon()
+        daemon = self.daemon
+        assert daemon is not None
+        self.check()
+        while self.processes:
+            self.processes.pop().die()
+        gc.collect()
+        self._settle(daemon)
+        status = daemon.store.status()
+        for figure in ("claims_held", "claims_waiting", "puts_in_flight", "sweeps"):
+            assert not status[figure], f"{figure} is {status[figure]} though nobody is there"
+        self.join()
+        [process] = self.processes
+        assert process.wire is not None
+        process.wire.say([messages.Clear(process.next_id()), messages.Limit(process.next_id(), daemon.ring_bytes)])
+        daemon.do(events.Pressed())
+        daemon.settings = drawn(self.chance)  # from here on nobody presses
+        self._settle(daemon)
+        assert daemon.store.memory.ring.used_bytes == 0, "ring memory leaked"
+        assert daemon.store.status()["resident_bytes"] == daemon.ring_bytes, "pressure is gone, and not all is back"
+        assert len(daemon.memory.lanes) == 1, "a lane leaked"
+        daemon.check()
+
+    def _settle(self, daemon: Daemon) -> None:
+        quiet = 0
+        for _ in range(400):
+            quiet = quiet + 1 if not daemon.busy else 0
+            if quiet > 12:
+                return
+            for wire in [*daemon.wires.values()]:
+                while wire.number in daemon.wires and (wire.up or not wire.client_open):
+                    daemon.hear(wire)
+            daemon.finish_copies()
+            while daemon.pages:
+                daemon.move_pages(short=False)
+            for _ in range(2):
+                daemon.scan()
+            self.now += 2.0
+            daemon.tick()
+            daemon.drain()
+        raise AssertionError("the daemon does not come to rest though nothing happens")
+
+    def close(self) -> None:
+        """Whatever became of it: nothing of it stays."""
+        puts.PART_BYTES = self._part_bytes  # type: ignore[misc]
+        copier.TURN_BYTES = self._turn_bytes  # type: ignore[misc]
+        for process in self.processes:
+            process.die()
+        self.processes.clear()
+        if self.daemon is not None:
+            self.daemon.memory.close(drop=True)
+            self.daemon = None
+        for segment in segments.existing(self.instance):
+            segments.remove(segment)
+
+
+def _weighted(actions: dict[Callable[[], None], float]) -> Actions:
+    """Actions, and their weights summed up."""
+    return [*actions], [*accumulate(actions.values())]
