@@ -36,10 +36,11 @@ from .actors.words import Grown, Reconfigured, Scrubbed
 from .config import Config
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
+from .core.quotas import Quotas
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
-from .limits import governor_limits, store_limits, wire_limits
+from .limits import governor_limits, quota_rules, store_limits, wire_limits
 from .memory import Memory
 from .policy.replacement import by_name
 from .sockets import Sockets
@@ -85,6 +86,7 @@ class _Daemon:
         self._notifier = notify.Notifier(environ)
         self._handed_in = notify.listen_sockets(environ)
         self._environ: Mapping[str, str] = dict(environ)
+        self._quotas = Quotas(quota_rules(config), os.geteuid())
         self._stop = asyncio.Event()
         self._drop = config.drop
 
@@ -119,6 +121,7 @@ class _Daemon:
             unix_at_zero_s=unix_at_zero_s,
             read=memory.read,
             seed=secrets.randbits(128),
+            quotas=self._quotas,
         )
         watchers = Watchers(config.queues.watch_outbox_max)
         actor = StoreActor(
@@ -173,10 +176,8 @@ class _Daemon:
             await StatusSession(number, peer_of(accepted).uid, channel, documents, watchers).run()
 
         listeners = [
-            Listener(sockets.control, "clients_max", lambda: self._config.limits.clients_max, serve_client),
-            Listener(
-                sockets.status, "status_clients_max", lambda: self._config.limits.status_clients_max, serve_reader
-            ),
+            Listener(sockets.control, "clients", self._quotas, serve_client),
+            Listener(sockets.status, "status_clients", self._quotas, serve_reader),
         ]
         metrics = MetricsServer(sockets.metrics, documents.status)
         self._catch_signals(actor, governor)
@@ -232,6 +233,7 @@ class _Daemon:
             _log.error("the configuration stays as it was", why=str(error))
         else:
             self._config = reload.config
+            self._quotas.change_limits(quota_rules(reload.config))
             logs.level(reload.config.log.level)
             actor.inbox.tell_now(Reconfigured(stores, reload.config))
             governor.inbox.tell_now(governor_events.LimitsChanged(governors))

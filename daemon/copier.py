@@ -50,6 +50,7 @@ class Copier:
         self._tree_depth_max = tree_depth_max
         self._done = done
         self._inboxes: dict[int, Bytes] = {}
+        self._uids: dict[int, int] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
         self._jobs: Turns[Job] = Turns()
         self._asked = threading.Condition()
@@ -71,7 +72,11 @@ class Copier:
         """Bytes of all inboxes that are open."""
         return sum(len(inbox) for inbox in self._inboxes.values())
 
-    def open_inbox(self, client: int, fd: int, size_bytes: int, inboxes_bytes_max: int) -> None:
+    def inboxes_bytes_of(self, uid: int) -> int:
+        """Bytes of the inboxes of a uid's clients that are open."""
+        return sum(len(inbox) for client, inbox in self._inboxes.items() if self._uids[client] == uid)
+
+    def open_inbox(self, client: int, fd: int, size_bytes: int, inboxes_bytes_max: int, uid: int = 0) -> None:
         """Maps a client's inbox; `fd` stays the caller's.
 
         Raises:
@@ -86,6 +91,7 @@ class Copier:
                 f"{size_bytes} more were asked for; raise it, or close clients that no longer put"
             )
         check_inbox(fd, size_bytes)
+        self._uids[client] = uid
         self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
 
     def read_inbox(self, client: int, offset: int, size_bytes: int) -> bytes:
@@ -103,6 +109,7 @@ class Copier:
     def close_inbox(self, client: int) -> None:
         """Unmaps it; for when no copy of the client is under way."""
         self._inboxes.pop(client, None)
+        self._uids.pop(client, None)
         # One operation to the interpreter, since the worker changes the table meanwhile.
         for put in list(self._checksums):
             if put[0] == client:

@@ -9,6 +9,7 @@ from ..ipc import words
 from .config import Config
 from .core.governor.limits import GovernorLimits
 from .core.limits import StoreLimits
+from .core.quotas import Kind, Quota
 
 
 def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
@@ -35,6 +36,36 @@ def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
         pin_s_max=limits.pin_s_max,
         pinned_bytes_max=int(limits.pinned_share_max * ring_bytes),
     )
+
+
+def quota_rules(config: Config) -> dict[Kind, Quota]:
+    """What one uid may have of each kind, from the configuration. At least 1 of each."""
+    limits, quotas = config.limits, config.quotas
+    rules: list[tuple[Kind, str, str, int, str, float]] = [
+        ("clients", "clients", "limits.clients_max", limits.clients_max, "clients", quotas.clients_share_max),
+        (
+            "status_clients",
+            "readers of the status socket",
+            "limits.status_clients_max",
+            limits.status_clients_max,
+            "clients",
+            quotas.clients_share_max,
+        ),
+        ("lanes", "lanes", "limits.lanes_max", limits.lanes_max, "lanes", quotas.lanes_share_max),
+        (
+            "inboxes",
+            "bytes of inboxes",
+            "limits.inboxes_bytes_max",
+            limits.inboxes_bytes_max,
+            "inboxes",
+            quotas.inboxes_share_max,
+        ),
+        ("claims", "claims and waits", "quotas.claims_max", quotas.claims_max, "claims", quotas.claims_share_max),
+    ]
+    return {
+        kind: Quota(things, limit, total, f"quotas.{name}_share_max = {share:g}", max(1, int(share * total)))
+        for kind, things, limit, total, name, share in rules
+    }
 
 
 def wire_limits(config: Config, ring_bytes: int) -> words.Limits:

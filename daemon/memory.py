@@ -47,13 +47,16 @@ _FOREIGN_TOLD: Final = 16
 
 @dataclass(slots=True)
 class HeldLane:
-    """A lane and who holds it: `client` is None once its connection is gone. `fenced`: its process registered."""
+    """A lane and who holds it: `client` is None once its connection is gone. `fenced`: its process registered. `uid`:
+    of the client that it was last lent to; None where only a former daemon knew.
+    """
 
     reader: LaneReader
     name: str
     identity: tuple[int, int]
     fenced: bool
     client: int | None
+    uid: int | None = None
 
 
 class Memory:
@@ -179,7 +182,9 @@ class Memory:
             return False
         return header.checksum == checksum_of_pieces(self._read(start, start + slot.image_bytes))
 
-    def lend_lane(self, client: int, *, fenced: bool, brought: int | None) -> tuple[int, list[int]]:
+    def lend_lane(
+        self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
+    ) -> tuple[int, list[int]]:
         """A lane for `client`: the one it brought along, where that can be had, else a new one.
 
         Args:
@@ -192,7 +197,7 @@ class Memory:
         lane = self._lane_brought(brought) if brought is not None else None
         lane = lane or self._new_lane(fenced=fenced)
         fd = self._locked(lane)
-        lane.client = client
+        lane.client, lane.uid = client, uid
         return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
 
     def has_lane_for(self, brought: int) -> bool:

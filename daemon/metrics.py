@@ -59,6 +59,8 @@ _STORE: Final = (
     ("message_pinned_bytes", "pinned_bytes", "Their bytes."),
     ("puts_in_flight", "puts_in_flight", "Puts that have begun and not ended."),
     ("puts_waiting", "puts_waiting", "Of them, those that wait for room or for their turn."),
+    ("puts_announced", "puts_announced", "Puts of which no byte has come."),
+    ("announced_bytes", "announced_bytes", "Bytes that puts hold room for and have not sent."),
     ("claims_held", "claims_held", "Missing keys that somebody computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for one of them."),
     ("prefix_pieces", "prefix_pieces", "Blocks and snapshots of cached sequences."),
@@ -155,6 +157,13 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _counters(store, _STORE_TOTALS)
     for name, figure, label, said in _STORE_BY:
         yield _counter(name, said, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
+    quotas: Figures = status["quotas"]["refusals"]
+    yield _counter(
+        "quota_refused",
+        "Requests and connections refused since a uid, or all together, had as many as may be, by what of.",
+        ("kind",),
+        (((kind,), count) for kind, count in sorted(quotas.items())),
+    )
     yield from _histograms(store.get("departures", {}))
     if governor:
         yield from _tiers(governor)

@@ -16,6 +16,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 TIB: Final = 1 << 40
 HOUR_S: Final = 3600.0
+_OF_ONE_UID: Final = "that one uid may have; root and the daemon's own uid may have all"
 DAY_S: Final = 24 * HOUR_S
 
 
@@ -146,6 +147,26 @@ class Limits:
 class Quotas:
     """What one uid, or one client, may take of what all share; see docs/quotas.md."""
 
+    clients_share_max: float = setting(
+        SHARE,
+        f"share of limits.clients_max, and of limits.status_clients_max, {_OF_ONE_UID}",
+        0.75,
+        low=0.001,
+        high=1.0,
+        reload=True,
+    )
+    lanes_share_max: float = setting(
+        SHARE, f"share of limits.lanes_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
+    )
+    inboxes_share_max: float = setting(
+        SHARE, f"share of limits.inboxes_bytes_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
+    )
+    claims_max: int = setting(
+        COUNT, "claims that all uids together may hold or wait for", 65_536, low=1, high=1 << 24, reload=True
+    )
+    claims_share_max: float = setting(
+        SHARE, f"share of claims_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
+    )
     announced_bytes_max: int = setting(
         SIZE,
         """bytes that one client's puts may hold room for before they have come; one put may always""",

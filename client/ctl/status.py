@@ -86,7 +86,7 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             ),
         ),
         ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
-        ("refusals", counts(store["refusals"])),
+        ("refusals", f"{counts(store['refusals'])}; by quota: {counts(body['quotas']['refusals'])}"),
         (
             "claims",
             (

@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
 
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.frames import pack
+from ...ipc.peer import peer_of
+from ..core.quotas import Kind, Quotas
 from ..logs import logger
 
 _log = logger("listener")
@@ -23,21 +27,23 @@ _EXHAUSTED_PAUSE_S = 0.1
 
 
 class Listener:
-    """Runs `serve(number, socket)` for each connection on `listening`, at most `most()` of them at once."""
+    """Runs `serve(number, socket)` for each connection on `listening`, for as many at once as `quotas` allow."""
 
     def __init__(
         self,
         listening: socket.socket,
-        limit_name: str,
-        most: Callable[[], int],
+        kind: Kind,
+        quotas: Quotas,
         serve: Callable[[int, socket.socket], Coroutine[None, None, None]],
     ) -> None:
         self._listening = listening
-        self._limit_name = limit_name
-        self._most = most
+        self._kind = kind
+        self._quotas = quotas
         self._serve = serve
         self._numbers = count(1)
         self.sessions: set[asyncio.Task[None]] = set()
+        self.by_uid: Counter[int] = Counter()
+        """Connections of each uid that has any."""
 
     async def run(self) -> None:
         """Accepts until it is cancelled; then ends every session."""
@@ -53,26 +59,39 @@ class Listener:
                     await asyncio.sleep(_EXHAUSTED_PAUSE_S)
                     continue
                 accepted.setblocking(False)
-                if len(self.sessions) >= self._most():
-                    self._turn_away(accepted)
+                uid = peer_of(accepted).uid
+                try:
+                    self._admit(uid)
+                except LimitReached as refusal:
+                    self._turn_away(accepted, refusal)
                     continue
                 task = asyncio.create_task(self._serve(next(self._numbers), accepted))
                 self.sessions.add(task)
-                task.add_done_callback(self._ended)
+                self.by_uid[uid] += 1
+                task.add_done_callback(partial(self._ended, uid))
         finally:
             for task in self.sessions:
                 task.cancel()
             await asyncio.gather(*self.sessions, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _admit(self, uid: int) -> None:
+        rule = self._quotas.rules[self._kind]
+        if len(self.sessions) >= rule.total:
+            self._quotas.refusals[self._kind] += 1
+            raise LimitReached(
+                f"{rule.limit} is {rule.total}, and as many are connected; raise it, or close some"
+            )
+        self._quotas.admit(self._kind, uid, self.by_uid[uid])
+
+    def _ended(self, uid: int, task: asyncio.Task[None]) -> None:
         self.sessions.discard(task)
+        self.by_uid[uid] -= 1
+        if not self.by_uid[uid]:
+            del self.by_uid[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed", exc_info=error)
 
-    def _turn_away(self, accepted: socket.socket) -> None:
-        refusal = LimitReached(
-            f"{self._limit_name} is {self._most()}, and as many are connected; raise it, or close some"
-        )
+    def _turn_away(self, accepted: socket.socket, refusal: LimitReached) -> None:
         _log.warning("turned away", why=str(refusal))
         try:
             accepted.send(pack(messages.Error.of(refusal)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, assert_never
@@ -311,15 +312,19 @@ class StoreActor:
                 os.close(fd)
 
     def _attach(self, client: Joined, request: int, brought: Sequence[int]) -> None:
-        lanes_max = self._config.limits.lanes_max
+        lanes_max, uid = self._config.limits.lanes_max, client.peer.uid
         back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
         if back is None and len(self._memory.lanes) >= lanes_max:
             raise LimitReached(
                 f"lanes_max is {lanes_max}, and as many are in being, those of processes that only keep views "
                 "included; raise it, or end processes that hold views they no longer need"
             )
+        if back is None:
+            self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
         try:
-            lane_id, fds = self._memory.lend_lane(client.client, fenced=client.fenced, brought=back)
+            lane_id, fds = self._memory.lend_lane(
+                client.client, uid=uid, fenced=client.fenced, brought=back
+            )
         except OSError as error:
             raise NotEnoughMemory(f"no lane could be made: {error}") from error
         superblock = self._memory.superblock
@@ -332,8 +337,10 @@ class StoreActor:
             raise LimitReached(
                 f"inbox_bytes_max is {limits.inbox_bytes_max}, and an inbox of {request.inbox_bytes} was brought"
             )
+        uid = client.peer.uid
+        self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
         try:
-            self._copier.open_inbox(client.client, fd, request.inbox_bytes, limits.inboxes_bytes_max)
+            self._copier.open_inbox(client.client, fd, request.inbox_bytes, limits.inboxes_bytes_max, uid)
         except OSError as error:
             raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))
@@ -403,8 +410,25 @@ class StoreActor:
             "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
             "inboxes_bytes": self._copier.inboxes_bytes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
+            "quotas": {"refusals": dict(self._store.quotas.refusals), "uids": self._uid_rows()},
             "store": self._store.status(),
         }
+
+    def _uid_rows(self) -> list[dict[str, Any]]:
+        """What each uid has of what all share, for every uid that is here or has anything stored."""
+        clients = Counter(joined.peer.uid for joined in self._clients.values())
+        lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
+        stored = self._store.uids()
+        return [
+            {
+                "uid": uid,
+                "clients": clients[uid],
+                "lanes": lanes[uid],
+                "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
+                **self._store.of_uid(uid),
+            }
+            for uid in sorted({*clients, *lanes, *stored})
+        ]
 
     def _client_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -415,7 +439,7 @@ class StoreActor:
                     "client": lane.client,
                     "name": joined.name if joined else "",
                     "pid": joined.pid if joined else None,
-                    "uid": joined.peer.uid if joined else None,
+                    "uid": joined.peer.uid if joined else lane.uid,
                     "lane": lane.reader.lane_id,
                     "orphaned": lane.client is None,
                     "pins": lane.reader.pinned,

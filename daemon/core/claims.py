@@ -24,6 +24,7 @@ never used again, in no epoch. A key has at most one claim. Claims and waits of 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,6 +62,7 @@ class _Claim:
 class _Stake:
     """What one client has in the table: tokens that it holds, and (key, request) pairs that it waits for."""
 
+    uid: int
     held: set[int] = field(default_factory=set)
     waits: set[tuple[bytes, int]] = field(default_factory=set)
 
@@ -85,6 +87,8 @@ class Claims:
         self._by_token: dict[int, _Claim] = {}
         self._by_tag: dict[bytes, set[bytes]] = {}
         self._stakes: dict[int, _Stake] = {}
+        self.of_uid: Counter[int] = Counter()
+        """Claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
         self.granted = 0
         self.handed_over = 0
@@ -116,7 +120,7 @@ class Claims:
         """When `expire` has something to do."""
         return self._timers.next_timer()
 
-    def claim(self, key: bytes, client: int, request: int, now: float) -> Verdict:
+    def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0) -> Verdict:
         """Somebody misses `key`: "compute", or "wait" with the answer to come.
 
         Raises:
@@ -130,9 +134,10 @@ class Claims:
             )
         claim = self._by_key.get(key)
         if claim is None:
-            return self._grant(key, client, request, now)
+            return self._grant(key, client, uid, request, now)
         claim.waiters[client, request] = None
-        self._stake(client).waits.add((key, request))
+        self._stake(client, uid).waits.add((key, request))
+        self.of_uid[uid] += 1
         return Verdict(client, request, key, "wait")
 
     def renew(self, token: int, client: int, now: float) -> None:
@@ -182,6 +187,7 @@ class Claims:
         stake = self._stakes.pop(client, None)
         if stake is None:
             return []
+        self._count_out(stake.uid, len(stake))
         for key, request in stake.waits:
             del self._by_key[key].waiters[client, request]
         verdicts: list[Verdict] = []
@@ -223,6 +229,10 @@ class Claims:
             for client, request in claim.waiters:
                 waits.setdefault(client, set()).add((key, request))
         assert tags == self._by_tag
+        of_uid: Counter[int] = Counter()
+        for stake in self._stakes.values():
+            of_uid[stake.uid] += len(stake)
+        assert of_uid == self.of_uid
         for client, stake in self._stakes.items():
             assert 0 < len(stake) <= self._per_client_most
             assert stake.held == held.pop(client, set())
@@ -230,18 +240,24 @@ class Claims:
         assert not held, "a claim of a client that is not known"
         assert not waits, "a waiter that is not known"
 
-    def _stake(self, client: int) -> _Stake:
+    def _stake(self, client: int, uid: int) -> _Stake:
         stake = self._stakes.get(client)
         if stake is None:
-            stake = self._stakes[client] = _Stake()
+            stake = self._stakes[client] = _Stake(uid)
         return stake
 
-    def _grant(self, key: bytes, client: int, request: int, now: float) -> Verdict:
+    def _count_out(self, uid: int, count: int) -> None:
+        self.of_uid[uid] -= count
+        if not self.of_uid[uid]:
+            del self.of_uid[uid]
+
+    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float) -> Verdict:
         self._last_token += 1
         claim = _Claim(key, client, self._last_token, now + self._claim_s_max)
         self._by_key[key] = self._by_token[claim.token] = claim
         self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
-        self._stake(client).held.add(claim.token)
+        self._stake(client, uid).held.add(claim.token)
+        self.of_uid[uid] += 1
         self._timers.set(claim.token, now + self._claim_s)
         self.granted += 1
         return Verdict(client, request, key, "compute", claim.token, self._claim_s)
@@ -253,10 +269,11 @@ class Claims:
         waiters = claim.waiters
         client, request = next(iter(waiters))
         del waiters[client, request]
+        uid = self._stakes[client].uid
         self._drop_wait(client, claim.key, request)
         claim.waiters = {}
         self._end(claim, "alone")
-        verdict = self._grant(claim.key, client, request, now)
+        verdict = self._grant(claim.key, client, uid, request, now)
         heir = self._by_key[claim.key]
         heir.handed_over = True
         heir.waiters = waiters
@@ -273,7 +290,8 @@ class Claims:
         self._timers.drop(claim.token)
         holder = self._stakes.get(claim.client)
         if holder is not None and not claim.orphaned:
-            holder.held.discard(claim.token)
+            holder.held.remove(claim.token)
+            self._count_out(holder.uid, 1)
             self._forget_if_idle(claim.client)
         verdicts = []
         for client, request in claim.waiters:
@@ -282,7 +300,9 @@ class Claims:
         return verdicts
 
     def _drop_wait(self, client: int, key: bytes, request: int) -> None:
-        self._stakes[client].waits.discard((key, request))
+        stake = self._stakes[client]
+        stake.waits.remove((key, request))
+        self._count_out(stake.uid, 1)
         self._forget_if_idle(client)
 
     def _forget_if_idle(self, client: int) -> None:

@@ -59,6 +59,7 @@ from .memory import Budget, Memory
 from .outbox import Client, Outbox
 from .pins import Pins
 from .pressing import Pressing
+from .quotas import Quotas
 from .reclaim import Reclaim
 from .recovery import Recovered, recover
 from .residency import Residency
@@ -82,6 +83,7 @@ class Store:
         unix_at_zero_s: the Unix time at monotonic time 0.
         read: (offset, bytes) → what stands there in the ring; without it no cached sequences can be stored.
         seed: of the prefix index: random, and nobody else's.
+        quotas: what one uid may have; without it, all.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Store:
         *,
         read: Read = _no_bytes,
         seed: int = 0,
+        quotas: Quotas | None = None,
     ) -> None:
         self.limits = limits
         self.epoch = epoch
@@ -106,6 +109,7 @@ class Store:
         self.claims = Claims(
             limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch
         )
+        self.quotas = quotas or Quotas({}, own_uid=0)
         self._outbox = Outbox(self.counters)
         self._tenure = Tenure(self.memory, self.pins, self._outbox, limits.default_ttl_s)
         self._room = Room(self.memory, self.pins)
@@ -243,6 +247,18 @@ class Store:
         """What is known of one entry."""
         found = self.memory.entries.find(key)
         return None if found is None else report.entry(self, found)
+
+    def uids(self) -> set[int]:
+        """The uids that have anything here."""
+        return {put.uid for put in self.intake.puts} | self.claims.of_uid.keys()
+
+    def of_uid(self, uid: int) -> dict[str, int]:
+        """What a uid has here of what all share."""
+        return {
+            "claims": self.claims.of_uid[uid],
+            "puts_in_flight": sum(put.uid == uid for put in self.intake.puts),
+            "announced_bytes": self.intake.puts.arrivals.by_uid().get(uid, 0),
+        }
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""
@@ -415,8 +431,10 @@ class Store:
         if self.memory.entries.find(request.key) is not None:
             self.counters.claims["hit"] += 1
             self._outbox.send(client, messages.Claimed(request.id, "hit"))
-        else:
-            self._outbox.tell([self.claims.claim(request.key, client, request.id, now)])
+            return
+        uid = self._outbox.clients[client].uid
+        self.quotas.admit("claims", uid, self.claims.of_uid[uid])
+        self._outbox.tell([self.claims.claim(request.key, client, request.id, now, uid)])
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:

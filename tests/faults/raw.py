@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import count
 from mmap import mmap
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from tensord.errors import DaemonUnavailable
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.words import PROTOCOL_VERSION
@@ -51,7 +53,9 @@ class RawClient:
         Raises:
             TensordError: what the daemon answered, if that was an error.
         """
-        self.channel.send(make(next(self._ids)), fds=fds, timeout_s=PATIENCE_S)
+        # A daemon that hung up has said why before.
+        with suppress(DaemonUnavailable):
+            self.channel.send(make(next(self._ids)), fds=fds, timeout_s=PATIENCE_S)
         return self.hear()
 
     def hear(self) -> Any:

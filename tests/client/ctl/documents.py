@@ -27,6 +27,20 @@ def status(**changed: Any) -> dict[str, Any]:
         "clients": 3,
         "lanes": 3,
         "lanes_orphaned": 1,
+        "quotas": {
+            "refusals": {"clients": 2},
+            "uids": [
+                {
+                    "uid": 1000,
+                    "clients": 2,
+                    "lanes": 3,
+                    "inboxes_bytes": 128 << 20,
+                    "claims": 1,
+                    "puts_in_flight": 0,
+                    "announced_bytes": 0,
+                }
+            ],
+        },
         "pins": 12,
         "inboxes_bytes": 128 * MIB,
         "fence": "expedited",
@@ -57,6 +71,8 @@ def store(**changed: Any) -> dict[str, Any]:
         "pinned_spans_seen": 12,
         "puts_in_flight": 1,
         "puts_waiting": 0,
+        "puts_announced": 0,
+        "announced_bytes": 0,
         "claims_held": 2,
         "claims_waiting": 5,
         "pins": 1,

@@ -1,0 +1,190 @@
+"""A uid that takes all that it may leaves the others theirs: real processes under several uids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensord
+from tensord.errors import DaemonUnavailable, LimitReached, TensordError
+from tensord.ipc import messages
+from tensord.ipc.blocking import BlockingChannel
+from tensord.ipc.connection import Connection
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..processes import Child, Stage
+from .payloads import is_payload, key, payload
+from .raw import RawClient
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes under other uids")
+LOUD, QUIET = 54_321, 54_322
+TRIES = 64
+
+
+@contextmanager
+def serving(**flags: object) -> Iterator[Daemon]:
+    """A daemon that every uid may connect to."""
+    with Daemon(socket_mode="0666", status_mode="0666", **flags) as daemon:
+        daemon.folder.chmod(0o711)
+        yield daemon.start()
+
+
+def become(uid: int) -> None:
+    """This process is another uid's from now on."""
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def taken(take: Any) -> tuple[int, str]:
+    """How often `take()` went well before it was refused, and the refusal."""
+    for number in count():
+        try:
+            take()
+        except LimitReached as refused:
+            return number, str(refused)
+        assert number < TRIES, "it is never refused"
+    raise AssertionError
+
+
+def all_clients(stage: Stage, uid: int, path: Path) -> None:
+    become(uid)
+    with ExitStack() as stack:
+        stage.tell(taken(lambda: stack.enter_context(RawClient(path, attach=False))))
+        stage.hear()
+
+
+def all_lanes(stage: Stage, uid: int, path: Path) -> None:
+    """Takes lanes, and keeps them although it closes the connections."""
+    become(uid)
+    held: list[int] = []
+
+    def take() -> None:
+        client = RawClient(path)
+        held.extend(os.dup(fd) for fd in client.fds)
+        client.close()
+
+    stage.tell(taken(take))
+    stage.hear()
+
+
+def all_inboxes(stage: Stage, uid: int, path: Path) -> None:
+    become(uid)
+    with ExitStack() as stack:
+        stage.tell(taken(lambda: stack.enter_context(RawClient(path, inbox_bytes=MIB))))
+        stage.hear()
+
+
+def all_claims(stage: Stage, uid: int, path: Path) -> None:
+    become(uid)
+    numbers = count()
+    with RawClient(path) as one, RawClient(path) as other:
+
+        def take() -> None:
+            number = next(numbers)
+            (one, other)[number % 2].ask(lambda n: messages.Claim(n, key(number)))
+
+        stage.tell(taken(take))
+        stage.hear()
+
+
+def all_readers(stage: Stage, uid: int, path: Path) -> None:
+    become(uid)
+    with ExitStack() as stack:
+
+        def take() -> None:
+            channel = BlockingChannel.connect(path.with_name("status.sock"), PATIENCE_S, Connection.status_client())
+            stack.callback(channel.close)
+            with suppress(DaemonUnavailable):
+                channel.send(messages.HealthQuery(1), timeout_s=PATIENCE_S)
+            answer, _ = channel.receive(PATIENCE_S)
+            if isinstance(answer, messages.Error):
+                raise answer.to_error()
+
+        stage.tell(taken(take))
+        stage.hear()
+
+
+def one_of_all(stage: Stage, uid: int, path: Path) -> str:
+    """A client of the library as any other uid runs it: put, get, compute once, status."""
+    become(uid)
+    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
+        assert client.wait_connected(PATIENCE_S)
+        put = client.put(key(900), payload(900, 4096), wait=True)
+        lease = client.get(key(900))
+        computed = client.get_or_compute(key(901), lambda: payload(901, 512))
+        assert lease is not None and is_payload(lease.tree, 900) and is_payload(computed, 901)
+        return put.state
+
+
+@pytest.mark.parametrize(
+    ("hog", "flags", "most", "named"),
+    [
+        (all_clients, {"limits_clients_max": 8}, 6, "quotas.clients_share_max = 0.75) of limits.clients_max = 8"),
+        (all_lanes, {"limits_lanes_max": 8}, 6, "quotas.lanes_share_max = 0.75) of limits.lanes_max = 8"),
+        (
+            all_inboxes,
+            {"limits_inboxes_bytes_max": 4 * MIB, "limits_inbox_bytes_max": MIB},
+            3,
+            "quotas.inboxes_share_max = 0.75) of limits.inboxes_bytes_max = 4194304",
+        ),
+        (all_claims, {"quotas_claims_max": 20}, 15, "quotas.claims_share_max = 0.75) of quotas.claims_max = 20"),
+        (
+            all_readers,
+            {"limits_status_clients_max": 8},
+            6,
+            "quotas.clients_share_max = 0.75) of limits.status_clients_max = 8",
+        ),
+    ],
+)
+def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
+    hog: Any, flags: dict[str, object], most: int, named: str
+) -> None:
+    with serving(**flags) as daemon, Child(hog, LOUD, daemon.socket) as loud:
+        taken, refusal = loud.hear()
+        assert taken == most
+        assert f"uid {LOUD} has" in refusal and named in refusal
+        with Child(one_of_all, QUIET, daemon.socket) as quiet:
+            assert quiet.hear() == "stored"
+        status = daemon.status()
+        assert sum(status["quotas"]["refusals"].values()) == 1
+        rows = {row["uid"]: row for row in status["quotas"]["uids"]}
+        if hog is all_lanes:
+            assert rows[LOUD]["lanes"] == most and rows[LOUD]["clients"] == 0
+        # What it lets go of it may take again.
+        loud.tell()
+        loud.wait()
+        if hog is not all_readers:
+            daemon.until(
+                lambda status: LOUD not in {row["uid"] for row in status["quotas"]["uids"]}, "all of it to be gone"
+            )
+        with Child(hog, LOUD, daemon.socket) as again:
+            assert again.hear()[0] == most
+
+
+def test_quotas_are_reloaded(tmp_path: Path) -> None:
+    file = tmp_path / "tensord.toml"
+    file.write_text("[quotas]\nclients_share_max = 0.25\n")
+    with serving(config=file, limits_clients_max=8) as daemon:
+        with Child(all_clients, LOUD, daemon.socket) as loud:
+            assert loud.hear()[0] == 2
+        file.write_text("[quotas]\nclients_share_max = 0.5\n")
+        os.kill(daemon.pid, 1)
+        until(lambda: "setting changed" in daemon.log, "the new configuration")
+        daemon.until(lambda status: status["clients"] == 0, "the first to be gone")
+        with Child(all_clients, LOUD, daemon.socket) as loud:
+            assert loud.hear()[0] == 4
+
+
+def test_the_daemons_own_uid_may_take_all() -> None:
+    with serving(limits_clients_max=8) as daemon, Child(all_clients, 0, daemon.socket) as own:
+        taken, refusal = own.hear()
+        assert (taken, "limits.clients_max is 8" in refusal) == (8, True)
+        with pytest.raises(TensordError):
+            RawClient(daemon.socket)
