@@ -20,6 +20,7 @@ from weakref import ref
 
 import numpy as np
 
+from ..errors import TensordError
 from ..shm.layout import aligned
 from ..shm.ring import Ring
 from ..shm.segments import PREFAULT_PIECE_BYTES, address_of, create_inbox, prefault
@@ -72,16 +73,26 @@ class Region:
 
 
 class Inbox:
-    """A sealed memfd of `size_bytes`. Safe to use from several threads."""
+    """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
 
-    def __init__(self, size_bytes: int) -> None:
+    `retired`: no region is taken from it any more. `told`: the connection on which the daemon knows of it. `refusal`:
+    why the daemon did not take it.
+    """
+
+    def __init__(self, size_bytes: int, number: int = 0) -> None:
         self.size_bytes = aligned(size_bytes)
+        self.number = number
+        self.retired = False
+        self.prefaulted = False
+        self.told: object | None = None
+        self.refusal: TensordError | None = None
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
         self.handed_out: set[Region] = set()
         self._map = mmap(self.fd, self.size_bytes)
         self._regions = Ring(self.size_bytes)
         self._changed = threading.Condition()
+        self._streams = 0
 
     def prefault(self) -> None:
         """Maps all pages in; the first touch of each would cost a put 5 to 30 µs. For a background thread."""
@@ -90,12 +101,13 @@ class Inbox:
             prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
 
     def take(self, size_bytes: int, deadline: float) -> Region | None:
-        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds); None if none came free."""
+        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds); None if none came free, or
+        the inbox is retired."""
         wanted = aligned(max(1, size_bytes))
         if wanted > self.size_bytes:
             return None
         with self._changed:
-            while True:
+            while not self.retired:
                 self._sweep()
                 offset = self._regions.allocate(wanted)
                 if offset is not None:
@@ -106,6 +118,32 @@ class Inbox:
                 if remaining <= 0:
                     return None
                 self._changed.wait(min(remaining, _LOOK_EVERY_S))
+        return None
+
+    def retire(self) -> None:
+        """Gives no more regions."""
+        with self._changed:
+            self.retired = True
+            self._changed.notify_all()
+
+    def retire_if_unused(self) -> bool:
+        """Retires it if it has no region; whether it has none."""
+        with self._changed:
+            self._sweep()
+            unused = not self._streams and not self._regions.used_bytes
+            self.retired |= unused
+            return unused
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Keeps the inbox from being retired as unused between two regions of one put."""
+        with self._changed:
+            self._streams += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._streams -= 1
 
     def hold(self, region: Region) -> None:
         """Somebody else needs a region that is held already."""
@@ -127,7 +165,9 @@ class Inbox:
 
     def close(self) -> None:
         """Closes the descriptor. The mapping lives as long as arrays of it do."""
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _sweep(self) -> None:
         while self.collected:

@@ -298,7 +298,7 @@ class Link:
             retry_s = _RETRY_FIRST_S
             try:
                 # Before anybody else may send: a Commit that overtook the inbox would be refused.
-                self.puts.send_again(partial(channel.send, timeout_s=_SEND_S))
+                self.puts.send_again(partial(_send_on, channel), channel)
                 with self._lock:
                     # Whoever begins to listen now is attached either here, or there.
                     self._attached.set()
@@ -373,6 +373,7 @@ class Link:
 
     def _receive(self, channel: BlockingChannel) -> None:
         while not self._stopping.is_set():
+            self.puts.inboxes.tidy()
             wait_s = _IDLE_S
             if self._claims:
                 wait_s = min(wait_s, max(0.0, self._renew_at - time.monotonic()))
@@ -423,7 +424,7 @@ class Link:
                 if answer is not None:
                     _settle(answer, message)
                 else:
-                    self.puts.opened(message.id)
+                    self.puts.inboxes.opened(message.id)
 
     def _detach(self, channel: BlockingChannel) -> None:
         self._attached.clear()
@@ -446,6 +447,13 @@ class Link:
         while self._answers:
             with suppress(KeyError):
                 _settle(self._answers.popitem()[1], error=error)
+
+
+def _send_on(
+    channel: BlockingChannel, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None
+) -> None:
+    """`Link.send` on a channel that is not attached yet."""
+    channel.send(*sent, fds=fds, timeout_s=_SEND_S)
 
 
 def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> bool:

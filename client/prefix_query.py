@@ -58,7 +58,9 @@ class Asker:
             assert region.memory is not None
             piece.pack_into(region.memory[:size_bytes], fold(query, media))
             asked = link.ask(
-                lambda number: messages.MatchPrefix(number, self._tag, region.offset, size_bytes, agent),
+                lambda number: messages.MatchPrefix(
+                    number, self._tag, region.offset, size_bytes, agent, region.inbox.number
+                ),
                 max(0.0, deadline - time.monotonic()),
             )
             answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
@@ -75,9 +77,10 @@ class Asker:
         puts = self._client.link.puts
         with suppress(IndexError):
             region = self._kept.pop()
-            if not puts.has(region):
-                # Of a daemon that did not take it, or of the process that this one was forked off.
-                self._kept.clear()
+            if not puts.inboxes.is_current(region):
+                # Of an inbox that is to be closed, or of the process that this one was forked off.
+                region.abandon_from_finalizer()
+                _abandon(self._kept)
             elif region.memory is not None and len(region.memory) >= size_bytes:
                 return region
             else:

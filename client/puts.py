@@ -1,7 +1,7 @@
 """The way of a put: describe the payload, copy it into the inbox, say Commit; the daemon does the rest.
 
 Owns: puts on their way, and the inbox regions they hold until they are acknowledged. Does not own the connection, nor
-the decision what is stored.
+the inboxes (inboxes.py), nor the decision what is stored.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final
 
 from msgspec.structs import replace
 
-from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, TimedOut, Unavailable
+from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, Unavailable
 from ..ipc import messages
+from ..ipc.words import Limits
 from ..shm.layout import NAMESPACE_TAG_BYTES, aligned
 from ..shm.tree import Image
 from .inbox import Inbox, Region
+from .inboxes import Inboxes, no_room
+from .put import Pending
+from .put import Put as Put
+from .put import PutState as PutState
 from .terms import Terms
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
@@ -27,74 +31,9 @@ PART_BYTES: Final = 4 << 20
 
 _log = logging.getLogger("tensord")
 
-PutState = Literal["sent", "stored", "existed", "refused", "lost"]
-
-
-class Put:
-    """What became of a put. `state` is
-
-    - "sent": on its way; the caller may go on, and change what it put.
-    - "stored": every process on the host can read it.
-    - "existed": the key was there already; nothing was changed.
-    - "refused": the daemon said no, and `error` says why.
-    - "lost": no daemon that we may use, or it went away, or nobody took it in time; `error` says which.
-    """
-
-    __slots__ = ("_settled", "error", "key", "state")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.state: PutState = "sent"
-        self.error: TensordError | None = None
-        self._settled = threading.Event()
-
-    def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until it is known what became of it.
-
-        Raises:
-            TimedOut: it is not known after `timeout_s`; the put goes on.
-        """
-        if not self._settled.wait(timeout_s):
-            raise TimedOut(f"the put of {self.key.hex()[:16]}… was not acknowledged within {timeout_s} s; it goes on")
-        return self
-
-    def settle(self, state: PutState, error: TensordError | None = None) -> None:
-        """Says what became of it. For the library."""
-        self.state, self.error = state, error
-        self._settled.set()
-
-    def disown(self) -> None:
-        """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
-        self._settled = threading.Event()
-        self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
-
-    def __repr__(self) -> str:
-        return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
-
-
-@dataclass(slots=True)
-class Pending:
-    """A put that is not acknowledged. It can be sent again as long as its whole image stands in the inbox.
-
-    `connected`: where its own thread has sent its Commit.
-    """
-
-    put: Put
-    commit: messages.Commit
-    regions: dict[int, Region]
-    parts: list[messages.Part] = field(default_factory=list)
-    whole: bool = True
-    sent_again: bool = False
-    connected: object | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of it stands in the inbox, and was sent."""
-        return self.whole and bool(self.parts) and self.parts[-1].last
-
 
 class Puts:
-    """All puts of one client, over one inbox that is made at the first of them.
+    """All puts of one client, over inboxes of which the first is made at the first of them.
 
     `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,
     or it is no longer `connected`; `connection()` gives the one there is. `refusal(key)`: why the daemon would store
@@ -115,31 +54,43 @@ class Puts:
         self._next_id = next_id
         self._lock = threading.Condition()
         self._pending: dict[int, Pending] = {}
-        self._inbox: Inbox | None = None
-        self._prefaulted: Inbox | None = None
-        self._inbox_request = 0
-        self._inbox_refused: TensordError | None = None
-        self.limits = messages.Limits()
+        self.inboxes = Inboxes(send, next_id, connection)
+
+    @property
+    def limits(self) -> Limits:
+        """What the daemon allows."""
+        return self.inboxes.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.inboxes.limits = limits
 
     def put(self, key: bytes, image: Image, terms: Terms, *, deadline: float) -> Put:
         """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
+        size_bytes, tree_bytes = image.image_bytes, len(image.header)
         try:
             self._check_generation(key)
-            inbox = self._open_inbox(image.image_bytes)
+            self._check_size(size_bytes)
+            inbox = self.inboxes.fit(size_bytes)
             # A payload that takes more than half of the inbox is streamed through it.
-            streamed = aligned(image.image_bytes) > inbox.size_bytes // 2
-            pending = self._begin(put, inbox, image.image_bytes, len(image.header), terms, deadline, streamed=streamed)
+            while aligned(size_bytes) > inbox.size_bytes // 2:
+                with inbox.streaming():
+                    if not inbox.retired:
+                        pending = self._begin(put, inbox, size_bytes, tree_bytes, terms, deadline, whole=False)
+                        self._stream(pending, image, deadline)
+                        return put
+                inbox = self.inboxes.fit(size_bytes)
+            region = self.inboxes.region(size_bytes, deadline)
+            try:
+                pending = self._begin(put, region.inbox, size_bytes, tree_bytes, terms, deadline)
+            except BaseException:
+                region.release()
+                raise
         except TensordError as error:
             self._end(put, _state_for(error), error)
             return put
-        try:
-            if streamed:
-                self._stream(pending, image, inbox, deadline)
-            else:
-                self._copy(pending, image, inbox, deadline)
-        except TensordError as error:
-            self._not_sent(pending, error)
+        self._copy(pending, image, region)
         return put
 
     def reserve(self, image_bytes: int, deadline: float) -> Region:
@@ -148,17 +99,8 @@ class Puts:
         Raises:
             ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: why there is none.
         """
-        inbox = self._open_inbox(image_bytes)
-        if aligned(image_bytes) > inbox.size_bytes:
-            raise ObjectTooLarge(
-                f"a reservation of {image_bytes} bytes does not fit in the inbox of {inbox.size_bytes}; "
-                "put it instead, which streams, or raise inbox_bytes_max"
-            )
-        return self._region(inbox, image_bytes, deadline)
-
-    def has(self, region: Region) -> bool:
-        """Whether a region is of the inbox that the daemon reads from now."""
-        return region.inbox is self._inbox
+        self._check_size(image_bytes)
+        return self.inboxes.region(image_bytes, deadline)
 
     def commit(
         self, key: bytes, region: Region, image_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
@@ -196,9 +138,13 @@ class Puts:
         self._settle(pending, message.outcome, error)
 
     def refused(self, request: int, error: TensordError) -> bool:
-        """A put, or the inbox, was answered with an error. False if the request was neither."""
-        if request == self._inbox_request:
-            self._give_inbox_up(error)
+        """A put, or an inbox, was answered with an error. False if the request was neither."""
+        inbox = self.inboxes.refused(request, error)
+        if inbox is not None:
+            with self._lock:
+                left = [p for p in self._pending.values() if p.inbox is inbox]
+            for each in left:
+                self._settle(each, "refused", error)
             return True
         with self._lock:
             pending = self._pending.get(request)
@@ -207,52 +153,49 @@ class Puts:
         self._settle(pending, "refused", error)
         return True
 
-    def opened(self, request: int) -> None:
-        """A request was answered with Done: if it told the daemon of the inbox, that is worth mapping in now."""
-        inbox = self._inbox
-        if inbox is not None and inbox is not self._prefaulted and request == self._inbox_request:
-            self._prefaulted = inbox
-            threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
-
     def disconnected(self) -> None:
-        """The connection is gone: what stands whole in the inbox is sent again, once, when there is a new one."""
+        """The connection is gone: what stands whole in its inbox is sent again, once, when there is a new one.
+
+        The daemon may carry out whatever it knows of, at any time. So the inboxes of puts that were sent are retired
+        before any of their regions comes free.
+        """
+        self.inboxes.disconnected()
         with self._lock:
             hopeless = [p for p in self._pending.values() if p.sent_again or not p.complete]
+            read = {p.inbox for p in self._pending.values() if p.sent}
+        for inbox in read:
+            self.inboxes.retire(inbox)
         for pending in hopeless:
             self._settle(pending, "lost", DaemonUnavailable("the daemon went away while the payload was on its way"))
 
-    def send_again(self, send: Callable[..., None]) -> None:
-        """There is a new connection: tells it of the inbox, and of every put that nobody acknowledged, by `send`.
+    def send_again(self, send: Callable[..., None], connected: object) -> None:
+        """There is a new connection: sends every put on it that nobody acknowledged, by `send`, and its inbox before.
 
         Raises:
             DaemonUnavailable: it is gone already.
         """
-        if self._inbox is None:
-            return
-        self._tell_inbox(self._inbox, send)
         with self._lock:
             again = [pending for pending in self._pending.values() if pending.complete]
             for pending in again:
                 pending.sent_again = True
         for pending in again:
+            self.inboxes.tell(pending.inbox, connected, send)
             # The claim it was made under died with the old connection.
             pending.commit = replace(pending.commit, claim=None, acks=False)
             send(pending.commit, *pending.parts)
 
     def close(self) -> None:
         """Ends all that is on its way, as lost."""
+        # First: what the daemon may still read is given to nobody.
+        self.inboxes.close()
         with self._lock:
             left = list(self._pending.values())
         for pending in left:
             self._settle(pending, "lost", DaemonUnavailable("the client was closed before the daemon answered"))
-        if self._inbox is not None:
-            self._inbox.close()
-            self._inbox = None
 
     def close_in_child(self) -> None:
-        """After a fork: the inbox, and what is on its way from it, are the parent's."""
-        if self._inbox is not None:
-            self._inbox.close()
+        """After a fork: the inboxes, and what is on its way from them, are the parent's."""
+        self.inboxes.close_in_child()
         for pending in self._pending.values():
             pending.put.disown()
 
@@ -261,37 +204,12 @@ class Puts:
         """Puts that are not acknowledged."""
         return len(self._pending)
 
-    def _open_inbox(self, image_bytes: int) -> Inbox:
+    def _check_size(self, image_bytes: int) -> None:
         if image_bytes > self.limits.object_bytes_max:
             raise ObjectTooLarge(
                 f"the payload has {image_bytes} bytes, object_bytes_max is {self.limits.object_bytes_max}; "
                 "raise it (and ring_bytes with it), or store the payload in pieces"
             )
-        with self._lock:
-            if self._inbox is None:
-                inbox = Inbox(self.limits.inbox_bytes_max)
-                try:
-                    self._inbox = inbox
-                    self._tell_inbox(inbox, self._send)
-                except TensordError:
-                    self._inbox = None
-                    inbox.close()
-                    raise
-            return self._inbox
-
-    def _tell_inbox(self, inbox: Inbox, send: Callable[..., None]) -> None:
-        self._inbox_request = self._next_id()
-        send(messages.OpenInbox(self._inbox_request, inbox.size_bytes), fds=(inbox.fd,))
-
-    def _give_inbox_up(self, error: TensordError) -> None:
-        """The daemon did not take it: what stands there is refused for that reason, and the next put brings another."""
-        with self._lock:
-            inbox, self._inbox, self._inbox_refused = self._inbox, None, error
-            left = list(self._pending.values())
-        for pending in left:
-            self._settle(pending, "refused", error)
-        if inbox is not None:
-            inbox.close()
 
     def _begin(
         self,
@@ -302,7 +220,7 @@ class Puts:
         terms: Terms,
         deadline: float,
         *,
-        streamed: bool = False,
+        whole: bool = True,
     ) -> Pending:
         commit = messages.Commit(
             self._next_id(),
@@ -312,13 +230,14 @@ class Puts:
             terms.tokens,
             terms.ttl_s,
             terms.claim,
-            streamed,
+            not whole,
             terms.cost_ms,
             terms.agent,
             terms.prefix_bytes,
             terms.follows,
+            inbox.number,
         )
-        pending = Pending(put, commit, {}, whole=not streamed)
+        pending = Pending(put, commit, inbox, whole=whole)
         most = self.limits.commits_in_flight_max
         with self._lock:
             if not self._lock.wait_for(lambda: len(self._pending) < most, max(0.0, deadline - time.monotonic())):
@@ -326,64 +245,63 @@ class Puts:
                     f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
                     "put less at once, or allow more time"
                 )
-            if inbox is not self._inbox:
-                # Its bytes would be looked for in another inbox, or in none.
-                raise self._inbox_refused or DaemonUnavailable("the inbox it stands in was given up")
+            if not self.inboxes.knows(inbox):
+                raise inbox.refusal or DaemonUnavailable("the inbox it stands in was given up")
             self._pending[commit.id] = pending
         return pending
 
-    def _region(self, inbox: Inbox, size_bytes: int, deadline: float) -> Region:
-        region = inbox.take(size_bytes, deadline)
-        if region is None:
-            raise TimedOut(
-                f"no {size_bytes} bytes came free in the inbox of {inbox.size_bytes} in time: arrays from reserve() "
-                "that still live hold their part of it"
-            )
-        return region
-
-    def _copy(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
+    def _copy(self, pending: Pending, image: Image, region: Region) -> None:
         """One region for the whole image. Only what fits in one part waits with its Commit until it is copied."""
         size_bytes = image.image_bytes
-        if size_bytes >= 2 * PART_BYTES:
-            # The daemon finds room while we copy the first part.
-            self._send_commit(pending)
-        region = self._region(inbox, size_bytes, deadline)
-        with region.held():
-            memory = region.memory
-            assert memory is not None
-            if not self._hold(pending, region):
-                self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes, True))
-                return
-            for start, stop in _parts(size_bytes, PART_BYTES):
-                if pending.put.state != "sent":
-                    # It ended: the daemon wants the rest announced, and not to have it.
-                    rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
-                    self._send_part(pending, rest)
-                    return
-                image.write_range(memory[start:stop], start, stop)
-                part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
-                pending.parts.append(part)
-                if size_bytes >= 2 * PART_BYTES:
-                    self._send_part(pending, part)
-                else:
-                    self._send_commit(pending, part)
-
-    def _stream(self, pending: Pending, image: Image, inbox: Inbox, deadline: float) -> None:
-        """A region for each part, which is free again when the daemon has copied it."""
-        self._send_commit(pending)
-        size_bytes = image.image_bytes
-        part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
-        for start, stop in _parts(size_bytes, part_bytes):
-            region = self._region(inbox, stop - start, deadline)
+        early = size_bytes >= 2 * PART_BYTES
+        try:
             with region.held():
                 memory = region.memory
                 assert memory is not None
                 if not self._hold(pending, region):
-                    self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes - start, True))
                     return
-                image.write_range(memory, start, stop)
-                part = messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes)
-                self._send_part(pending, part)
+                if early:
+                    # The daemon finds room while we copy the first part.
+                    self._send_commit(pending)
+                for start, stop in _parts(size_bytes, PART_BYTES):
+                    if pending.put.state != "sent":
+                        # It ended: the daemon wants the rest announced, and not to have it.
+                        rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
+                        self._send_part(pending, rest)
+                        return
+                    image.write_range(memory[start:stop], start, stop)
+                    part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
+                    pending.parts.append(part)
+                    if early:
+                        self._send_part(pending, part)
+                    else:
+                        self._send_commit(pending, part)
+        except TensordError as error:
+            self._not_sent(pending, error)
+
+    def _stream(self, pending: Pending, image: Image, deadline: float) -> None:
+        """A region for each part, which is free again when the daemon has copied it."""
+        inbox, size_bytes = pending.inbox, image.image_bytes
+        part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
+        try:
+            self._send_commit(pending)
+            for start, stop in _parts(size_bytes, part_bytes):
+                region = inbox.take(stop - start, deadline)
+                if region is None:
+                    if inbox.retired:
+                        raise DaemonUnavailable("the daemon went away while the payload was on its way")
+                    raise no_room(inbox, stop - start)
+                with region.held():
+                    memory = region.memory
+                    assert memory is not None
+                    if not self._hold(pending, region):
+                        self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes - start, True))
+                        return
+                    image.write_range(memory, start, stop)
+                    part = messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes)
+                    self._send_part(pending, part)
+        except TensordError as error:
+            self._not_sent(pending, error)
 
     def _hold(self, pending: Pending, region: Region) -> bool:
         """Gives the put a region, to be released with it; False where the put has ended meanwhile."""
@@ -407,6 +325,7 @@ class Puts:
         connected = self._connection()
         if connected is None:
             raise DaemonUnavailable("the daemon went away while the payload was on its way")
+        self.inboxes.tell(pending.inbox, connected, self._send)
         with self._lock:
             if pending.sent_again or pending.commit.id not in self._pending:
                 return

@@ -49,7 +49,8 @@ class Copier:
         self._ring = ring
         self._tree_depth_max = tree_depth_max
         self._done = done
-        self._inboxes: dict[int, Bytes] = {}
+        # By client, and by the number that the client has given each of them.
+        self._inboxes: dict[int, dict[int, Bytes]] = {}
         self._uids: dict[int, int] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
         self._jobs: Turns[Job] = Turns()
@@ -70,44 +71,69 @@ class Copier:
     @property
     def inboxes_bytes(self) -> int:
         """Bytes of all inboxes that are open."""
-        return sum(len(inbox) for inbox in self._inboxes.values())
+        return sum(len(inbox) for own in self._inboxes.values() for inbox in own.values())
 
     def inboxes_bytes_of(self, uid: int) -> int:
         """Bytes of the inboxes of a uid's clients that are open."""
-        return sum(len(inbox) for client, inbox in self._inboxes.items() if self._uids[client] == uid)
+        return sum(
+            len(inbox)
+            for client, own in self._inboxes.items()
+            if self._uids[client] == uid
+            for inbox in own.values()
+        )
 
-    def open_inbox(self, client: int, fd: int, size_bytes: int, inboxes_bytes_max: int, uid: int = 0) -> None:
-        """Maps a client's inbox; `fd` stays the caller's.
+    def open_inbox(
+        self,
+        client: int,
+        fd: int,
+        size_bytes: int,
+        inboxes_bytes_max: int,
+        uid: int = 0,
+        number: int = 0,
+        inboxes_per_client_max: int = 1,
+    ) -> None:
+        """Maps an inbox of a client's under `number`; `fd` stays the caller's.
 
         Raises:
             SegmentError: not a sealed memfd of that size.
-            LimitReached: the client has one, or all of them together would be too large.
+            LimitReached: the number is taken, the client has too many, or all of them together would be too large.
         """
-        if client in self._inboxes:
-            raise LimitReached("a client has one inbox, and this one's is open already")
+        own = self._inboxes.get(client, {})
+        if number in own:
+            raise LimitReached(f"the client's inbox {number} is open already: close it, or take another number")
+        if len(own) >= inboxes_per_client_max:
+            raise LimitReached(
+                f"inboxes_per_client_max is {inboxes_per_client_max}, and the client has as many: close those whose "
+                "puts are answered"
+            )
         if self.inboxes_bytes + size_bytes > inboxes_bytes_max:
             raise LimitReached(
                 f"inboxes_bytes_max is {inboxes_bytes_max}: {self.inboxes_bytes} bytes of inboxes are open, and "
                 f"{size_bytes} more were asked for; raise it, or close clients that no longer put"
             )
         check_inbox(fd, size_bytes)
+        mapped = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
         self._uids[client] = uid
-        self._inboxes[client] = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
+        self._inboxes.setdefault(client, {})[number] = mapped
 
-    def read_inbox(self, client: int, offset: int, size_bytes: int) -> bytes:
-        """A copy of what stands in a client's inbox, which the client may change meanwhile.
+    def read_inbox(self, client: int, offset: int, size_bytes: int, number: int = 0) -> bytes:
+        """A copy of bytes of a client's inbox, which the client may change meanwhile.
 
         Raises:
-            LimitReached: it has none, or a shorter one.
+            LimitReached: there is none, or a shorter one.
         """
-        inbox = self._inbox_of(client, "a query")
+        inbox = self._inbox_of(client, number, "a query")
         end = offset + size_bytes
         if end > len(inbox):
             raise LimitReached(f"a query ends at {end}, behind the inbox's {len(inbox)} bytes")
         return inbox[offset:end].tobytes()
 
-    def close_inbox(self, client: int) -> None:
-        """Unmaps it; for when no copy of the client is under way."""
+    def close_inbox(self, client: int, number: int | None = None) -> None:
+        """Unmaps a client's inbox; copies out of it that are still to be done fail. Without `number` all of them, for
+        when no copy of the client is under way."""
+        if number is not None:
+            self._inboxes.get(client, {}).pop(number, None)
+            return
         self._inboxes.pop(client, None)
         self._uids.pop(client, None)
         # One operation to the interpreter, since the worker changes the table meanwhile.
@@ -150,7 +176,7 @@ class Copier:
     def _carry_out(self, job: Job) -> Copied | None:
         """Copies for one turn; None if there is more to copy of the part."""
         part = job.part
-        inbox = self._inbox_of(part.client, "a part")
+        inbox = self._inbox_of(part.client, part.inbox, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
             raise LimitReached(f"a part ends at {end}, behind the inbox's {len(inbox)} bytes")
@@ -174,10 +200,10 @@ class Copier:
         piece = self._finish(part.image_offset, part.header, checksum.intdigest())
         return Copied(part.client, part.put_id, checksum.intdigest(), piece=piece)
 
-    def _inbox_of(self, client: int, what: str) -> Bytes:
-        inbox = self._inboxes.get(client)
+    def _inbox_of(self, client: int, number: int, what: str) -> Bytes:
+        inbox = self._inboxes.get(client, {}).get(number)
         if inbox is None:
-            raise LimitReached(f"{what} came before its client's inbox: send OpenInbox first")
+            raise LimitReached(f"{what} names the client's inbox {number}, which is not open: send OpenInbox first")
         return inbox
 
     def _finish(self, image_offset: int, header: SpanHeader, checksum: int) -> Piece | None:

@@ -74,6 +74,7 @@ def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
     return words.Limits(
         message_bytes_max=limits.message_bytes_max,
         inbox_bytes_max=limits.inbox_bytes_max,
+        inboxes_per_client_max=limits.inboxes_per_client_max,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         requests_in_flight_max=limits.requests_in_flight_max,
         commits_in_flight_max=limits.commits_in_flight_max,

@@ -57,7 +57,10 @@ class Limits:
         reload=True,
     )
     tree_depth_max: int = setting(COUNT, "nesting of one payload tree", 32, low=1, high=64)
-    inbox_bytes_max: int = setting(SIZE, "one client's inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
+    inbox_bytes_max: int = setting(SIZE, "one inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
+    inboxes_per_client_max: int = setting(
+        COUNT, "inboxes of one client: the one in use, and those that puts are still read from", 16, low=2, high=1024
+    )
     inboxes_bytes_max: int = setting(
         SIZE, "all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
     )

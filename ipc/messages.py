@@ -99,11 +99,18 @@ class Attach(Message, frozen=True):
 
 
 class OpenInbox(Message, frozen=True):
-    """Brings the client's sealed inbox of `inbox_bytes`."""
+    """Brings a sealed inbox of `inbox_bytes`. `inbox`: its number, which no other open inbox of the connection has."""
 
     id: Id
     inbox_bytes: SomeBytes
+    inbox: Count = 0
     fds: One = 1
+
+
+class CloseInbox(Message, frozen=True):
+    """No answer. The client needs the inbox no more: all of its puts from there are answered."""
+
+    inbox: Count
 
 
 class Commit(Message, frozen=True):
@@ -113,6 +120,7 @@ class Commit(Message, frozen=True):
     `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
     `prefix_bytes`: the image's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
     (`shm.prefix`); 0: it is none. `follows`: the key of the piece before, None where the sequence begins.
+    `inbox`: the number of the inbox in which all of the put's parts stand.
     """
 
     id: Id
@@ -127,10 +135,11 @@ class Commit(Message, frozen=True):
     agent: Name = ""
     prefix_bytes: PrefixBytes = 0
     follows: Key | None = None
+    inbox: Count = 0
 
 
 class Part(Message, frozen=True):
-    """The next `part_bytes` of the image, to be found at `inbox_offset` of the inbox."""
+    """The next `part_bytes` of the image, to be found at `inbox_offset` of the put's inbox."""
 
     id: Id
     inbox_offset: Bytes
@@ -202,7 +211,8 @@ class Limit(Message, frozen=True):
 
 class MatchPrefix(Message, frozen=True):
     """Asks for the longest cached prefix of a sequence. Its record of `query_bytes` (a `shm.prefix.Piece`: all tokens,
-    folded, and all media) stands at `inbox_offset` of the inbox; the place is free again with the answer.
+    folded, and all media) stands at `inbox_offset` of the inbox numbered `inbox`; the place is free again with the
+    answer.
     """
 
     id: Id
@@ -210,6 +220,7 @@ class MatchPrefix(Message, frozen=True):
     inbox_offset: Bytes
     query_bytes: PrefixBytes
     agent: Name = ""
+    inbox: Count = 0
 
 
 class EvictPrefixes(Message, frozen=True):
@@ -405,6 +416,7 @@ ControlRequest = (
     Hello
     | Attach
     | OpenInbox
+    | CloseInbox
     | Commit
     | Part
     | Claim

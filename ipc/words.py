@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from ..errors import TensordError, from_code
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
@@ -62,6 +62,7 @@ class Limits(Struct, frozen=True):
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
     inbox_bytes_max: SomeBytes = 256 << 20
+    inboxes_per_client_max: Some = 16
     object_bytes_max: SomeBytes = 1 << 30
     requests_in_flight_max: Some = 1024
     commits_in_flight_max: Some = 64

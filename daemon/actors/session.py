@@ -105,7 +105,7 @@ class Session:
 
     async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
         match message:
-            case messages.Attach() | messages.OpenInbox():
+            case messages.Attach() | messages.OpenInbox() | messages.CloseInbox():
                 await self._store.tell(Asked(self._client, message, fds), self._sender)
             case messages.Hello():
                 pass

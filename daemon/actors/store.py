@@ -198,7 +198,7 @@ class StoreActor:
                     f"a query of {query.query_bytes} bytes, and prefix_tokens_max is {tokens_max}: ask for fewer, or "
                     "raise it"
                 )
-            record = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes)
+            record = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
             piece = Piece.unpack(record)
         except TensordError as error:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
@@ -295,6 +295,9 @@ class StoreActor:
 
     def _serve_memory(self, asked: Asked) -> None:
         client = self._clients.get(asked.client)
+        if isinstance(asked.message, messages.CloseInbox):
+            self._copier.close_inbox(asked.client, asked.message.inbox)
+            return
         try:
             if client is None:
                 raise DaemonUnavailable("the connection is closed")
@@ -340,7 +343,15 @@ class StoreActor:
         uid = client.peer.uid
         self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
         try:
-            self._copier.open_inbox(client.client, fd, request.inbox_bytes, limits.inboxes_bytes_max, uid)
+            self._copier.open_inbox(
+                client.client,
+                fd,
+                request.inbox_bytes,
+                limits.inboxes_bytes_max,
+                uid,
+                request.inbox,
+                limits.inboxes_per_client_max,
+            )
         except OSError as error:
             raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))

@@ -59,7 +59,7 @@ class Asked:
     """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
 
     client: int
-    message: messages.Attach | messages.OpenInbox
+    message: messages.Attach | messages.OpenInbox | messages.CloseInbox
     fds: Sequence[int]
 
 

@@ -34,7 +34,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies `part_bytes` from the client's inbox to byte `ring_offset` of the ring, for put `put_id`.
+    """Copies `part_bytes` from the client's inbox of that number to byte `ring_offset` of the ring, for put `put_id`.
 
     With the last part comes the span's header: the copier checks the image's tree, and the record of a piece of a
     sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the image,
@@ -51,6 +51,7 @@ class Copy:
     last: bool
     header: SpanHeader | None = None
     uid: int = 0
+    inbox: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nothing of a client that left is needed any more: its inbox may be unmapped. Once per client."""
+    """Nothing of a client that left is needed any more: its inboxes may be unmapped. Once per client."""
 
     client: int
 

@@ -309,6 +309,7 @@ class Intake:
                     part.last,
                     self._header(put) if part.last else None,
                     put.uid,
+                    commit.inbox,
                 )
             )
         assert put.handed_bytes <= commit.image_bytes

@@ -973,27 +973,25 @@ def test_an_answer_that_comes_too_late_is_nobodys(cache: PrefixCache, monkeypatc
         return asked[-1]
 
     monkeypatch.setattr(link, "ask", never)
-    inbox = link.puts._inbox
-    assert inbox is not None
-    used_bytes = inbox.used_bytes
+    inboxes = link.puts.inboxes
+    used_bytes = inboxes.used_bytes
     assert cache.match(TEXT, timeout_s=0.01) is None
-    assert asked[0].cancelled() and inbox.used_bytes == used_bytes
+    assert asked[0].cancelled() and inboxes.used_bytes == used_bytes
 
 
 def test_a_cache_that_nobody_holds_leaves_nothing_in_the_inbox(
     client: tensord.Client, namespace: tensord.Namespace
 ) -> None:
     cache = PrefixCache(client, namespace, block_tokens=BLOCK)
-    inbox = client.link.puts._inbox
-    assert inbox is not None
+    inboxes = client.link.puts.inboxes
     gc.collect()
-    used_bytes = inbox.used_bytes
+    used_bytes = inboxes.used_bytes
     for tokens in (np.zeros(300_000, np.uint32), TEXT, np.zeros(100_000, np.uint32), TEXT):
         cache.match(tokens)
-    assert inbox.used_bytes > used_bytes
+    assert inboxes.used_bytes > used_bytes
     del cache
     gc.collect()
-    assert inbox.used_bytes == used_bytes
+    assert inboxes.used_bytes == used_bytes
 
 
 def test_a_forks_child_asks_for_itself(cache: PrefixCache) -> None:

@@ -59,9 +59,8 @@ class Desk:
 
     @property
     def used_bytes(self) -> int:
-        assert self.puts._inbox is not None
         gc.collect()
-        return self.puts._inbox.used_bytes
+        return self.puts.inboxes.used_bytes
 
 
 @pytest.mark.parametrize("image_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
@@ -115,7 +114,7 @@ def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_
     again: list[messages.Message] = []
 
     def another_connection() -> object:
-        desk.puts.send_again(lambda *sent, **_: again.extend(sent))
+        desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
         return desk
 
     desk.connection = another_connection
@@ -156,7 +155,7 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
 
     def come_back(message: messages.Message) -> None:
         if isinstance(message, messages.Commit):
-            desk.puts.send_again(lambda *sent, **_: sent_again.extend(sent))
+            desk.puts.send_again(lambda *sent, **_: sent_again.extend(sent), desk)
             raise error
 
     desk.answer = come_back
@@ -174,7 +173,7 @@ def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_it
     terms = Terms(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, follows=b"p" * 32)
     desk.put(1000, terms)
     again: list[messages.Message] = []
-    desk.puts.send_again(lambda *sent, **_: again.extend(sent))
+    desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
     (first,) = [message for message in desk.sent if isinstance(message, messages.Commit)]
     (second,) = [message for message in again if isinstance(message, messages.Commit)]
     said = [(c.tokens, c.ttl_s, c.cost_ms, c.agent, c.prefix_bytes, c.follows) for c in (first, second)]
@@ -193,7 +192,7 @@ def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended(
     desk = Desk()
     desk.answer = desk.store
     desk.put(1000)
-    inbox = desk.puts._inbox
+    inbox = desk.puts.inboxes.current
     assert inbox is not None
     region = inbox.take(INBOX_BYTES, time.monotonic() + 1)
     assert region is not None

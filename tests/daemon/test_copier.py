@@ -125,7 +125,7 @@ def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> N
 
 
 def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
-    with pytest.raises(LimitReached, match="one inbox"):
+    with pytest.raises(LimitReached, match="open already"):
         desk.copier.open_inbox(1, desk.inbox.fd, INBOX_BYTES, 1 << 20)
     with pytest.raises(LimitReached, match="inboxes_bytes_max is 100"):
         desk.copier.open_inbox(2, desk.inbox.fd, INBOX_BYTES, 100)
@@ -178,3 +178,24 @@ def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatc
     idle.copier.start()
     idle.copier.stop()
     assert idle.copied.qsize() == 2
+
+
+def test_a_clients_inboxes_are_told_apart_by_their_numbers(desk: Desk) -> None:
+    image = image_of(50)
+    (first,) = desk.parts(image, 1, 1)
+    other = Inbox(INBOX_BYTES)
+    region = other.take(INBOX_BYTES, 0)
+    assert region is not None and region.memory is not None
+    encode(np.arange(50, dtype=np.uint64) + 7).write_into(region.memory)
+    desk.copier.open_inbox(1, other.fd, INBOX_BYTES, 1 << 20, 0, 9, 2)
+    assert desk.copier.inboxes_bytes == 2 * INBOX_BYTES
+    with pytest.raises(LimitReached, match="inboxes_per_client_max is 2"):
+        desk.copier.open_inbox(1, other.fd, INBOX_BYTES, 1 << 20, 0, 10, 2)
+    one, nine = (desk.carry_out(replace(first, put_id=number + 1, inbox=number))[0] for number in (0, 9))
+    assert one.checksum != nine.checksum
+    assert nine.checksum == checksum_of(region.memory[: image.image_bytes])
+    desk.copier.close_inbox(1, 9)
+    assert desk.copier.inboxes_bytes == INBOX_BYTES
+    assert isinstance(desk.carry_out(replace(first, put_id=11, inbox=9))[0].error, LimitReached)
+    assert desk.carry_out(replace(first, put_id=12))[0].error is None
+    other.close()

@@ -190,7 +190,7 @@ def test_an_array_written_to_after_its_commit_never_reaches_another_key() -> Non
             done.set()
             scribbler.join()
             del scribbler
-        inbox = client._link.puts._inbox
+        inbox = client._link.puts.inboxes.current
         assert inbox is not None and inbox.used_bytes, "the array still holds its part of the inbox"
         del kept
         until(lambda: not inbox.used_bytes, "the part to be free once the array is gone")

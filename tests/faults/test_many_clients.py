@@ -133,3 +133,14 @@ def test_who_breaks_the_rules_is_told_so_and_shown_in_the_log(small: Daemon, whi
         assert rude.recv(4096) == b"", "and hung up on"
     until(lambda: "told off" in small.log, "a line in the log")
     assert small.client().connected
+
+
+def test_forty_clients_put_small_payloads_at_default_limits() -> None:
+    with Daemon(limits_inbox_bytes_max="64MiB") as daemon:
+        daemon.start()
+        clients = [daemon.client() for _ in range(40)]
+        for number, client in enumerate(clients):
+            assert client.put(key(number), payload(number), wait=True).state == "stored"
+        assert daemon.status()["inboxes_bytes"] == 40 * MIB
+        found = [client.get(key(39 - number)) for number, client in enumerate(clients)]
+        assert all(lease is not None and is_payload(lease.tree, 39 - n) for n, lease in enumerate(found))

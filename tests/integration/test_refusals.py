@@ -246,7 +246,7 @@ def test_an_inbox_over_inbox_bytes_max_is_refused() -> None:
         with pytest.raises(LimitReached, match=r"inbox_bytes_max is 1048576.*2097152"):
             raw.open_inbox(2 * MIB)
         raw.open_inbox(MIB)
-        with pytest.raises(LimitReached, match="one inbox"):
+        with pytest.raises(LimitReached, match="open already"):
             raw.open_inbox(MIB)
 
 

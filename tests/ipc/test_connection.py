@@ -37,6 +37,7 @@ REQUESTS: list[Message] = [
     HELLO,
     m.Attach(2),
     m.OpenInbox(3, 4096),
+    m.CloseInbox(7),
     m.Commit(4, KEY, 100, 10),
     m.Part(4, 0, 100, True),
     m.Claim(5, KEY),
@@ -68,7 +69,16 @@ REQUESTS: list[Message] = [
     m.RequestCompleted("0000:65:00.0", 0.5, 3),
     m.Drill(23, "host", 1, 2, True),
 ]
-UNANSWERED = {m.Part, m.Renew, m.Abandon, m.UseEntries, m.ReadDevice, m.RequestsArrived, m.RequestCompleted}
+UNANSWERED = {
+    m.CloseInbox,
+    m.Part,
+    m.Renew,
+    m.Abandon,
+    m.UseEntries,
+    m.ReadDevice,
+    m.RequestsArrived,
+    m.RequestCompleted,
+}
 
 
 def read(data: bytes | bytearray) -> list[Any]:

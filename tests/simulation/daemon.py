@@ -181,11 +181,13 @@ class Daemon:
         match message:
             case messages.OpenInbox():
                 try:
-                    self.copier.open_inbox(number, fds[0], message.inbox_bytes, 1 << 30)
+                    self.copier.open_inbox(number, fds[0], message.inbox_bytes, 1 << 30, 0, message.inbox, 16)
                 except TensordError as error:
                     self._answer(number, messages.Error.of(error, message.id))
                 else:
                     self._answer(number, messages.Done(message.id))
+            case messages.CloseInbox():
+                self.copier.close_inbox(number, message.inbox)
             case messages.Clear() | messages.Invalidate() | messages.EvictPrefixes():
                 sequences = isinstance(message, messages.EvictPrefixes)
                 self.world.model.sweep(message.id, message.namespace, sequences=sequences)

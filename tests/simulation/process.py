@@ -117,8 +117,8 @@ class Process:
             wire.close_client()
             raise DaemonUnavailable("the connection broke")
         wire.say(sent, fds)
-        if not isinstance(sent[0], messages.OpenInbox):
-            # The inbox is told of under the lock that receiving answers takes.
+        if not isinstance(sent[0], messages.OpenInbox | messages.CloseInbox):
+            # An inbox is opened and closed under the lock of its table.
             self.world.meanwhile()
 
     def attach(self) -> None:
@@ -131,7 +131,7 @@ class Process:
         self._take_memory(shared, lane_fd)
         self.puts.limits = daemon.settings.client_limits(daemon.ring_bytes)
         try:
-            self.puts.send_again(lambda *sent, fds=(): self._say_first(wire, sent, fds))
+            self.puts.send_again(lambda *sent, fds=(), connected=None: self._say_first(wire, sent, fds), wire)
         except TensordError:
             wire.close_client()
             self.puts.disconnected()
@@ -172,6 +172,7 @@ class Process:
         wire = self.wire
         if wire is None:
             return
+        self.puts.inboxes.tidy()
         if not wire.client_open or (not wire.down and not wire.daemon_open):
             self.detach()
         elif wire.down:

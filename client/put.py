@@ -1,0 +1,85 @@
+"""One put: its outcome, as the caller sees it, and its state until the daemon has answered.
+
+Owns neither the connection nor the inbox (puts.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from ..errors import DaemonUnavailable, TensordError, TimedOut
+from ..ipc import messages
+from .inbox import Inbox, Region
+
+PutState = Literal["sent", "stored", "existed", "refused", "lost"]
+
+
+class Put:
+    """What became of a put. `state` is
+
+    - "sent": on its way; the caller may go on, and change what it put.
+    - "stored": every process on the host can read it.
+    - "existed": the key was there already; nothing was changed.
+    - "refused": the daemon said no, and `error` says why.
+    - "lost": no daemon that we may use, or it went away, or nobody took it in time; `error` says which.
+    """
+
+    __slots__ = ("_settled", "error", "key", "state")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.state: PutState = "sent"
+        self.error: TensordError | None = None
+        self._settled = threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Waits until it is known what became of it.
+
+        Raises:
+            TimedOut: it is not known after `timeout_s`; the put goes on.
+        """
+        if not self._settled.wait(timeout_s):
+            raise TimedOut(f"the put of {self.key.hex()[:16]}… was not acknowledged within {timeout_s} s; it goes on")
+        return self
+
+    def settle(self, state: PutState, error: TensordError | None = None) -> None:
+        """Says what became of it. For the library."""
+        self.state, self.error = state, error
+        self._settled.set()
+
+    def disown(self) -> None:
+        """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
+        self._settled = threading.Event()
+        self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
+
+    def __repr__(self) -> str:
+        return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A put that is not acknowledged. It can be sent again as long as its whole image stands in its inbox.
+
+    `connected`: where its own thread has sent its Commit. `regions`: by their offsets in `inbox`.
+    """
+
+    put: Put
+    commit: messages.Commit
+    inbox: Inbox
+    regions: dict[int, Region] = field(default_factory=dict)
+    parts: list[messages.Part] = field(default_factory=list)
+    whole: bool = True
+    sent_again: bool = False
+    connected: object | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it stands in the inbox, and was sent."""
+        return self.whole and bool(self.parts) and self.parts[-1].last
+
+    @property
+    def sent(self) -> bool:
+        """Whether a daemon may know of it, and read its regions until it has answered."""
+        return self.sent_again or self.connected is not None

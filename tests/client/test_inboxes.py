@@ -1,0 +1,208 @@
+"""A client's inboxes: how they grow, when they are closed, and what is never written again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+
+from tensord.client.inboxes import START_BYTES
+from tensord.client.put import Put
+from tensord.client.puts import Puts
+from tensord.client.terms import Terms
+from tensord.errors import LimitReached
+from tensord.ipc import messages
+from tensord.ipc.words import Limits
+from tensord.shm.tree import encode
+
+MIB = 1 << 20
+
+
+class Desk:
+    """A connection whose messages the test answers by hand."""
+
+    def __init__(self, inbox_bytes_max: int = 8 * MIB) -> None:
+        ids = count(1)
+        self.sent: list[messages.Message] = []
+        self.connected: object | None = object()
+        self.puts = Puts(self._send, lambda: next(ids), lambda: self.connected, lambda _: None)
+        self.puts.limits = Limits(inbox_bytes_max=inbox_bytes_max)
+
+    def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
+        self.sent.extend(sent)
+
+    def put(self, image_bytes: int, timeout_s: float = 0.0) -> Put:
+        image = encode(np.zeros(image_bytes - 64, np.uint8))
+        return self.puts.put(bytes(32), image, Terms(), deadline=time.monotonic() + timeout_s)
+
+    def answer(self) -> None:
+        """Everything that was sent is answered as a daemon does it that stores all."""
+        sent, self.sent = self.sent, []
+        for message in sent:
+            if isinstance(message, messages.OpenInbox):
+                self.puts.inboxes.opened(message.id)
+            elif isinstance(message, messages.Commit):
+                self.puts.acknowledged(messages.Committed(message.id, "stored"))
+
+    def lose_connection(self) -> None:
+        self.connected = None
+        self.puts.disconnected()
+
+    def connect(self) -> list[messages.Message]:
+        """A new connection; what was sent again on it."""
+        again: list[messages.Message] = []
+        connected = object()
+        self.puts.send_again(lambda *sent, **_: again.extend(sent), connected)
+        self.connected = connected
+        return again
+
+    def inboxes(self) -> list[int]:
+        """The sizes of all that are not closed."""
+        return sorted(inbox.size_bytes for inbox in self.puts.inboxes._all.values())
+
+    def commits(self) -> list[messages.Commit]:
+        return [message for message in self.sent if isinstance(message, messages.Commit)]
+
+
+def test_an_inbox_starts_small_and_grows_with_what_is_put() -> None:
+    desk = Desk()
+    desk.put(1000)
+    assert desk.inboxes() == [START_BYTES]
+    desk.put(MIB)
+    assert desk.inboxes() == [START_BYTES, 2 * MIB]
+    desk.answer()
+    desk.puts.inboxes.tidy()
+    assert desk.inboxes() == [2 * MIB]
+    (closed,) = [message for message in desk.sent if isinstance(message, messages.CloseInbox)]
+    assert closed.inbox
+    desk.put(100 * MIB)
+    assert desk.inboxes()[-1] == 8 * MIB, "as large as it may be"
+    desk.puts.close()
+
+
+def test_a_first_put_has_an_inbox_of_twice_its_size_and_is_not_streamed() -> None:
+    desk = Desk()
+    desk.put(3 * MIB)
+    assert desk.inboxes() == [8 * MIB]
+    (commit,) = desk.commits()
+    assert not commit.acks
+    desk.puts.close()
+
+
+def test_many_puts_at_once_have_the_inbox_grow_rather_than_wait() -> None:
+    desk = Desk()
+    puts = [desk.put(MIB // 2) for _ in range(10)]
+    assert [put.state for put in puts] == ["sent"] * 10
+    assert desk.inboxes() == [MIB, 2 * MIB, 4 * MIB]
+    named = {commit.inbox for commit in desk.commits()}
+    opened = {message.inbox for message in desk.sent if isinstance(message, messages.OpenInbox)}
+    assert named <= opened and len(named) == len(desk.inboxes())
+    desk.puts.close()
+
+
+def test_an_inbox_is_not_closed_before_the_last_put_from_it_is_answered() -> None:
+    desk = Desk()
+    desk.put(1000)
+    desk.put(MIB)
+    desk.puts.inboxes.tidy()
+    assert desk.inboxes() == [START_BYTES, 2 * MIB]
+    first = desk.commits()[0]
+    desk.puts.acknowledged(messages.Committed(first.id, "stored"))
+    desk.puts.inboxes.tidy()
+    assert desk.inboxes() == [2 * MIB]
+    desk.puts.close()
+
+
+def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
+    desk = Desk()
+    desk.put(1000)
+    desk.answer()
+    refused = desk.put(MIB)
+    (opening,) = [message for message in desk.sent if isinstance(message, messages.OpenInbox)]
+    assert desk.puts.refused(opening.id, LimitReached("inboxes_bytes_max"))
+    assert refused.state == "refused" and isinstance(refused.error, LimitReached)
+    assert desk.inboxes() == [START_BYTES]
+    desk.sent.clear()
+    assert desk.put(1000).state == "sent"
+    desk.put(MIB)
+    streamed = desk.commits()[1]
+    assert streamed.acks and streamed.inbox == desk.commits()[0].inbox
+    assert desk.inboxes() == [START_BYTES], "it does not ask again at once"
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("image_bytes", [1000, MIB, 3 * MIB], ids=["small", "whole", "streamed"])
+def test_an_inbox_with_unanswered_puts_is_not_written_again_once_its_connection_has_ended(image_bytes: int) -> None:
+    desk = Desk(4 * MIB)
+    desk.put(image_bytes)
+    (before,) = desk.commits()
+    desk.lose_connection()
+    desk.connect()
+    desk.sent.clear()
+    desk.put(image_bytes)
+    (after,) = desk.commits()
+    assert after.inbox != before.inbox
+    desk.puts.close()
+
+
+def test_a_whole_put_is_sent_again_once_from_the_inbox_it_stands_in() -> None:
+    desk = Desk()
+    put = desk.put(1000)
+    (first,) = desk.commits()
+    desk.lose_connection()
+    opening, commit, part = desk.connect()
+    assert isinstance(opening, messages.OpenInbox) and opening.inbox == first.inbox
+    assert isinstance(commit, messages.Commit) and commit.inbox == first.inbox
+    assert isinstance(part, messages.Part) and part.last
+    desk.lose_connection()
+    assert put.state == "lost"
+    assert desk.connect() == []
+    desk.sent.clear()
+    desk.put(1000)
+    assert desk.commits()[0].inbox != first.inbox
+    desk.puts.close()
+
+
+def test_an_inbox_whose_puts_were_all_answered_is_used_on_the_next_connection() -> None:
+    desk = Desk()
+    desk.put(1000)
+    (first,) = desk.commits()
+    desk.answer()
+    desk.lose_connection()
+    assert desk.connect() == []
+    desk.sent.clear()
+    desk.put(1000)
+    opening, commit, _ = desk.sent
+    assert isinstance(opening, messages.OpenInbox) and isinstance(commit, messages.Commit)
+    assert opening.inbox == commit.inbox == first.inbox
+    desk.puts.close()
+
+
+def test_a_reservation_keeps_its_inbox_and_is_committed_from_there_whatever_was_lost_beside_it() -> None:
+    desk = Desk()
+    region = desk.puts.reserve(1000, time.monotonic())
+    array = region.hand_out()
+    desk.put(1000)
+    desk.lose_connection()
+    desk.connect()
+    desk.sent.clear()
+    put = desk.puts.commit(bytes(32), region, 1000, 10, Terms(), deadline=time.monotonic())
+    assert put.state == "sent"
+    (commit,) = desk.commits()
+    assert commit.inbox == region.inbox.number
+    assert region.inbox.told is desk.connected
+    assert region.inbox.take(64, time.monotonic()) is None, "nothing else is written there"
+    del array
+    desk.puts.close()
+
+
+def test_no_array_is_made_over_what_a_closed_client_had_on_its_way() -> None:
+    desk = Desk()
+    desk.put(1000)
+    inbox = desk.puts.inboxes.current
+    assert inbox is not None
+    desk.puts.close()
+    assert inbox.take(1000, time.monotonic()) is None
