@@ -14,6 +14,7 @@ closed by `close`. Descriptors given to `send` stay the caller's, who may close 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -63,6 +64,8 @@ class AsyncChannel:
         self._out = OutBuffer(out_bytes_max)
         self._out_broken = False  # the peer takes nothing any more; what it sent is still read
         self._reading = False
+        self._hang_up = select.poll()
+        self._hang_up.register(self._fd, 0)
         self._taker: asyncio.Future[None] | None = None
         self._drainer: asyncio.Future[None] | None = None
         self.resume()
@@ -138,6 +141,11 @@ class AsyncChannel:
         if arrival.replies:
             self._write(arrival.replies)
         self._follow(arrival.failure)
+        if self._reading and self._hang_up.poll(0):
+            # The peer has closed its end. If it left answers unread, that is an error of the socket, after which libuv
+            # stops watching: what is still to be read, and the end, would never be seen.
+            self.pause()
+            self.resume()
 
     def _follow(self, failure: TensordError | None = None) -> None:
         """The protocol may have ended: a failure, or a Hello that was refused."""

@@ -73,6 +73,20 @@ def drain(sock: socket.socket) -> bytes:
     return found
 
 
+def test_a_peer_that_ends_with_answers_unread_is_heard_to_its_end(run: Run, sockets: Sockets) -> None:
+    """Its end is an error of the socket then, after which libuv calls once and never again."""
+    ours, theirs = sockets
+    server, client = attached()
+    theirs.send(client.send(*[m.Renew([number + 1]) for number in range(40)]))
+    ours.send(b"never read")
+    theirs.close()
+
+    async def receive() -> list[int]:
+        return [message.tokens[0] async for message, _ in AsyncChannel(ours, server, read_bytes=64)]
+
+    assert run(receive()) == [number + 1 for number in range(40)]
+
+
 def test_no_descriptor_is_lost_in_a_burst(run: Run, sockets: Sockets) -> None:
     """Also read while other messages without descriptors surround them, over a small buffer."""
     ours, theirs = sockets
