@@ -191,7 +191,9 @@ class Client:
         Args:
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
             tokens: how many encoder tokens it stands for; counts against max_tokens.
-            ttl_s: seconds until it expires, more than 0; without it the daemon's default.
+            ttl_s: seconds until it expires, more than 0; without it the daemon's default. They run from this put, or
+                from the last `touch`. Lookups do not renew them, nor does another put of the key. Without a daemon
+                nothing expires.
             cost_ms: milliseconds that computing it took: what is dear is kept for longer, if the policy is one that
                 weighs it.
             agent: on whose behalf it is stored, where the policy is to know.
@@ -314,7 +316,7 @@ class Client:
     # ---- what changes entries
 
     def touch(self, *keys: bytes) -> int:
-        """Renews the recency and time to live of entries. Returns how many are there."""
+        """Renews the recency of entries, and the time to live that each was put with. Returns how many are there."""
         return self._counted(lambda number: messages.Touch(number, _checked(keys)))
 
     def evict(self, *keys: bytes) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy import ndarray, uint8
 
 from ..errors import BadTree, Corrupt, Invalidated, LayoutMismatch
+from ..shm.clock import unix_at_boot_s
 from ..shm.copy import checksum_of
 from ..shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
 from ..shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
@@ -44,7 +45,8 @@ _ATTEMPTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry's metadata, as its span's header has it. Times are Unix seconds; 0 means that it does not expire."""
+    """An entry's metadata, as its span's header has it. Times are Unix seconds, by the wall clock as it is now; 0 means
+    that it does not expire."""
 
     key: bytes
     image_bytes: int
@@ -239,8 +241,10 @@ class View:
             if self._index.words[at] == seq:
                 if h is None:
                     return None
+                zero_s = unix_at_boot_s()
+                expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
                 return Entry(
-                    h.key, h.image_bytes, h.tokens, h.created_unix_s, h.expires_unix_s, h.owner_uid, h.checksum
+                    h.key, h.image_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
                 )
         return None
 

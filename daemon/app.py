@@ -23,6 +23,7 @@ from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
+from ..shm.clock import boot_s, unix_at_boot_s
 from ..shm.ring import Ring
 from . import logs, notify, usage
 from .actors.governor import GovernorActor
@@ -109,7 +110,6 @@ class _Daemon:
     async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:
         config = self._config
         ring_bytes = memory.superblock.ring_bytes
-        unix_at_zero_s = time.time() - time.monotonic()
         for why in memory.foreign:
             _log.warning("a file in /dev/shm is passed over", why=why)
         store = Store(
@@ -118,7 +118,7 @@ class _Daemon:
             by_name(config.policy),
             store_limits(config, ring_bytes),
             memory.superblock.epoch,
-            unix_at_zero_s=unix_at_zero_s,
+            unix_at_zero_s=unix_at_boot_s(),
             read=memory.read,
             seed=secrets.randbits(128),
             quotas=self._quotas,
@@ -128,12 +128,12 @@ class _Daemon:
             store,
             memory,
             config,
-            clock=time.monotonic,
+            clock=boot_s,
             tell_watchers=watchers.tell,
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
         )
         governor = GovernorActor(
-            Governor(governor_limits(config), unix_at_zero_s=unix_at_zero_s),
+            Governor(governor_limits(config), unix_at_zero_s=time.time() - time.monotonic()),
             config.queues.store_inbox_max,
             clock=time.monotonic,
             press=actor.inbox.tell_now,
@@ -150,7 +150,7 @@ class _Daemon:
         stalls = StallTrigger(config.gauges.psi_stall_s, pressure.sample_now, _log)
         documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
-            store.recover(memory.found(), time.monotonic(), memory.missing)
+            store.recover(memory.found(), boot_s(), memory.missing)
             actor.inbox.tell_now(Grown(ring_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

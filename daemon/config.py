@@ -150,7 +150,7 @@ class Config:
     )
     default_ttl_s: float | None = setting(
         DURATION,
-        "an entry ends this long after its last use, unless its put says otherwise; none: never",
+        "an entry ends this long after its put or its last touch, unless its put says otherwise; none: never",
         None,
         low=0.05,
         high=3650 * DAY_S,

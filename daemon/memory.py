@@ -29,6 +29,7 @@ from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
     LANE_WORDS,
+    SPAN_EXPIRES_AT,
     SPAN_HEADER_BYTES,
     SpanHeader,
     aligned,
@@ -172,6 +173,10 @@ class Memory:
     def read(self, offset: int, size_bytes: int) -> memoryview:
         """What stands at a place of the ring where a span is: looked at, not copied."""
         return self._ring_view[offset : offset + size_bytes]
+
+    def write_expiry(self, offset: int, expires_s: float) -> None:
+        """Writes into the header of the span at `offset` when its entry ends. One word: a reader sees either time."""
+        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.float64)[0] = expires_s
 
     def is_sound(self, slot: Slot) -> bool:
         """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""

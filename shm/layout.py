@@ -46,6 +46,7 @@ SLOT_WORDS: Final = SLOT_BYTES // 8
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
 SPAN_HEADER_BYTES: Final = 128
+SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
 SPAN_COUNTER_BITS: Final = 48
@@ -60,7 +61,7 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@11Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQQddIId")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQdddIId")
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
 # A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
@@ -219,9 +220,10 @@ class Superblock:
 class SpanHeader:
     """The 128 bytes before an image: enough to rebuild the index from the ring, and to check the image.
 
-    `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are Unix seconds; `expires_unix_s` is 0
-    where nothing expires. `prefix_bytes`: of the record that is the image's first leaf where it is a piece of a
-    sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
+    `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are CLOCK_BOOTTIME seconds (`clock`).
+    `expires_s` is 0 where nothing expires; it is the one field that changes while the span stays. `ttl_s`: how long
+    after a touch it expires, 0 where nothing does. `prefix_bytes`: of the record that is the image's first leaf where
+    it is a piece of a sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
     """
 
     key: bytes
@@ -230,11 +232,12 @@ class SpanHeader:
     tree_bytes: int
     checksum: int
     tokens: int
-    created_unix_s: float
-    expires_unix_s: float
+    created_s: float
+    expires_s: float
     owner_uid: int
     prefix_bytes: int = 0
     cost_ms: float = 0.0
+    ttl_s: float = 0.0
 
     def pack(self) -> bytes:
         return _SPAN_HEADER.pack(
@@ -245,9 +248,9 @@ class SpanHeader:
             self.image_bytes,
             self.checksum,
             self.tokens,
-            0,
-            self.created_unix_s,
-            self.expires_unix_s,
+            self.ttl_s,
+            self.created_s,
+            self.expires_s,
             self.owner_uid,
             self.prefix_bytes,
             self.cost_ms,
@@ -260,12 +263,12 @@ class SpanHeader:
         Raises:
             Corrupt: these bytes are no span header.
         """
-        magic, tree, span_id, key, image, checksum, tokens, _, created, expires, uid, prefix, cost = (
+        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expires, uid, prefix, cost = (
             _SPAN_HEADER.unpack_from(span)
         )
         if magic != _SPAN_MAGIC:
             raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
-        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid, prefix, cost)
+        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid, prefix, cost, ttl)
 
 
 def pack_lane_header(lane_id: int) -> bytes:

@@ -59,7 +59,7 @@ _log = logger("store")
 
 
 class StoreActor:
-    """Owns `inbox`. `clock` gives monotonic seconds; `tell_watchers` and `tell_governor` must not block."""
+    """Owns `inbox`. `clock` gives the seconds of `shm.clock`; `tell_watchers` and `tell_governor` must not block."""
 
     def __init__(
         self,
@@ -174,6 +174,8 @@ class StoreActor:
                     self._send(client, Deliver(message))
                 case effects.Copy():
                     self._copier.copy(effect)
+                case effects.WriteExpiry(offset, expires_s):
+                    self._memory.write_expiry(offset, expires_s)
                 case effects.Scan():
                     await self._handle(events.Scanned(await self._scan()))
                 case effects.Punch() | effects.Allocate():

@@ -55,6 +55,14 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteExpiry:
+    """Writes into the header of the published span at `offset` when its entry ends, for clients and the next daemon."""
+
+    offset: int
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Fence, then read the pin words of every lane; answered by Scanned. One at a time."""
 
@@ -112,4 +120,4 @@ class Announce:
     body: dict[str, Any]
 
 
-Effect = Send | Copy | Scan | Punch | Allocate | Holds | Discard | Forget | Announce
+Effect = Send | Copy | WriteExpiry | Scan | Punch | Allocate | Holds | Discard | Forget | Announce

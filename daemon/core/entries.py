@@ -32,7 +32,7 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One allocated span and what is known of it. Times are monotonic seconds.
+    """One allocated span and what is known of it. Times are seconds of the store's clock.
 
     `parent`: the piece before, of a cached sequence; `followers`: how many published entries have this one for parent.
     Those, and hidden ones, are a list: `follower` is the newest of them, `sibling` the next older one of the same

@@ -1,4 +1,4 @@
-"""What can happen to the store. `Store.handle(event, now)` takes one at a time, with the monotonic time as argument.
+"""What can happen to the store. `Store.handle(event, now)` takes one at a time, with the time as argument.
 
 The actor that feeds them promises:
 - ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.

@@ -65,7 +65,6 @@ class Intake:
         claims: Claims,
         outbox: Outbox,
         limits: StoreLimits,
-        unix_at_zero_s: float,
     ) -> None:
         self._memory = memory
         self._room = room
@@ -75,7 +74,6 @@ class Intake:
         self._claims = claims
         self._outbox = outbox
         self._limits = limits
-        self._unix_at_zero_s = unix_at_zero_s
         self.puts = Puts(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
@@ -317,8 +315,9 @@ class Intake:
     def _header(self, put: Put) -> SpanHeader:
         entry, commit = put.entry, put.commit
         assert entry is not None
-        created_unix_s = self._unix_at_zero_s + entry.created_at
-        ttl_s = self._tenure.ttl_s(commit.ttl_s)
+        # From the last part on, however long the others and the room took.
+        entry.ttl_s = ttl_s = self._tenure.ttl_s(commit.ttl_s)
+        entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
         return SpanHeader(
             key=commit.key,
             span_id=entry.span_id,
@@ -326,11 +325,12 @@ class Intake:
             tree_bytes=commit.tree_bytes,
             checksum=0,
             tokens=commit.tokens,
-            created_unix_s=created_unix_s,
-            expires_unix_s=0.0 if ttl_s is None else created_unix_s + ttl_s,
+            created_s=entry.created_at,
+            expires_s=entry.expires_at or 0.0,
             owner_uid=put.uid,
             prefix_bytes=commit.prefix_bytes,
             cost_ms=commit.cost_ms,
+            ttl_s=ttl_s or 0.0,
         )
 
     def _publish(self, put: Put, piece: Piece | None, now: float) -> None:
@@ -352,7 +352,7 @@ class Intake:
             self.refuse(put, error)
             return
         put.entry = None
-        self._tenure.begin(entry, self._tenure.ttl_s(commit.ttl_s), now)
+        self._tenure.begin(entry, now, entry.expires_at)
         self._outbox.counters.puts["stored"] += 1
         self._outbox.counters.put_bytes += commit.image_bytes
         self._outbox.send(put.client, messages.Committed(commit.id, "stored"))

@@ -46,7 +46,6 @@ def recover(
     memory: Memory,
     tenure: Tenure,
     counters: Counters,
-    unix_at_zero_s: float,
 ) -> None:
     """Makes the records' spans known to an empty `memory`."""
     adopted: list[_Adopted] = []
@@ -60,7 +59,7 @@ def recover(
         past = whole and record.published and memory.index.generations.is_past(slot.key)
         if past:
             memory.index.unpublish(record.slot)
-        entry = _entry(slot, header if whole else None, unix_at_zero_s)
+        entry = _entry(slot, header if whole else None)
         if not memory.adopt(entry, now):
             # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
             counters.found_corrupt += record.published or not memory.ring.withdrawn_count
@@ -72,8 +71,7 @@ def recover(
         if memory.readopt(entry, now, each.piece):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
-            ttl_s = header.expires_unix_s - header.created_unix_s if header.expires_unix_s else None
-            tenure.begin(entry, ttl_s, entry.created_at)
+            tenure.begin(entry, entry.created_at, header.expires_s or None)
 
 
 def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
@@ -100,7 +98,7 @@ def _agree(header: SpanHeader, slot: Slot) -> bool:
     )
 
 
-def _entry(slot: Slot, header: SpanHeader | None, unix_at_zero_s: float) -> Entry:
+def _entry(slot: Slot, header: SpanHeader | None) -> Entry:
     return Entry(
         slot.key,
         slot.span_id,
@@ -111,7 +109,8 @@ def _entry(slot: Slot, header: SpanHeader | None, unix_at_zero_s: float) -> Entr
         slot.tree_bytes,
         header.tokens if header is not None else 0,
         header.owner_uid if header is not None else 0,
-        header.created_unix_s - unix_at_zero_s if header is not None else 0.0,
+        header.created_s if header is not None else 0.0,
+        (header.ttl_s or None) if header is not None else None,
         cost_ms=header.cost_ms if header is not None else 0.0,
         prefix_bytes=header.prefix_bytes if header is not None else 0,
     )

@@ -80,7 +80,7 @@ class Store:
     """One ring's entries.
 
     Args:
-        unix_at_zero_s: the Unix time at monotonic time 0.
+        unix_at_zero_s: the Unix time at time 0, for what people are shown.
         read: (offset, bytes) → what stands there in the ring; without it no cached sequences can be stored.
         seed: of the prefix index: random, and nobody else's.
         quotas: what one uid may have; without it, all.
@@ -128,7 +128,6 @@ class Store:
             self.claims,
             self._outbox,
             limits,
-            unix_at_zero_s,
         )
         self.sweeps = Sweeps(self.memory, self._tenure, self._outbox)
         self.matching = Matching(self.memory, self._tenure, self._outbox, limits.prefix_tokens_max)
@@ -169,7 +168,8 @@ class Store:
         }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Changes the store as `event` says, at monotonic time `now` (seconds, never less than before).
+        """Changes the store as `event` says, at time `now` (seconds, never less than before, by a clock that the next
+        daemon of this memory goes by too).
 
         Returns:
             What is to be done, in this order.
@@ -228,7 +228,7 @@ class Store:
         for offset, size_bytes in missing:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)
             assert withdrawn, f"{offset} is not a place for {size_bytes} bytes of whole pages"
-        recover(records, now, self.memory, self._tenure, self.counters, self.unix_at_zero_s)
+        recover(records, now, self.memory, self._tenure, self.counters)
         self._outbox.now = now
         self._reclaim.look_soon(now)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .deadlines import Deadlines
+from .effects import WriteExpiry
 from .entries import Entry, State
 from .memory import Memory
 from .outbox import Outbox
@@ -50,7 +51,7 @@ class Tenure:
         return bool(self._followed)
 
     def ttl_s(self, asked_s: float | None) -> float | None:
-        """The time to live of a put that asks for `asked_s`."""
+        """The time to live of a put that asks for `asked_s`: from the put, or the last touch; gets do not renew it."""
         return self._default_ttl_s if asked_s is None else asked_s
 
     def change_limits(self, default_ttl_s: float | None) -> None:
@@ -61,14 +62,13 @@ class Tenure:
         """When `expire` has something to do."""
         return self._expiry.next_timer()
 
-    def begin(self, entry: Entry, ttl_s: float | None, now: float) -> None:
-        """An entry was published now."""
-        entry.ttl_s = ttl_s
-        entry.used_at = now
-        if ttl_s is not None:
-            self.expires(entry, now + ttl_s)
+    def begin(self, entry: Entry, used_at: float, expires_at: float | None) -> None:
+        """An entry was published, or found by a new daemon; its header says when it ends."""
+        entry.used_at = used_at
+        if expires_at is not None:
+            self._expires(entry, expires_at)
 
-    def expires(self, entry: Entry, when: float) -> None:
+    def _expires(self, entry: Entry, when: float) -> None:
         """Gives the entry a (new) end."""
         entry.expires_at = when
         self._expiry.set(entry.span_id, when)
@@ -92,7 +92,8 @@ class Tenure:
         self.used(entries, now)
         for entry in entries:
             if entry.ttl_s is not None:
-                self.expires(entry, now + entry.ttl_s)
+                self._expires(entry, now + entry.ttl_s)
+                self._outbox.add(WriteExpiry(entry.offset, now + entry.ttl_s))
 
     def end(self, entry: Entry, ending: Ending) -> None:
         """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
@@ -133,7 +134,7 @@ class Tenure:
             if self._pins.holds(span_id):
                 self._expiry.set(span_id, self._pins.last_until(span_id))
             elif entry.followers or self._memory.sequences.is_awaited(entry):
-                self.expires(entry, now + max(entry.ttl_s or 0.0, PUT_OFF_S_MIN))
+                self._expires(entry, now + max(entry.ttl_s or 0.0, PUT_OFF_S_MIN))
             else:
                 self.end(entry, Ending("ttl"))
 

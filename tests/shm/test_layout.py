@@ -67,14 +67,26 @@ def test_another_layout_is_refused_by_name(page: bytes, message: str) -> None:
     TIMES,
     TIMES,
     st.integers(0, 1 << 31),
+    TIMES,
 )
 def test_a_span_header_is_read_back_and_has_its_size(
-    key: bytes, span: int, image: int, tree: int, checksum: int, tokens: int, created: float, expires: float, uid: int
+    key: bytes,
+    span: int,
+    image: int,
+    tree: int,
+    checksum: int,
+    tokens: int,
+    created: float,
+    expires: float,
+    uid: int,
+    ttl: float,
 ) -> None:
-    header = SpanHeader(key, span, image, tree, checksum, tokens, created, expires, uid)
+    header = SpanHeader(key, span, image, tree, checksum, tokens, created, expires, uid, ttl_s=ttl)
     packed = header.pack()
     assert len(packed) == layout.SPAN_HEADER_BYTES
     assert SpanHeader.unpack(packed) == header
+    # The time of an entry's end is written by itself.
+    assert struct.unpack_from("@d", packed, layout.SPAN_EXPIRES_AT) == (expires,)
 
 
 def test_what_is_no_span_header_is_found_out() -> None:

@@ -104,6 +104,8 @@ class Daemon:
                     self._answer(number, message)
                 case effects.Copy():
                     self.copies.append(Job(effect))
+                case effects.WriteExpiry(offset, expires_s):
+                    self.memory.write_expiry(offset, expires_s)
                 case effects.Scan():
                     assert not self.scan_asked
                     assert self.scanned is None

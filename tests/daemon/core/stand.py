@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tensord.daemon.core.effects import (
     Punch,
     Scan,
     Send,
+    WriteExpiry,
 )
 from tensord.daemon.core.entries import State
 from tensord.daemon.core.events import (
@@ -104,6 +105,7 @@ class Stand:
         """Whether no memory is to be had."""
         self.holds: Holds | None = None
         self.now = 0.0
+        self.unix_at_zero_s = UNIX_AT_ZERO_S
         self.policy = policy
         self.store = self.make(Ring(grown, page_bytes), epoch)
         self.views: list[View] = []
@@ -120,7 +122,7 @@ class Stand:
 
     def make(self, ring: Ring, epoch: int) -> Store:
         policy = by_name(self.policy)
-        return Store(self.index, ring, policy, self.limits, epoch, UNIX_AT_ZERO_S, read=self.read, seed=epoch)
+        return Store(self.index, ring, policy, self.limits, epoch, self.unix_at_zero_s, read=self.read, seed=epoch)
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
         """Bytes of the ring where a span is."""
@@ -160,6 +162,8 @@ class Stand:
                     assert client not in self.answers
                     assert not any(copy.client == client for copy in self.copies)
                     self.forgotten.append(client)
+                case WriteExpiry(offset, expires_s):
+                    self.headers[offset] = replace(self.headers[offset], expires_s=expires_s)
                 case Announce(body):
                     self.told.append(body)
 

@@ -614,7 +614,7 @@ def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
     stand.settle()
     for slot in stand.index.slots():
         if slot.key == first.key:
-            stand.headers[slot.offset] = replace(stand.headers[slot.offset], created_unix_s=1_000_009.0)
+            stand.headers[slot.offset] = replace(stand.headers[slot.offset], created_s=9.0)
     restart(stand, now=20.0)
     stand.settle()
     assert stand.matched(1, 2) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
-from .stand import SPAN, UNIX_AT_ZERO_S, Make, key
+from .stand import SPAN, Make, key
 
 
 def test_a_put_is_seen_only_once_all_of_it_is_copied(make: Make) -> None:
@@ -31,8 +31,8 @@ def test_the_span_header_says_what_the_entry_is(make: Make) -> None:
     (header,) = stand.headers.values()
     assert (header.key, header.image_bytes, header.tree_bytes) == (key(1), 200, 32)
     assert (header.tokens, header.owner_uid) == (9, 1002)
-    assert header.created_unix_s == UNIX_AT_ZERO_S + 5
-    assert header.expires_unix_s == UNIX_AT_ZERO_S + 65
+    assert header.created_s == 5
+    assert (header.expires_s, header.ttl_s) == (65, 60)
 
 
 def test_a_key_that_exists_is_not_stored_again(make: Make) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tensord.daemon.core.events import Accessed, Tick
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
@@ -208,4 +210,51 @@ def test_entries_of_a_past_generation_that_were_to_be_dropped_are_not_published_
     stand.send(1, messages.Invalidate(1, b"namespac", 1))
     assert stand.last() == messages.Generation(1, 2, 0)
     assert stand.put(key(1, generation=1)) == "Invalidated"
+    finish(stand)
+
+
+def test_a_time_to_live_that_was_renewed_is_what_the_next_daemon_goes_by() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1, ttl_s=10.0)
+    stand.put(2, ttl_s=10.0)
+    stand.pass_time(8)
+    stand.send(1, messages.Touch(1, [key(1)]))
+    restart(stand, now=8.0)
+    stand.pass_time(3)
+    assert stand.stored() == {1}
+    restart(stand, epoch=3, now=11.0)
+    # What is renewed is the time that the put asked for.
+    stand.send(1, messages.Touch(1, [key(1)]))
+    stand.pass_time(9.5)
+    assert stand.stored() == {1}
+    stand.pass_time(1)
+    assert stand.stored() == set()
+    finish(stand)
+
+
+@pytest.mark.parametrize("stepped_s", [-86_400.0, 86_400.0])
+def test_a_wall_clock_that_was_set_between_two_daemons_moves_no_time_to_live(stepped_s: float) -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.now = 5.0
+    stand.put(1, ttl_s=10.0)
+    stand.unix_at_zero_s += stepped_s
+    restart(stand, now=10.0)
+    stand.pass_time(4.5)
+    assert stand.stored() == {1}
+    stand.pass_time(1)
+    assert stand.stored() == set()
+    finish(stand)
+
+
+def test_what_ended_while_there_was_no_daemon_ends_with_the_next_ones_first_tick() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1, ttl_s=10.0)
+    stand.put(2)
+    restart(stand, now=50.0)
+    assert stand.store.next_timer() is not None
+    stand.pass_time(0)
+    assert stand.stored() == {2}
     finish(stand)
