@@ -5,7 +5,7 @@ link does about a fork.
 
 A lane with words in use is frozen: parent and child hold views under the same words, so neither clears them. The words
 are looked at only after the lane was suspended, and it stays so until the fork is over, so that no thread takes a word
-in between; a get copies out meanwhile. The child writes no lane of its parent's.
+in between; a get copies out meanwhile. The child writes no lane of its parent's, and no inbox.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from ..shm import unshared
 from ..shm.lanes import Lane
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _in_child() -> None:
     # Another thread of the parent's may hold it.
     _lock = threading.RLock()
     _forks = 0
+    _surely(unshared.after_fork_in_child)
     _surely(_leave_lanes_to_parent)
 
 

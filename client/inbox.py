@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mmap import mmap
 from typing import Any, Final
 from weakref import ref
 
@@ -23,7 +22,8 @@ import numpy as np
 from ..errors import TensordError
 from ..shm.layout import aligned
 from ..shm.ring import Ring
-from ..shm.segments import PREFAULT_PIECE_BYTES, address_of, create_inbox, prefault
+from ..shm.segments import PREFAULT_PIECE_BYTES, create_inbox, prefault
+from ..shm.unshared import Unshared
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # How often a waiter for room looks for collected arrays: a finalizer may not wake it, since that takes a lock.
@@ -89,14 +89,18 @@ class Inbox:
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
         self.handed_out: set[Region] = set()
-        self._map = mmap(self.fd, self.size_bytes)
+        try:
+            self._mapped = Unshared(self.fd, self.size_bytes)
+        except OSError:
+            self.close()
+            raise
         self._regions = Ring(self.size_bytes)
         self._changed = threading.Condition()
         self._streams = 0
 
     def prefault(self) -> None:
         """Maps all pages in; the first touch of each would cost a put 5 to 30 µs. For a background thread."""
-        address = address_of(self._map)
+        address = self._mapped.address
         for start in range(0, self.size_bytes, PREFAULT_PIECE_BYTES):
             prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
 
@@ -112,7 +116,7 @@ class Inbox:
                 offset = self._regions.allocate(wanted)
                 if offset is not None:
                     # Over the mapping and not over another array: views of views keep only their last array alive.
-                    memory: Bytes = np.ndarray((size_bytes,), np.uint8, self._map, offset)
+                    memory: Bytes = np.ndarray((size_bytes,), np.uint8, self._mapped.memory, offset)
                     return Region(self, offset, memory)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:

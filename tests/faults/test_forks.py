@@ -251,3 +251,66 @@ def test_after_forks_without_views_a_client_goes_on_with_the_lane_it_has(small: 
         assert child.hear() is True
         child.wait()
     released(small)
+
+
+def writes_what_it_inherited(stage: Stage, socket: Path) -> None:
+    """A child writes to an inherited array while its parent's next payload stands in the same place of the inbox."""
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    reserved = client.reserve(tensord.Spec((8192,), "uint64"))
+    inherited = reserved.tree
+    inherited[:] = payload(9)
+    begin, ended = os.pipe(), os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.read(begin[0], 1)
+        right = is_payload(inherited, 9)
+        inherited[:] = 0xEE
+        os.write(ended[1], b"1" if right else b"0")
+        os._exit(0)
+    reserved.abandon()
+    del inherited
+    gc.collect()
+    stage.tell("forked")
+    stage.hear()
+    # The daemon stands still, and reads the payload later.
+    put = client.put(key(3), payload(3))
+    os.write(begin[1], b"1")
+    stage.tell(os.read(ended[0], 1))
+    os.waitpid(forked, 0)
+    stage.hear()
+    lease = client.get(key(3)) if put.wait(PATIENCE_S).state == "stored" else None
+    stage.tell(lease is not None and is_payload(lease.tree, 3))
+
+
+def test_what_a_child_writes_to_an_inherited_array_reaches_nobody(small: Daemon) -> None:
+    with Child(writes_what_it_inherited, small.socket) as child:
+        assert child.hear() == "forked"
+        small.pause()
+        try:
+            child.tell()
+            seen = child.hear()
+        finally:
+            small.resume()
+        child.tell()
+        assert child.hear() is True
+        assert seen in (b"0", b"1"), "the child lives"
+
+
+def test_a_child_may_write_to_an_inherited_array_whose_client_is_closed(small: Daemon) -> None:
+    with Child(writes_after_the_close, small.socket) as child:
+        assert child.hear() == 0
+
+
+def writes_after_the_close(stage: Stage, socket: Path) -> int:
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    array = client.reserve(tensord.Spec((8192,), "uint64")).tree
+    array[:] = payload(9)
+    client.close()
+    forked = os.fork()
+    if not forked:
+        right = is_payload(array, 9)
+        array[:] = 1
+        os._exit(0 if right else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+    assert is_payload(array, 9)
+    return status

@@ -1,0 +1,115 @@
+"""Memory that no fork inherits, in real forks."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tensord.shm import unshared
+from tensord.shm.unshared import Unshared
+
+from ..memory_bench import memory_file
+
+SIZE_BYTES = 1 << 16
+
+
+def flags_of(address: int) -> list[str]:
+    """The kernel's flags of the mapping that begins at `address`."""
+    found = re.search(rf"^0*{address:x}-.*?^VmFlags: ([^\n]*)", Path("/proc/self/smaps").read_text(), re.M | re.S)
+    assert found is not None, "not mapped"
+    return found[1].split()
+
+
+def is_mapped(address: int) -> bool:
+    return re.search(rf"^0*{address:x}-", Path("/proc/self/maps").read_text(), re.M) is not None
+
+
+def child_says(act: object) -> int:
+    """The exit status of a child in which `act()` runs; 0 where it is true."""
+    assert callable(act)
+    forked = os.fork()
+    if not forked:
+        status = 9
+        try:
+            unshared.after_fork_in_child()
+            status = 0 if act() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+
+
+def test_a_child_reads_what_is_there_and_its_writes_reach_nobody() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
+    array[:] = 7
+
+    def write() -> bool:
+        right = bool((array == 7).all())
+        array[:] = 9
+        return right and bool((array == 9).all())
+
+    assert child_says(write) == 0
+    assert (array == 7).all()
+    assert os.pread(fd, SIZE_BYTES, 0) == bytes([7]) * SIZE_BYTES
+    os.close(fd)
+
+
+def test_no_fork_inherits_it() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    assert "dc" in flags_of(mapped.address)
+    libc = ctypes.PyDLL(None)
+    forked = libc.fork()
+    if not forked:
+        os._exit(0 if not is_mapped(mapped.address) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+    os.close(fd)
+
+
+def test_it_is_unmapped_with_the_last_array_on_both_sides() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    os.close(fd)
+    arrays = [np.ndarray((8,), np.uint8, mapped.memory, 64)[2:]]
+    address = mapped.address
+    del mapped
+
+    def drop() -> bool:
+        there = is_mapped(address)
+        arrays.clear()
+        gc.collect()
+        return there and not is_mapped(address)
+
+    assert child_says(drop) == 0
+    assert is_mapped(address)
+    arrays[0][:] = 1
+    assert drop()
+    assert address not in unshared._mapped
+
+
+def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    arrays = [np.ndarray((8,), np.uint8, mapped.memory)]
+    address = mapped.address
+    libc = ctypes.PyDLL(None)
+    forked = libc.fork()
+    if not forked:
+        status = 9
+        try:
+            other = unshared._map(address, SIZE_BYTES, 2 | 0x20, -1)  # private and anonymous
+            unshared.after_fork_in_child()
+            del mapped
+            arrays.clear()
+            gc.collect()
+            status = 0 if other == address and is_mapped(address) else 1
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+    os.close(fd)
