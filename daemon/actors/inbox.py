@@ -28,6 +28,7 @@ class Inbox(Generic[Message]):
         self.capacity = capacity
         self._messages: deque[Message] = deque()
         self._turns: Turns[tuple[Sender, Message]] = Turns()
+        self._closed = False
         self._arrived = asyncio.Event()
         self._room: dict[Sender | None, asyncio.Event] = {}
 
@@ -41,8 +42,8 @@ class Inbox(Generic[Message]):
         self.tell_now(message, sender)
 
     def offer(self, message: Message) -> bool:
-        """Adds a message without a sender if there is room; False where there is none."""
-        if self._waiting(None) >= self.capacity:
+        """Adds a message without a sender if there is room; False where there is none, or the inbox is closed."""
+        if self._closed or self._waiting(None) >= self.capacity:
             return False
         self.tell_now(message)
         return True
@@ -58,6 +59,11 @@ class Inbox(Generic[Message]):
     def drain(self) -> list[Message]:
         """All that is there, without waiting: for an actor that ends."""
         return self._taken(len(self))
+
+    def close(self) -> list[Message]:
+        """`drain`, for an actor that has ended: from now on nothing can be offered."""
+        self._closed = True
+        return self.drain()
 
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""

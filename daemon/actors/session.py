@@ -156,7 +156,7 @@ class Session:
             self._channel.send(messages.Error.of(error, number))
 
     def _return_descriptors(self) -> None:
-        for word in self.inbox.drain():
+        for word in self.inbox.close():
             if isinstance(word, Deliver):
                 _close(word.close)
 
