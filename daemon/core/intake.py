@@ -26,6 +26,7 @@ from .admission import (
     crowded,
     no_room,
     not_worth_it,
+    over_share,
     overdue,
     predecessor_gone,
     too_far,
@@ -400,6 +401,10 @@ class Intake:
         self._reclaim.drop_attempt()
         if obstacle == "ring" and self.ring_is_growing:
             self.puts.parked.append(self.puts.queue.take())
+            return
+        owners = self._room.gives_way(put.need)
+        if obstacle is None and owners is not None and put.uid in owners:
+            self.refuse(put, over_share(put.need, self._memory))
             return
         self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.staying_bytes(), self._residency))
 

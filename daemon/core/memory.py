@@ -32,6 +32,7 @@ from ...shm.ring import Ring
 from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
 from .entries import Entries, Entry, State
+from .holdings import Holding, Holdings
 from .sequences import Sequences
 
 SCAN_SPANS_MAX: Final = 256
@@ -91,6 +92,7 @@ class Memory:
         self.taken_entries = 0
         self.taken_tokens = 0
         self.retired_bytes = 0
+        self.holdings = Holdings()
         self._epoch = epoch
         self._spans_made = 0
         self._spans: dict[int, Entry] = {}
@@ -184,6 +186,7 @@ class Memory:
         self._spans[number] = self._by_offset[offset] = entry
         self.taken_entries += 1
         self.taken_tokens += tokens
+        self.holdings.add(uid, size, 1, tokens)
         return entry
 
     def discard(self, entry: Entry) -> None:
@@ -191,6 +194,7 @@ class Memory:
         del self._filling[entry.span_id]
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
+        self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
         self._free(entry)
 
     def publish(
@@ -292,6 +296,7 @@ class Memory:
         entry.reason = "recovered"
         self._fresh[entry.span_id] = entry
         self.retired_bytes += entry.span_bytes
+        self.holdings.add(entry.owner_uid, entry.span_bytes)
         return True
 
     def readopt(self, entry: Entry, now: float, piece: Piece | None = None) -> bool:
@@ -313,6 +318,7 @@ class Memory:
         entry.reason = ""
         self.taken_entries += 1
         self.taken_tokens += entry.tokens
+        self.holdings.add(entry.owner_uid, 0, 1, entry.tokens)
         self.entries.add(entry)
         self.policy.inserted(_newcomer(entry), now)
         return True
@@ -345,6 +351,13 @@ class Memory:
         assert self.taken_tokens == sum(e.tokens for e in counted)
         retired = [e for e in spans.values() if e.state is State.RETIRED]
         assert self.retired_bytes == sum(e.span_bytes for e in retired)
+        holdings: dict[int, Holding] = {}
+        for entry in spans.values():
+            of = holdings.setdefault(entry.owner_uid, Holding())
+            of.size_bytes += entry.span_bytes
+            of.entries += entry.state is not State.RETIRED
+            of.tokens += entry.tokens if entry.state is not State.RETIRED else 0
+        self.holdings.check_invariants(holdings)
         assert len(self.policy) == len(stored)
         assert self.evicted_while_pinned == 0
 
@@ -366,8 +379,10 @@ class Memory:
         self.sequences.left(entry, published=not evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
+        self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
 
     def _free(self, entry: Entry) -> None:
+        self.holdings.add(entry.owner_uid, -entry.span_bytes)
         del self._spans[entry.span_id]
         del self._by_offset[entry.offset]
         self.index.release(entry.slot)
@@ -383,4 +398,5 @@ def _newcomer(entry: Entry) -> Newcomer:
         entry.cost_ms,
         entry.parent.span_id if entry.parent is not None else None,
         entry.agent,
+        entry.owner_uid,
     )

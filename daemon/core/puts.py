@@ -73,7 +73,7 @@ class Put:
     @property
     def need(self) -> Need:
         commit = self.commit
-        return Need(commit.key, span_bytes(commit.image_bytes), commit.tokens)
+        return Need(commit.key, span_bytes(commit.image_bytes), commit.tokens, self.uid)
 
 
 class Puts:

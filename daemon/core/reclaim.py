@@ -187,6 +187,7 @@ class Reclaim:
         outcome = memory.scanned(pinned, now, self._spares(pinned))
         if attempt is not None:
             attempt.scans += 1
+            attempt.cursor.fresh = True
             if outcome.freed:
                 attempt.fruitless = 0
             elif victims:

@@ -21,9 +21,10 @@ from typing import Final
 from ...shm.ring import Window
 from .clearing import Clearing
 from .entries import Entry, State
+from .holdings import Capacity, Holding
 from .memory import Memory
 from .pins import Pins
-from .windows import Windows
+from .windows import ANCHORS_MAX, Windows
 
 VICTIMS_MAX: Final = 256
 LOOKS_MAX: Final = 1024
@@ -39,6 +40,7 @@ class Need:
     key: bytes | None = None
     span_bytes: int = 0
     tokens: int = 0
+    uid: int = 0
 
     @property
     def entries(self) -> int:
@@ -50,12 +52,14 @@ class Cursor:
     """How far the search for one need has come, from round to round.
 
     `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries were
-    looked at in vain, `exchanged` whether pages were to be exchanged once.
+    looked at in vain, `exchanged` whether pages were to be exchanged once, `fresh` whether what is pinned was looked
+    at since the search began.
     """
 
     window_at: int | None = None
     skip: int = 0
     exchanged: bool = False
+    fresh: bool = False
 
 
 @dataclass(slots=True)
@@ -82,13 +86,34 @@ class Room:
         self._awaited_for = -1
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
-        """The next victims; none where nothing that may go would help."""
+        """The next victims; none where nothing that may go would help.
+
+        Where uids compete, victims are of those that give way (`holdings`). Only a uid that is within its share, when
+        nothing of these may go, gets room from others within theirs.
+        """
+        owners = self.gives_way(need)
+        choice = self._choose(need, cursor, owners)
+        found = choice.victims or choice.looking or choice.exchange is not None
+        if found or owners is None or need.uid in owners or not cursor.fresh:
+            return choice
+        return self._choose(need, cursor, None)
+
+    def gives_way(self, need: Need) -> frozenset[int] | None:
+        """The uids from which room is made for the need; None: from all."""
+        if need.key is None:
+            return None
+        budget = self._memory.budget
+        capacity = Capacity(max(1, budget.put_bytes_max), budget.max_entries, budget.max_tokens)
+        more = Holding(need.span_bytes, need.entries, need.tokens)
+        return self._memory.holdings.gives_way(need.uid, more, capacity)
+
+    def _choose(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
         choice = Choice()
         exchange: tuple[int, int] | None = None
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                window = self._spanless(need, cursor) or self._window(need, cursor.window_at)
+                window = self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None:
                     return choice
                 choice.victims = self._with_followers({self._memory.at(o): "capacity" for o in window.spans})
@@ -99,11 +124,11 @@ class Room:
                 if not window.spans:
                     exchange = (window.low, window.high)
             if not self._bucket_has_room(need.key, choice):
-                victim = self._coldest_of_bucket(need.key)
+                victim = self._coldest_of_bucket(need.key, owners)
                 if victim is None:
                     return Choice()
                 choice.victims[victim] = "index_bucket"
-        choice = self._meet_budgets(need, choice, cursor)
+        choice = self._meet_budgets(need, choice, cursor, owners)
         choice.victims = self._with_followers(choice.victims)
         if exchange is not None and not choice.victims and not choice.looking:
             within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
@@ -249,18 +274,34 @@ class Room:
             return None
         return self._memory.ring.widest_withdrawn(need.span_bytes)
 
-    def _window(self, need: Need, window_at: int | None) -> Window | None:
+    def _window(self, need: Need, window_at: int | None, owners: frozenset[int] | None) -> Window | None:
         ring = self._memory.ring
-        windows = Windows(self._memory, need.span_bytes, self.may_go, VICTIMS_MAX)
+        windows = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
         window = None
         if window_at is not None and ring.is_free(window_at):
             window = windows.around(window_at, through=True)
         return (
             window
-            or windows.cheapest(self._coldest(LOOKS_MAX))
+            or windows.cheapest(self._coldest(LOOKS_MAX, 0, owners))
             or ring.widest_withdrawn(need.span_bytes)
-            or self._window_between_pins(need, windows)
+            or (self._window_between_pins(need, windows) if owners is None else self._window_of(need, windows, owners))
         )
+
+    def _of(self, owners: frozenset[int] | None) -> Callable[[Entry], bool]:
+        """Whether an entry may go, and is of one of the owners."""
+        if owners is None:
+            return self.may_go
+        return lambda entry: entry.owner_uid in owners and self.may_go(entry)
+
+    def _window_of(self, need: Need, windows: Windows, owners: frozenset[int]) -> Window | None:
+        """A window of the owners' entries, which may take several rounds: found by looking further than one round goes.
+        """
+        wide = Windows(self._memory, need.span_bytes, self._of(owners), LOOKS_MAX)
+        for entry in islice(self._coldest(LOOKS_MAX, 0, owners), ANCHORS_MAX):
+            found = wide.around(entry.offset, through=True)
+            if found is not None and (found.enough or len(found.spans) >= LOOKS_MAX):
+                return windows.around(entry.offset, through=True)
+        return None
 
     def _window_between_pins(self, need: Need, windows: Windows) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
@@ -278,9 +319,9 @@ class Room:
         low, _ = max(gaps, key=lambda gap: gap[1] - gap[0])
         return windows.around(low, through=True)
 
-    def _coldest(self, looks: int, skip: int = 0) -> Iterator[Entry]:
-        """Entries that may go, coldest first, among `looks` of the coldest."""
-        for span_id in islice(self._memory.policy.coldest(), skip, skip + looks):
+    def _coldest(self, looks: int, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
+        """Entries that may go, coldest first, among `looks` of the coldest, of `owners` if given."""
+        for span_id in islice(self._memory.policy.coldest(owners), skip, skip + looks):
             entry = self._memory.span(span_id)
             assert entry is not None, "the policy knows a span that is gone"
             if self.may_go(entry):
@@ -294,18 +335,21 @@ class Room:
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
         return any(entry is None or entry in choice.victims for entry in self._bucket(key))
 
-    def _coldest_of_bucket(self, key: bytes) -> Entry | None:
-        may_go = [entry for entry in self._bucket(key) if entry is not None and self.may_go(entry)]
+    def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> Entry | None:
+        test = self._of(owners)
+        may_go = [entry for entry in self._bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.span_id)), default=None)
 
-    def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor) -> Choice:
+    def _meet_budgets(
+        self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None
+    ) -> Choice:
         """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""
         over, want = self._wanted(need, choice)
         if max(want.values()) <= 0:
             return choice
         victims = choice.victims
-        for entry in self._coldest(LOOKS_MAX, cursor.skip):
+        for entry in self._coldest(LOOKS_MAX, cursor.skip, owners):
             if len(victims) >= VICTIMS_MAX or max(want.values()) <= 0:
                 break
             if entry in victims:

@@ -250,11 +250,15 @@ class Store:
 
     def uids(self) -> set[int]:
         """The uids that have anything here."""
-        return {put.uid for put in self.intake.puts} | self.claims.of_uid.keys()
+        return {put.uid for put in self.intake.puts} | self.claims.of_uid.keys() | set(self.memory.holdings.uids())
 
     def of_uid(self, uid: int) -> dict[str, int]:
         """What a uid has here of what all share."""
+        holding = self.memory.holdings.of(uid)
         return {
+            "span_bytes": holding.size_bytes,
+            "entries": holding.entries,
+            "tokens": holding.tokens,
             "claims": self.claims.of_uid[uid],
             "puts_in_flight": sum(put.uid == uid for put in self.intake.puts),
             "announced_bytes": self.intake.puts.arrivals.by_uid().get(uid, 0),
@@ -280,9 +284,10 @@ class Store:
     def _client_joined(self, event: ClientJoined, now: float) -> None:
         assert event.client not in self._outbox.clients, "client numbers are not used again"
         self._outbox.clients[event.client] = Client(event.uid, event.name)
+        self.memory.holdings.joined(event.uid)
 
     def _client_left(self, event: ClientLeft, now: float) -> None:
-        del self._outbox.clients[event.client]
+        self.memory.holdings.left(self._outbox.clients.pop(event.client).uid)
         self._leaving.add(event.client)
         self.pins.client_left(event.client)
         self._outbox.tell(self.claims.client_left(event.client, now))

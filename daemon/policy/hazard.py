@@ -19,7 +19,7 @@ remembered is bounded by what is known, and REMEMBERED_MIN.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from math import frexp
 from typing import Final
@@ -151,7 +151,7 @@ class Hazard:
         self._remember(span)
         return False
 
-    def coldest(self) -> Iterator[int]:
+    def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
         left: dict[int, int] = {}
 
         def follows(span: Span) -> tuple[Span, Row] | None:
@@ -161,7 +161,7 @@ class Hazard:
             left[number] = left.get(number, self._kin.followers(number)) - 1
             return None if left[number] else (self._spans[number], self._row(self._spans[number]))
 
-        return self._leaves.coldest(follows)
+        return self._leaves.coldest(follows, owners)
 
     def rank(self, span_id: int) -> Rank:
         span = self._spans[span_id]
@@ -267,10 +267,10 @@ class Hazard:
         span = self._past.pop(new.key, None)
         if span is None:
             gap_s = self._gap_s(new.parent)
-            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap_s=gap_s)
+            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap_s=gap_s, owner=new.owner)
         self._used_again(span)
         span.number, span.depth, span.size_bytes, span.weight = new.span_id, depth, new.size_bytes, weight
-        span.row = None
+        span.row, span.owner = None, new.owner
         return span
 
     def _remember(self, span: Span) -> None:

@@ -1,7 +1,8 @@
-"""Who may go at once, in queues by class and weight; and the order that follows from queues.
+"""Who may go at once, in queues by class, weight and owner; and the order that follows from queues.
 
-A queue holds leaves of one class and one weight by last use. As a class's index rises to one peak and falls after it
-(`hazards`), the coldest of a queue is its oldest or its youngest: an order over all compares the ends of queues.
+A queue holds leaves of one class, one weight and one owner by last use. As a class's index rises to one peak and falls
+after it (`hazards`), the coldest of a queue is its oldest or its youngest: an order over all compares the ends of
+queues.
 
 Owns: queues, and in which of them a span stands. Does not own who is a leaf.
 """
@@ -9,7 +10,7 @@ Owns: queues, and in which of them a span stands. Does not own who is a leaf.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -54,6 +55,7 @@ class Span:
     ticket: int = 0
     row: Row | None = None
     state: int = -1
+    owner: int = 0
 
 
 # (serial, or its opposite in the heap of the youngest; ticket; last use; span)
@@ -66,7 +68,7 @@ class Queue:
 
     row: Row
     value: float
-    name: tuple[Row, int]
+    name: tuple[Row, int, int]
     oldest: list[Place] = field(default_factory=list)
     youngest: list[Place] = field(default_factory=list)
     standing: int = 0
@@ -103,7 +105,7 @@ class Leaves:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[Row, int], Queue] = {}
+        self._queues: dict[tuple[Row, int, int], Queue] = {}
         self._ends: list[End] = []
         self._tickets = 0
         self._standing = 0
@@ -141,7 +143,7 @@ class Leaves:
     def add(self, span: Span, row: Row) -> None:
         """The span, which stands nowhere, has become a leaf."""
         assert span.queue is None, span.number
-        name = (row, span.weight)
+        name = (row, span.weight, span.owner)
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = Queue(row, 2.0**span.weight, name)
@@ -184,8 +186,11 @@ class Leaves:
         while ends and not (ends[0][5] and ends[0][5][0][1] == ends[0][3]):
             heappop(ends)
 
-    def coldest(self, follows: Callable[[Span], tuple[Span, Row] | None]) -> Iterator[int]:
-        """Spans from cold to warm. `follows`: who, of which class, becomes a leaf when a span goes as well."""
+    def coldest(
+        self, follows: Callable[[Span], tuple[Span, Row] | None], owners: Collection[int] | None = None
+    ) -> Iterator[int]:
+        """Spans from cold to warm, of `owners` alone if given. `follows`: who, of which class, becomes a leaf when a
+        span goes as well."""
         # Heaps are read in their order without being changed: behind each place come the two below it.
         ends, front, seen = self._ends, list[tuple[End, int]](), set[tuple[int, int]]()
         if ends:
@@ -198,6 +203,8 @@ class Leaves:
                     if below < len(ends):
                         heappush(front, (ends[below], below))
                 if not heap or heap[0][1] != ticket or (ticket, side) in seen:
+                    continue
+                if owners is not None and queue.name[2] not in owners:
                     continue
                 seen.add((ticket, side))
             place = heap[at]
@@ -213,6 +220,8 @@ class Leaves:
             freed = follows(span)
             if freed is not None:
                 parent, row = freed
+                if owners is not None and parent.owner not in owners:
+                    continue
                 worth, side, order = self.rank(row, parent.weight, parent.used_at, parent.serial)
                 alone = [(order, -parent.number, parent.used_at, parent)]
                 heappush(front, ((worth, side, order, -parent.number, queue, alone, 0), _FREED))

@@ -15,6 +15,7 @@ class Newcomer:
         cost_ms: what computing it took, 0 where nobody said.
         parent: the span of the piece before, of a cached sequence; without it the span is of use by itself.
         agent: on whose behalf it was stored.
+        owner: the uid that stored it.
     """
 
     span_id: int
@@ -24,3 +25,4 @@ class Newcomer:
     cost_ms: float = 0.0
     parent: int | None = None
     agent: str = ""
+    owner: int = 0

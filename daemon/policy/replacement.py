@@ -6,7 +6,7 @@ Policies name spans, not keys, because the access log that readers keep does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
@@ -57,9 +57,10 @@ class Replacement(Protocol):
         of sequences only: whoever stores anything else is promised that it is there."""
         ...
 
-    def coldest(self) -> Iterator[int]:
+    def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
         """The known spans that are not hidden, coldest first, in the order in which they should go: one that others
-        follow comes after all of those. Lazy: valid until the next change."""
+        follow comes after all of those. `owners`: only theirs, without a walk over the others'. Lazy: valid until the
+        next change."""
         ...
 
     def rank(self, span_id: int) -> tuple[float, ...]:

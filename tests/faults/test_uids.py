@@ -188,3 +188,30 @@ def test_the_daemons_own_uid_may_take_all() -> None:
         assert (taken, "limits.clients_max is 8" in refusal) == (8, True)
         with pytest.raises(TensordError):
             RawClient(daemon.socket)
+
+
+def fill(stage: Stage, uid: int, path: Path, numbers: range) -> None:
+    """Puts, one after the other, until it is told to end."""
+    become(uid)
+    with tensord.Client(path, timeout_s=PATIENCE_S) as client:
+        assert client.wait_connected(PATIENCE_S)
+        states = [client.put(key(number), payload(number, 60_000), wait=True).state for number in numbers]
+        stage.tell(states.count("stored"))
+        stage.hear()
+
+
+def test_a_uid_that_fills_the_ring_many_times_over_leaves_another_uids_entries() -> None:
+    with serving(ring_bytes=4 * MIB) as daemon, Child(fill, QUIET, daemon.socket, range(20)) as quiet:
+        assert quiet.hear() == 20
+        with Child(fill, LOUD, daemon.socket, range(1000, 1200)) as loud:
+            assert loud.hear() == 200
+            rows = {row["uid"]: row for row in daemon.status()["quotas"]["uids"]}
+            assert rows[QUIET]["entries"] == 20 and rows[LOUD]["entries"] > 20
+            reader = daemon.client()
+            for number in range(20):
+                lease = reader.get(key(number), verify=True)
+                assert lease is not None and is_payload(lease.tree, number)
+                del lease
+        # A restart knows whose they are.
+        daemon.restart()
+        assert {row["uid"]: row for row in daemon.status()["quotas"]["uids"]}[QUIET]["entries"] == 20

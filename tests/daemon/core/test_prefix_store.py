@@ -206,6 +206,8 @@ def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
     stand.part(2, 1, follower.image_bytes, last=True)
     stand.settle()
     assert stand.ended(2, 1) == "stored"
+    # While its uid has a client it would keep its share.
+    stand.leave(2)
     for number in range(20, 40):
         stand.put(number, 3 * 64)
     assert stand.matched(1, 2, 3) == 0
