@@ -68,19 +68,20 @@ class Sweeps:
         """
         tag, generations = request.namespace, self._memory.index.generations
         known = generations.current(tag)
-        if request.generation < known:
-            self._outbox.send(client, messages.Generation(request.id, known, 0))
-            return False
-        raised = request.generation + 1
-        generations.raise_to(tag, raised)
+        is_new = request.generation >= known
+        raised = request.generation + 1 if is_new else known
+        if is_new:
+            generations.raise_to(tag, raised)
         self._begin(
             client,
             tag,
             "invalidate",
             "invalidated",
             lambda n: messages.Generation(request.id, raised, n),
+            # Nothing is left to end, but whoever did it first may not be through yet, and is answered first.
+            None if is_new else lambda most: [],
         )
-        return True
+        return is_new
 
     def evict_prefixes(self, client: int, request: messages.EvictPrefixes) -> None:
         """Ends the pieces of cached sequences of one namespace, and nothing else of it. Answered by Counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tensord.daemon.core.events import Tick
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, key
@@ -244,3 +245,22 @@ def test_a_limit_below_what_is_pinned_is_reached_when_pins_go(make: Make) -> Non
     stand.views.clear()
     stand.pass_time(5)
     assert len(stand.stored()) == 1
+
+
+def test_whoever_learns_of_a_raised_generation_is_answered_once_the_old_entries_are_gone(make: Make) -> None:
+    stand = make(1 << 20, max_entries=3000)
+    for number in range(600):
+        stand.put(number)
+    stand.send(1, messages.Invalidate(5, b"namespac", 0))
+    assert stand.stored(), "more than one slice"
+    for client in (2, 3):
+        stand.send(client, messages.Invalidate(6, b"namespac", 0))
+    stand.send(2, messages.Invalidate(7, b"other ns", 0))
+    assert [len(stand.answers[client]) for client in (2, 3)] == [0, 0]
+    while not stand.answers[2]:
+        stand.do(Tick())
+    assert stand.stored() == set()
+    stand.settle()
+    assert stand.last(1) == messages.Generation(5, 1, 600)
+    assert stand.answers[2] == [messages.Generation(6, 1, 0), messages.Generation(7, 1, 0)]
+    assert stand.last(3) == messages.Generation(6, 1, 0)
