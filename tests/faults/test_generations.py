@@ -21,11 +21,13 @@ import pytest
 
 import tensord
 from tensord.client.aio import AsyncClient
+from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import Invalidated, LimitReached
 from tensord.ipc import messages
 from tensord.shm.generations import GenerationWriter
 from tensord.shm.layout import PAGE_BYTES, Superblock
 
+from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, values, watching
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
 
@@ -279,6 +281,30 @@ def test_sequences_of_old_weights_are_neither_stored_nor_matched(
     assert after.put(TOKENS, layers).wait(PATIENCE_S).state == "stored"
     match = tensord.PrefixCache(client, new, block_tokens=BLOCK).match(TOKENS)
     assert match is not None and match.offset == len(TOKENS) - 1
+
+
+def test_what_a_device_holds_of_old_weights_does_not_come_to_the_host() -> None:
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as card, watching(card) as daemon:
+        client = daemon.start().client()
+        vram = FakeVram(FakeCard(folder, CARD))
+        with tensord.DeviceCache(client, vram) as cache:
+            for number in range(4):
+                registered = cache.put(key(OLD, number), {"a": vram.upload(values(number))}, wait=True)
+                assert registered.state == "registered"
+            daemon.client().invalidate(OLD)
+
+            def all_left() -> bool:
+                filled(card, 0.94)
+                return cache.size == 0
+
+            until(all_left, "all of them to leave the device")
+            daemon.until(lambda status: status["governor"]["counters"]["dropped"] == 4, "the daemon to be told")
+            assert daemon.status()["governor"]["counters"]["offloaded"] == 0
+            card.occupy(0)
+            for number in range(4):
+                assert not client.contains(key(OLD, number))
+                assert cache.get(key(OLD, number), promote=True) is None
+            assert daemon.store("entries") == 0
 
 
 # ---- a daemon that dies in the middle
