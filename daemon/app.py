@@ -25,7 +25,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.clock import boot_s, unix_at_boot_s
 from ..shm.ring import Ring
-from . import logs, notify, usage
+from . import ending, logs, notify, usage
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
 from .actors.metrics import MetricsServer
@@ -157,6 +157,8 @@ class _Daemon:
         told_limits = wire_limits(config, ring_bytes)
         welcome = welcome_for(config.instance, memory.superblock.epoch, told_limits)
 
+        sessions: set[Session] = set()
+
         async def serve_client(number: int, accepted: socket.socket) -> None:
             limits = self._config.limits
             session = Session(
@@ -169,7 +171,11 @@ class _Daemon:
                 outbox_max=config.queues.session_outbox_max,
                 hello_s_max=limits.hello_s_max,
             )
-            await session.run()
+            sessions.add(session)
+            try:
+                await session.run()
+            finally:
+                sessions.discard(session)
 
         async def serve_reader(number: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(told_limits), read_bytes=READ_BYTES)
@@ -205,6 +211,10 @@ class _Daemon:
             await self._stop.wait()
             self._notifier.send(notify.STOPPING)
             _log.info("stopping", drop=self._drop)
+            for listener in listeners:
+                listener.stop_accepting()
+            if not self._drop:
+                await ending.finish(sessions, actor)
             for task in running:
                 task.cancel()
         stalls.stop()

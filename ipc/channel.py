@@ -28,6 +28,7 @@ from .words import Message
 
 OUT_BYTES_MAX: Final = 1 << 20
 INBOX_MESSAGES_MAX: Final = 256
+LAST_READS_MAX: Final = 64
 
 
 class AsyncChannel:
@@ -64,6 +65,7 @@ class AsyncChannel:
         self._out = OutBuffer(out_bytes_max)
         self._out_broken = False  # the peer takes nothing any more; what it sent is still read
         self._reading = False
+        self._deaf = False
         self._hang_up = select.poll()
         self._hang_up.register(self._fd, 0)
         self._taker: asyncio.Future[None] | None = None
@@ -74,6 +76,11 @@ class AsyncChannel:
     def unsent_bytes(self) -> int:
         return self._out.held_bytes
 
+    @property
+    def untaken(self) -> int:
+        """Messages that came and that nobody took yet."""
+        return len(self._inbox)
+
     def pause(self) -> None:
         """Stop reading: the peer will feel it when the socket's buffer is full."""
         if self._reading:
@@ -81,9 +88,17 @@ class AsyncChannel:
             self._loop.remove_reader(self._fd)
 
     def resume(self) -> None:
-        if not self._reading and not self.closed:
+        if not self._reading and not self.closed and not self._deaf:
             self._reading = True
             self._loop.add_reader(self._fd, self._readable)
+
+    def stop_reading(self) -> None:
+        """Reads what the socket has now, LAST_READS_MAX times at most, and never again."""
+        for _ in range(LAST_READS_MAX):
+            if not self._reading or not self._read():
+                break
+        self._deaf = True
+        self.pause()
 
     def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
         """Sends in one call, or keeps what the socket does not take. Never blocks.
@@ -125,16 +140,20 @@ class AsyncChannel:
         return delivery
 
     def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """False if there was nothing to read."""
         try:
             chunk = read(self._sock, self._read_bytes)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             self._end(None)
-            return
+            return False
         if not chunk.data:
             self._end(None)
-            return
+            return False
         arrival = self.connection.receive_data(*chunk)
         close_all(arrival.discarded)
         self._deliver(arrival.messages)
@@ -146,6 +165,7 @@ class AsyncChannel:
             # stops watching: what is still to be read, and the end, would never be seen.
             self.pause()
             self.resume()
+        return True
 
     def _follow(self, failure: TensordError | None = None) -> None:
         """The protocol may have ended: a failure, or a Hello that was refused."""

@@ -42,37 +42,51 @@ class Listener:
         self._serve = serve
         self._numbers = count(1)
         self.sessions: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
         """Connections of each uid that has any."""
 
     async def run(self) -> None:
-        """Accepts until it is cancelled; then ends every session."""
-        loop = asyncio.get_running_loop()
+        """Accepts until `stop_accepting`; ends every session when it is cancelled."""
+        self._accepting = accepting = asyncio.create_task(self._accept())
         try:
-            while True:
-                try:
-                    accepted, _ = await loop.sock_accept(self._listening)
-                except OSError as error:
-                    if error.errno not in _EXHAUSTED:
-                        raise
-                    _log.error("cannot accept", why=str(error))
-                    await asyncio.sleep(_EXHAUSTED_PAUSE_S)
-                    continue
-                accepted.setblocking(False)
-                uid = peer_of(accepted).uid
-                try:
-                    self._admit(uid)
-                except LimitReached as refusal:
-                    self._turn_away(accepted, refusal)
-                    continue
-                task = asyncio.create_task(self._serve(next(self._numbers), accepted))
-                self.sessions.add(task)
-                self.by_uid[uid] += 1
-                task.add_done_callback(partial(self._ended, uid))
+            await asyncio.wait([accepting])
+            if not accepting.cancelled():
+                accepting.result()
+            await asyncio.get_running_loop().create_future()
         finally:
+            accepting.cancel()
             for task in self.sessions:
                 task.cancel()
             await asyncio.gather(*self.sessions, return_exceptions=True)
+
+    def stop_accepting(self) -> None:
+        """Leaves new connections to the kernel's queue; the sessions go on."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listening)
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                _log.error("cannot accept", why=str(error))
+                await asyncio.sleep(_EXHAUSTED_PAUSE_S)
+                continue
+            accepted.setblocking(False)
+            uid = peer_of(accepted).uid
+            try:
+                self._admit(uid)
+            except LimitReached as refusal:
+                self._turn_away(accepted, refusal)
+                continue
+            task = asyncio.create_task(self._serve(next(self._numbers), accepted))
+            self.sessions.add(task)
+            self.by_uid[uid] += 1
+            task.add_done_callback(partial(self._ended, uid))
 
     def _admit(self, uid: int) -> None:
         rule = self._quotas.rules[self._kind]

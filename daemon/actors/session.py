@@ -64,6 +64,7 @@ class Session:
         self._welcome = welcome
         self._hello_s_max = hello_s_max
         self._joined = False
+        self._passing = False
         self._query: int | None = None
         self._answered = asyncio.Event()
 
@@ -73,7 +74,9 @@ class Session:
         try:
             if await self._greet():
                 async for message, fds in self._channel:
+                    self._passing = True
                     await self._pass_on(message, fds)
+                    self._passing = False
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
@@ -87,6 +90,16 @@ class Session:
             if self._joined:
                 self._store.tell_now(Left(self._client), self._sender)
                 self._governor.tell_now(Left(self._client), self._sender)
+
+    def hear_no_more(self) -> None:
+        """Takes up what has arrived, and nothing after it."""
+        self._channel.stop_reading()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that has arrived is passed on, and all answers given here are sent."""
+        channel = self._channel
+        return channel.closed or not (self._passing or channel.untaken or len(self.inbox) or channel.unsent_bytes)
 
     async def _greet(self) -> bool:
         try:

@@ -79,6 +79,7 @@ class StoreActor:
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
+        self._busy = False
         self._drain_at = 0.0
         self._holders = Holders(*memory.index.held())
         self._holders_at = 0.0
@@ -99,12 +100,20 @@ class StoreActor:
         """What the ring has, or will have once it is grown."""
         return self._memory.superblock.ring_bytes
 
+    @property
+    def settled(self) -> bool:
+        """Whether all messages are taken up, and no put whose last part has come is unanswered."""
+        return not (self._busy or len(self.inbox) or any(put.whole for put in self._store.intake.puts))
+
     async def run(self) -> None:
         """Serves until it is cancelled; then waits for the copies under way, so that whole commits are kept."""
         self._copier.start()
         try:
             while True:
-                for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
+                self._busy = False
+                taken = await self.inbox.take(_TURN_MESSAGES, self._idle_s())
+                self._busy = True
+                for message in taken:
                     await self._receive(message)
                 # Answers go out before what may wait is done, such as counting the uses of what was matched. And a full
                 # inbox would be taken up without a pause, so that nobody else on the loop would get a turn.

@@ -158,6 +158,23 @@ def test_connections_that_are_lost_again_and_again_leave_no_inbox_behind(one: Da
     until(lambda: len(client._link.puts.inboxes._all) == 1, "the client to have one inbox")
 
 
+@pytest.mark.parametrize("size_bytes", [SMALL_BYTES, WHOLE_BYTES, STREAMED_BYTES], ids=["small", "whole", "streamed"])
+def test_a_clean_stop_carries_out_and_answers_what_has_wholly_arrived(one: Daemon, size_bytes: int) -> None:
+    client = one.client(timeout_s=PATIENCE_S)
+    assert client.put(key(101), payload(101, INBOX_BYTES), wait=True).state == "stored", "the inbox has grown"
+    one.pause()
+    # The daemon finds the signal and the put at once.
+    put = client.put(key(FIRST), payload(FIRST, size_bytes))
+    assert put.state == "sent"
+    assert one.terminate() == 0
+    assert put.wait(PATIENCE_S).state == "stored"
+    until(lambda: not client.connected, "the client to notice the end")
+    one.start()
+    assert client.wait_connected(PATIENCE_S)
+    found = client.get(key(FIRST), verify=True)
+    assert found is not None and is_payload(found.tree, FIRST)
+
+
 def restarts(stage: Stage, path: Path) -> list[int]:
     """Puts of both sizes while the daemon is stopped and started; which keys show other bytes than their own."""
     client = tensord.Client(path, timeout_s=PATIENCE_S)

@@ -421,6 +421,27 @@ def test_what_a_peer_sent_before_it_left_is_still_taken(run: Run, sockets: Socke
     assert run(serve()) == [put.id for put in puts]
 
 
+def test_a_channel_that_stops_reading_has_taken_all_that_had_come_and_takes_nothing_after_it(
+    run: Run, sockets: Sockets
+) -> None:
+    ours, theirs = sockets
+    server, client = attached()
+
+    async def serve() -> tuple[list[int], int]:
+        channel = AsyncChannel(ours, server, read_bytes=64)
+        for number in range(10, 20):
+            theirs.sendall(client.send(m.Clear(number)))
+        channel.stop_reading()
+        theirs.sendall(client.send(m.Clear(20)))
+        taken = [(await anext(channel))[0].id for _ in range(10)]
+        assert channel.send(m.Counted(10, 0)), "it still answers"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return taken, channel.untaken
+
+    assert run(serve()) == (list(range(10, 20)), 0)
+
+
 def test_a_channel_stops_reading_while_nobody_takes(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
     server, _ = attached()

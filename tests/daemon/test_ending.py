@@ -1,0 +1,39 @@
+"""The end of a daemon: it waits for what has arrived, and no longer than it may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tensord.daemon import ending
+
+
+class Part:
+    """Settled from the `looks`-th look on."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.deaf = False
+
+    def hear_no_more(self) -> None:
+        self.deaf = True
+
+    @property
+    def settled(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_it_waits_for_the_store_and_for_every_session() -> None:
+    sessions, store = [Part(0), Part(3)], Part(2)
+    asyncio.run(ending.finish(sessions, store))
+    assert all(session.deaf for session in sessions)
+    assert store.looks < 0 and all(session.looks < 0 for session in sessions)
+
+
+def test_it_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "ENDING_S_MAX", 0.02)
+    store = Part(1 << 30)
+    asyncio.run(ending.finish([], store))
+    assert 0 < store.looks < 1 << 30
