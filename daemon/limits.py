@@ -61,6 +61,14 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
             quotas.inboxes_share_max,
         ),
         ("claims", "claims and waits", "quotas.claims_max", quotas.claims_max, "claims", quotas.claims_share_max),
+        (
+            "namespaces",
+            "namespaces that it invalidated first",
+            "limits.namespaces_max",
+            limits.namespaces_max,
+            "namespaces",
+            quotas.namespaces_share_max,
+        ),
     ]
     return {
         kind: Quota(things, limit, total, f"quotas.{name}_share_max = {share:g}", max(1, int(share * total)))

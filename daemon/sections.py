@@ -170,6 +170,9 @@ class Quotas:
     claims_share_max: float = setting(
         SHARE, f"share of claims_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
     )
+    namespaces_share_max: float = setting(
+        SHARE, f"share of limits.namespaces_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
+    )
     announced_bytes_max: int = setting(
         SIZE,
         """bytes that one client's puts may hold room for before they have come; one put may always""",

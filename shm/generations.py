@@ -1,6 +1,9 @@
 """The generations of invalidated namespaces, in the index segment: written by the daemon, read by clients as they are.
 
-    count, 0 │ tag, generation │ tag, generation │ …        (words of 8 bytes)
+    count, 0 │ tag, uid and generation │ tag, uid and generation │ …        (words of 8 bytes)
+
+An entry's second word has the generation in its lower half; the upper half has the uid that invalidated the namespace
+first, for whose quota the entry counts.
 
 Owns the table. Does not own who may raise a generation, nor what happens to entries of a past one.
 
@@ -10,6 +13,7 @@ daemon of the memory; a namespace without an entry was never invalidated: all ge
 
 from __future__ import annotations
 
+from collections import Counter
 from mmap import mmap
 from typing import Final
 
@@ -18,6 +22,7 @@ from .keys import GENERATION_MAX, generation_of
 from .layout import GENERATION_BYTES, NAMESPACE_TAG_BYTES, IndexGeometry
 
 _TABLE_AT: Final = 2 * 8  # behind the count, aligned like an entry
+_UID_SHIFT: Final = 32
 
 
 class GenerationReader:
@@ -39,7 +44,7 @@ class GenerationReader:
         at = self._memory.find(tag, self._first, end)
         while at >= 0:
             if not (at - self._first) % GENERATION_BYTES:
-                return self._words[(at >> 3) + 1]
+                return self._words[(at >> 3) + 1] & GENERATION_MAX
             at = self._memory.find(tag, at + 1, end)
         return 0
 
@@ -59,9 +64,11 @@ class GenerationWriter:
         self._most = geometry.namespaces_max
         # Where each namespace's generation stands, as the number of its word.
         self._at: dict[bytes, int] = {}
+        self.of_uid: Counter[int] = Counter()
+        """How many namespaces each uid invalidated first."""
         for number in range(min(self._words[self._count_at], self._most)):
             at = self._first + number * GENERATION_BYTES
-            self._at[bytes(self._memory[at : at + NAMESPACE_TAG_BYTES])] = (at >> 3) + 1
+            self._know(bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), (at >> 3) + 1)
 
     def __len__(self) -> int:
         """How many namespaces were ever invalidated."""
@@ -70,7 +77,11 @@ class GenerationWriter:
     def current(self, tag: bytes) -> int:
         """The namespace's generation now; 0 if it was never invalidated."""
         at = self._at.get(tag)
-        return 0 if at is None else self._words[at]
+        return 0 if at is None else self._words[at] & GENERATION_MAX
+
+    def __contains__(self, tag: bytes) -> bool:
+        """Whether the namespace was ever invalidated, so that it has its entry."""
+        return tag in self._at
 
     def is_past(self, key: bytes) -> bool:
         """Whether the key was made before its namespace was last invalidated."""
@@ -80,8 +91,8 @@ class GenerationWriter:
         """Why nothing is stored under the key any more; None if its generation is not past."""
         return _refusal(key, self.current(key[:NAMESPACE_TAG_BYTES]))
 
-    def raise_to(self, tag: bytes, generation: int) -> None:
-        """The namespace is at `generation` from now on, for every process that looks.
+    def raise_to(self, tag: bytes, generation: int, uid: int = 0) -> None:
+        """The namespace is at `generation` from now on, for every process that looks. `uid`: whoever says so.
 
         Raises:
             LimitReached: as many namespaces as the table holds were invalidated before, or there is no such
@@ -93,8 +104,8 @@ class GenerationWriter:
             )
         at = self._at.get(tag)
         if at is not None:
-            assert generation > self._words[at], f"generation {self._words[at]} is followed by {generation}"
-            self._words[at] = generation
+            assert generation > self.current(tag), f"generation {self.current(tag)} is followed by {generation}"
+            self._words[at] = self._words[at] & ~GENERATION_MAX | generation
             return
         if len(self._at) >= self._most:
             raise LimitReached(
@@ -104,18 +115,23 @@ class GenerationWriter:
             )
         place = self._first + len(self._at) * GENERATION_BYTES
         self._memory[place : place + NAMESPACE_TAG_BYTES] = tag
-        self._words[(place >> 3) + 1] = generation
+        self._words[(place >> 3) + 1] = uid << _UID_SHIFT | generation
         # SYNC POINT: last, so that clients, and the next daemon wherever we are killed, see whole entries only; x86-64
         # keeps stores in order. ARM needs a release store here.
         self._words[self._count_at] = len(self._at) + 1
-        self._at[tag] = (place >> 3) + 1
+        self._know(tag, (place >> 3) + 1)
 
     def check_invariants(self) -> None:
         """Asserts that the table says what is known here."""
         assert self._words[self._count_at] == len(self._at) <= self._most
         for tag, at in self._at.items():
             assert bytes(self._memory[(at - 1) * 8 : at * 8]) == tag
-            assert self._words[at] > 0
+            assert self.current(tag) > 0
+        assert self.of_uid.total() == len(self._at)
+
+    def _know(self, tag: bytes, at: int) -> None:
+        self._at[tag] = at
+        self.of_uid[self._words[at] >> _UID_SHIFT] += 1
 
 
 def _refusal(key: bytes, current: int) -> Invalidated | None:

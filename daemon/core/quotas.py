@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from ...errors import LimitReached
 
-Kind = Literal["clients", "status_clients", "lanes", "inboxes", "claims"]
-KINDS: Final[tuple[Kind, ...]] = ("clients", "status_clients", "lanes", "inboxes", "claims")
+Kind = Literal["clients", "status_clients", "lanes", "inboxes", "claims", "namespaces"]
+KINDS: Final[tuple[Kind, ...]] = ("clients", "status_clients", "lanes", "inboxes", "claims", "namespaces")
 ROOT: Final = 0
 
 

@@ -129,7 +129,7 @@ class Store:
             self._outbox,
             limits,
         )
-        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox)
+        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, self.quotas)
         self.matching = Matching(self.memory, self._tenure, self._outbox, limits.prefix_tokens_max)
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
@@ -260,6 +260,7 @@ class Store:
             "entries": holding.entries,
             "tokens": holding.tokens,
             "claims": self.claims.of_uid[uid],
+            "namespaces": self.memory.index.generations.of_uid[uid],
             "puts_in_flight": sum(put.uid == uid for put in self.intake.puts),
             "announced_bytes": self.intake.puts.arrivals.by_uid().get(uid, 0),
         }

@@ -19,6 +19,7 @@ from .effects import Answer
 from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
+from .quotas import Quotas
 from .tenure import Ending, Tenure
 
 SLICE: Final = 256
@@ -40,10 +41,11 @@ class _Sweep:
 class Sweeps:
     """The jobs, first come first served."""
 
-    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox) -> None:
+    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox, quotas: Quotas) -> None:
         self._memory = memory
         self._tenure = tenure
         self._outbox = outbox
+        self._quotas = quotas
         self._jobs: deque[_Sweep] = deque()
 
     def __len__(self) -> int:
@@ -64,14 +66,17 @@ class Sweeps:
             Whether it was raised.
 
         Raises:
-            LimitReached: namespaces_max, named, would be passed, or it is at its last generation.
+            LimitReached: namespaces_max, or the uid's share of them, would be passed, or it is at its last generation.
         """
         tag, generations = request.namespace, self._memory.index.generations
         known = generations.current(tag)
         is_new = request.generation >= known
         raised = request.generation + 1 if is_new else known
         if is_new:
-            generations.raise_to(tag, raised)
+            uid = self._outbox.clients[client].uid
+            if tag not in generations:
+                self._quotas.admit("namespaces", uid, generations.of_uid[uid])
+            generations.raise_to(tag, raised, uid)
         self._begin(
             client,
             tag,

@@ -168,6 +168,36 @@ def test_a_uid_that_takes_all_it_may_leaves_other_uids_theirs(
             assert again.hear()[0] == most
 
 
+def invalidates(stage: Stage, uid: int, path: Path, first: int) -> None:
+    """Invalidates one namespace after the other until it may not, and then the first one again."""
+    become(uid)
+    numbers = count(first)
+    with RawClient(path) as client:
+
+        def take() -> None:
+            client.ask(lambda n: messages.Invalidate(n, next(numbers).to_bytes(8, "little"), 0))
+
+        stage.tell(taken(take))
+        stage.tell(client.ask(lambda n: messages.Invalidate(n, first.to_bytes(8, "little"), 1)).generation)
+
+
+def test_a_uid_that_invalidates_all_it_may_leaves_other_uids_theirs_for_as_long_as_the_ring_lasts() -> None:
+    with serving(limits_namespaces_max=8) as daemon:
+        with Child(invalidates, LOUD, daemon.socket, 100) as loud:
+            number, refusal = loud.hear()
+            assert number == 6 and loud.hear() == 2
+            named = "quotas.namespaces_share_max = 0.75) of limits.namespaces_max = 8"
+            assert f"uid {LOUD} has 6" in refusal and named in refusal
+        daemon.kill()
+        daemon.start()
+        with Child(invalidates, LOUD, daemon.socket, 200) as again:
+            assert again.hear()[0] == 0
+        with Child(invalidates, QUIET, daemon.socket, 300) as quiet:
+            number, refusal = quiet.hear()
+            assert number == 2 and "namespaces_max" in refusal
+            assert quiet.hear() == 2
+
+
 def test_quotas_are_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "tensord.toml"
     file.write_text("[quotas]\nclients_share_max = 0.25\n")

@@ -64,6 +64,18 @@ def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
     assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 0)
 
 
+def test_whoever_invalidates_a_namespace_first_has_its_entry_for_good(memory: mmap.mmap) -> None:
+    writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
+    writer.raise_to(b"aaaabbbb", 1, 4_294_967_295)
+    writer.raise_to(b"bbbbaaaa", 1, 1000)
+    writer.raise_to(b"aaaabbbb", GENERATION_MAX, 1000)
+    for table in (writer, GenerationWriter(memory, GEOMETRY)):
+        assert table.of_uid == {4_294_967_295: 1, 1000: 1}
+        assert (table.current(b"aaaabbbb"), table.current(b"bbbbaaaa")) == (GENERATION_MAX, 1)
+        assert b"aaaabbbb" in table and b"never so" not in table
+    assert (reader.current(b"aaaabbbb"), reader.current(b"bbbbaaaa")) == (GENERATION_MAX, 1)
+
+
 def test_a_generation_only_rises(memory: mmap.mmap) -> None:
     writer = GenerationWriter(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", GENERATION_MAX)

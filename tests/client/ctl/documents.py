@@ -36,6 +36,7 @@ def status(**changed: Any) -> dict[str, Any]:
                     "lanes": 3,
                     "inboxes_bytes": 128 << 20,
                     "claims": 1,
+                    "namespaces": 0,
                     "puts_in_flight": 0,
                     "announced_bytes": 0,
                 }
