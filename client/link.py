@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -209,7 +210,8 @@ class Link:
         except TensordError as error:
             # Unless the connection's end has settled it already.
             if self._answers.pop(number, None) is not None:
-                answer.set_exception(error)
+                # Its traceback has this frame, which has the future: a cycle that would keep the callers' views.
+                answer.set_exception(error.with_traceback(None))
         return answer
 
     def answer(self, future: Future[Any], timeout_s: float) -> Any:
@@ -225,6 +227,9 @@ class Link:
                 # It came in this very moment, and may hold something that somebody has to give back.
                 return future.result()
             raise TimedOut(f"the daemon at {self.path} did not answer within {timeout_s:.3g} s") from None
+        finally:
+            # For the same reason as in `ask`.
+            del future
 
     def hold_claim(self, token: int, lasts_s: float) -> None:
         """Renews a claim until `drop_claim`."""
@@ -246,8 +251,12 @@ class Link:
         return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
-        """Why there is no daemon."""
-        return self.error or DaemonUnavailable(f"not attached to the daemon at {self.path}")
+        """Why there is no daemon. A new error for each caller: one that is raised again keeps the frames of all its
+        callers, and the payloads and views in them, until the daemon is back.
+        """
+        if self.error is None:
+            return DaemonUnavailable(f"not attached to the daemon at {self.path}")
+        return copy(self.error)
 
     # ---- forks
 
@@ -446,7 +455,8 @@ class Link:
     def _fail_answers(self, error: TensordError) -> None:
         while self._answers:
             with suppress(KeyError):
-                _settle(self._answers.popitem()[1], error=error)
+                # One each: whoever waits raises it, with a traceback of its own.
+                _settle(self._answers.popitem()[1], error=copy(error))
 
 
 def _send_on(

@@ -46,7 +46,8 @@ class Put:
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
         """Says what became of it. For the library."""
-        self.state, self.error = state, error
+        # Without the traceback, whose frames have this put and its payload: a cycle.
+        self.state, self.error = state, error and error.with_traceback(None)
         self._settled.set()
 
     def disown(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +96,25 @@ def test_what_cannot_be_answered_raises_a_typed_error(away: tensord.Client) -> N
     for ask in asked:
         with pytest.raises(Unavailable, match=r"daemon|closed"):
             ask()
+
+
+def test_a_call_that_fails_keeps_nothing_of_its_callers(away: tensord.Client) -> None:
+    kept = []
+
+    def call() -> None:
+        held = payload(1)
+        kept.append(weakref.ref(held))
+        away.put(key(1), held)
+        with contextlib.suppress(Unavailable):
+            away.touch(key(1))
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            call()
+    finally:
+        gc.enable()
+    assert all(ref() is None for ref in kept), "an error that is raised again keeps the frames of all its callers"
 
 
 def test_a_reservation_is_not_to_be_had_or_its_commit_is_lost(away: tensord.Client) -> None:
