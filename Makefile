@@ -24,13 +24,14 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test test-systemd simulate test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes test-systemd simulate test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
+	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
 	@echo "make smoke        every benchmark and example once, in a short form: shows that they run"
 	@echo "make bench        the hot path beside its peers (JSON=path for the rows)"
@@ -87,6 +88,10 @@ test-systemd: $(STAMPS)/test
 SEEDS ?= 1000
 simulate: $(STAMPS)/test
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+KILLS ?= 1000
+crashes: $(STAMPS)/test
+	$(BIN)/python -m tests.crashes --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(POINT),--point '$(POINT)') $(if $(AT),--at $(AT))
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check

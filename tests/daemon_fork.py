@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
 import runpy
@@ -35,18 +36,30 @@ class Forked:
         words: those behind `python -m tensord.daemon`.
         log: a descriptor for what it writes.
         constants: what stands for a module's own, by its full name.
+        before: `module:function` that is called before the program begins, and its arguments.
 
     Raises:
         RuntimeError: there is nobody to fork it.
     """
 
     def __init__(
-        self, words: Sequence[str], environ: Mapping[str, str], log: int, constants: Mapping[str, float]
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        log: int,
+        constants: Mapping[str, float],
+        before: tuple[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.returncode: int | None = None
         self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            order = {"words": words, "environ": dict(environ), "folder": os.getcwd(), "constants": dict(constants)}
+            order = {
+                "words": words,
+                "environ": dict(environ),
+                "folder": os.getcwd(),
+                "constants": dict(constants),
+                "before": before,
+            }
             packed = json.dumps(order).encode()
             assert len(packed) < _ORDER_BYTES_MAX
             socket.send_fds(_server(), [packed], [log, theirs.fileno()])
@@ -151,7 +164,14 @@ def _serve(orders: socket.socket) -> None:
                 socket.send_fds(asker, [b"%d" % pid], [pidfd])
 
 
-def _become(log: int, words: list[str], environ: dict[str, str], folder: str, constants: dict[str, float]) -> None:
+def _become(
+    log: int,
+    words: list[str],
+    environ: dict[str, str],
+    folder: str,
+    constants: dict[str, float],
+    before: tuple[str, dict[str, object]] | None,
+) -> None:
     """Has this process stand where the program would begin."""
     os.setsid()
     os.dup2(log, 1)
@@ -165,6 +185,9 @@ def _become(log: int, words: list[str], environ: dict[str, str], folder: str, co
         module, _, constant = name.rpartition(".")
         getattr(sys.modules[module], constant)  # there is one to stand for
         setattr(sys.modules[module], constant, value)
+    if before is not None:
+        module, _, function = before[0].partition(":")
+        getattr(importlib.import_module(module), function)(**before[1])
 
 
 if __name__ == "__main__":

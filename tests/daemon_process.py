@@ -80,6 +80,8 @@ class Daemon:
         """What the daemon is run under, as ["unshare", "--mount"]: then it is a program of its own, and not forked."""
         self.constants: Mapping[str, float] = {}
         """What stands for a module's own, by its full name."""
+        self.before: tuple[str, Mapping[str, object]] | None = None
+        """`module:function` that the process calls before it becomes a daemon, and its arguments."""
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._clients: list[tensord.Client] = []
 
@@ -91,6 +93,11 @@ class Daemon:
         Raises:
             AssertionError: it ended before; the message has its log.
         """
+        assert self.try_start(patience_s), f"it ended before it was READY:\n{self.log}"
+        return self
+
+    def try_start(self, patience_s: float = PATIENCE_S) -> bool:
+        """`start`, but False if it ended before it was READY."""
         with self._notify_socket() as told:
             process = self.spawn()
             deadline = time.monotonic() + patience_s
@@ -102,10 +109,10 @@ class Daemon:
                     assert ready, f"not READY after {patience_s} s:\n{self.log}"
                     if told.fileno() in ready:
                         if b"READY=1" in told.recv(4096).splitlines():
-                            return self
+                            return True
                         continue
                     process.wait()
-                    raise AssertionError(f"it ended before it was READY:\n{self.log}")
+                    return False
             finally:
                 os.close(ended)
 
@@ -116,12 +123,12 @@ class Daemon:
         environ["NOTIFY_SOCKET"] = str(self.folder / "notify.sock")
         with (self.folder / "log").open("ab") as log:
             if self.prefix:
-                assert not self.constants, "a program has its own"
+                assert not self.constants and self.before is None, "a program has its own"
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
                 )
             else:
-                self._process = Forked(self.words, environ, log.fileno(), self.constants)
+                self._process = Forked(self.words, environ, log.fileno(), self.constants, self.before)
         return self._process
 
     def refused(self, patience_s: float = PATIENCE_S) -> str:

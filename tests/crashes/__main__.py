@@ -1,0 +1,146 @@
+"""Kills daemons and clients at random crash points, so often, and says what came of it.
+
+    make crashes KILLS=10000
+    make crashes POINT=publish/shm.index:IndexWriter.publish AT=12 SEED=7    # one round again
+
+Owns: the draw of rounds, how far into a point each goes, and the report. Exits with 1 if anything was lost, torn, wrong
+or leaked, and prints how to play the rounds before it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Final
+
+from .points import Round
+from .sessions import KINDS, session
+
+_ROUNDS: Final = 60
+"""That one instance goes through; then everything must be free."""
+_DEPTH_FIRST: Final = 24
+_DEPTH_MAX: Final = 1024
+_TOLD_EVERY_S: Final = 10.0
+
+
+class Draw:
+    """Rounds at random: every point as often as any other of its kind, and as deep as it goes."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._depths: defaultdict[str, int] = defaultdict(lambda: _DEPTH_FIRST)
+
+    def next(self, points: Sequence[str]) -> Round:
+        point = self._chance.choice(points)
+        return Round(point, self._chance.randint(1, self._depths[point]), self._chance.randrange(1 << 31))
+
+    def played(self, turn: Round, places: tuple[str, ...]) -> None:
+        """Next time deeper, or less deep where the load did not come so far."""
+        depth = self._depths[turn.point]
+        self._depths[turn.point] = max(depth, min(2 * turn.at, _DEPTH_MAX)) if places else max(1, turn.at - 1)
+
+
+class Report:
+    """Who was killed where."""
+
+    def __init__(self) -> None:
+        self.kills = self.rounds = self.checked = 0
+        self.last: deque[tuple[Round, tuple[str, ...]]] = deque(maxlen=4)
+        self._by_group: Counter[str] = Counter()
+        self._places: defaultdict[str, set[str]] = defaultdict(set)
+        self._began = self._told_at = time.monotonic()
+
+    def add(self, turn: Round, places: tuple[str, ...]) -> None:
+        """A round has ended. One whose point was not reached was ended by a kill from outside."""
+        self.rounds += 1
+        self.kills += max(1, len(places))
+        self._by_group[turn.group] += len(places)
+        self._places[turn.group].update(places)
+        self.last.append((turn, places))
+        now = time.monotonic()
+        if now - self._told_at > _TOLD_EVERY_S:
+            self._told_at = now
+            print(f"{self.kills} kills, {now - self._began:.0f} s", flush=True)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{group:12} {self._by_group[group]:6} kills at {len(places):4} lines"
+            for group, places in sorted(self._places.items())
+        ]
+        took_s = time.monotonic() - self._began
+        end = f"{self.kills} kills in {self.rounds} rounds and {took_s:.0f} s, {self.checked} entries compared"
+        return "\n".join([*rows, end])
+
+
+def run(kills: int, seed: int, report: Report) -> None:
+    """Plays rounds until so many processes were killed.
+
+    Raises:
+        AssertionError: something is lost, torn, wrong or leaked.
+    """
+    draw = Draw(seed)
+    for kind in cycle(KINDS):
+        with session(kind) as playing:
+            for _ in range(_ROUNDS):
+                if report.kills >= kills:
+                    break
+                turn = draw.next(KINDS[kind])
+                report.last.append((turn, ()))
+                places = playing.play(turn)
+                report.last.pop()
+                draw.played(turn, places)
+                report.add(turn, places)
+            playing.finish()
+            report.checked += playing.checked
+        if report.kills >= kills:
+            return
+
+
+def run_one(turn: Round, report: Report) -> None:
+    """Plays one round, alone.
+
+    Raises:
+        AssertionError: as `run`.
+    """
+    kind = next(kind for kind, points in KINDS.items() if turn.point in points)
+    with session(kind) as playing:
+        report.add(turn, playing.play(turn))
+        playing.finish()
+        report.checked += playing.checked
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    points = [point for points in KINDS.values() for point in points]
+    parser.add_argument("--point", help="play one round, at this point", choices=points, metavar="POINT")
+    parser.add_argument("--at", type=int, default=1, help="the number of the line, as they are begun, at which it dies")
+    given = parser.parse_args(arguments)
+    report = Report()
+    print(f"seed {given.seed}", flush=True)
+    try:
+        if given.point:
+            run_one(Round(given.point, given.at, given.seed), report)
+        else:
+            run(given.kills, given.seed, report)
+    except AssertionError:
+        traceback.print_exc()
+        print("the last rounds before it, the last one first; the crash that did it is one of them:")
+        for turn, places in reversed(report.last):
+            print(f"    make crashes {turn}    # died at {', '.join(places) or 'no point'}")
+        print(report)
+        return 1
+    print(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,366 @@
+"""A daemon with clients that load it, and the model that says what must be found after each of its crashes.
+
+Owns: the daemon, its clients, puts on their way, the views that are held across crashes, and the model. Does not own
+when the daemon dies (rounds.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+
+import tensord
+from tensord.client import link, puts
+from tensord.errors import TensordError, Unavailable
+from tensord.ipc import messages
+from tensord.shm.index import IndexWriter
+from tensord.shm.layout import PAGE_BYTES, Superblock, span_bytes
+
+from ..daemon_process import MIB, PATIENCE_S, SHM_FOLDER, Daemon
+from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
+
+INBOX_BYTES: Final = 128 << 10
+SMALL_RING_BYTES: Final = 3 * MIB // 2
+KEPT_MIN: Final = 4
+"""Entries stored last that must be there in the small ring, whatever its limit is."""
+_HELD_MAX, _HELD_SMALL_MAX = 6, 2
+_ON_THEIR_WAY_MAX: Final = 6
+_ON_THEIR_WAY_BYTES_MAX: Final = 98 << 10
+_SEQUENCES: Final = 4
+_BLOCK_TOKENS: Final = 16
+_STEP_S: Final = 0.001
+_ROOM_S: Final = 0.5
+"""How long a put waits for room in the inbox: if the daemon ends meanwhile, none comes."""
+
+
+class Ended(Exception):
+    """The daemon has ended in the middle of the load."""
+
+
+class Instance:
+    """Use it in a `with`, where its client is; no daemon runs at first.
+
+    `small`: the ring is too small for what is put, and all entries have one size.
+    """
+
+    def __init__(self, *, small: bool = False) -> None:
+        self.small = small
+        self.daemon = Daemon(
+            ring_bytes=SMALL_RING_BYTES if small else 16 * MIB,
+            policy="lru",
+            limits_inbox_bytes_max=INBOX_BYTES,
+            limits_claim_s=30,
+        )
+        self.model = Model(lossy=small)
+        self.held: list[tuple[Name, int, Any]] = []
+        self._puts: list[tuple[Name, int, tensord.Put]] = []
+        self._others: list[tensord.Client] = []
+        self._sequences: set[int] = set()
+        self._raising: int | None = None
+        self._numbers = 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_set(puts, "PART_BYTES", 16 << 10))
+            stack.enter_context(_set(link, "_RETRY_MOST_S", 0.02))
+            stack.enter_context(self.daemon)
+            self.daemon.start()
+            self.client = self.daemon.client(timeout_s=PATIENCE_S)
+            self.daemon.kill()
+            self._cache = tensord.PrefixCache(self.client, namespace(15, 0), block_tokens=_BLOCK_TOKENS)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held.clear()
+        for other in self._others:
+            other.close()
+        self._stack.close()
+
+    # ---- the load: each call takes what it does from `chance`, and raises Ended where the daemon has
+
+    def put(self, chance: random.Random) -> None:
+        """Small, in parts, or streamed; several are on their way at once, one of each name."""
+        if self.small:
+            self._numbers += 1
+            name = Name(0, 0, 10 * self._numbers + 8)
+        else:
+            name = self._some(chance)
+        version = self.model.new_version()
+        tree = tree_of(name, version)
+        self._make_way(_bytes_of(name, tree))
+        self._puts.append((name, version, self.client.put(name.key, tree, timeout_s=_ROOM_S)))
+
+    def reserve(self, chance: random.Random) -> None:
+        """A payload that is made in the inbox."""
+        name = self._some(chance)
+        version = self.model.new_version()
+        tree = tree_of(name, version)
+        size_bytes = _bytes_of(name, tree)
+        if size_bytes > _ON_THEIR_WAY_BYTES_MAX:
+            return
+        self._make_way(size_bytes)
+        words = tree if name.number % 2 else tree["words"]
+        spec = tensord.Spec(words.shape, "uint64")
+        try:
+            reserved = self.client.reserve(
+                spec if name.number % 2 else {"number": name.number, "words": spec}, timeout_s=_ROOM_S
+            )
+        except Unavailable:
+            self._expect_daemon()
+            return
+        np.copyto(reserved.tree if name.number % 2 else reserved.tree["words"], words)
+        self._puts.append((name, version, reserved.commit(name.key)))
+
+    def compute(self, chance: random.Random) -> None:
+        """A claim, the put under it, and its end."""
+        self.settle()
+        name, version = self._some(chance), self.model.new_version()
+        found = version_of(name, self.client.get_or_compute(name.key, lambda: tree_of(name, version)))
+        if found == version:
+            # Stored, most likely; nobody says.
+            self.model.put(name, version, "unknown")
+        else:
+            assert found in self.model.of(name), f"wrong: {name} is {found}, may be {self.model.of(name)}"
+        self._expect_daemon()
+
+    def hold(self, chance: random.Random) -> None:
+        """A view that is kept across crashes."""
+        names = [*self.model.possible]
+        if names:
+            self._hold(self.client, chance.choice(names[-2 * NUMBERS :]))
+        while len(self.held) > (_HELD_SMALL_MAX if self.small else _HELD_MAX):
+            self.held.pop(chance.randrange(len(self.held)))
+        self._expect_daemon()
+
+    def evict(self, chance: random.Random) -> None:
+        self.settle()
+        names = [self._some(chance) for _ in range(chance.choice([1, 6]))]
+        with self._answered(names):
+            self.client.evict(*(name.key for name in names))
+
+    def clear(self, chance: random.Random) -> None:
+        """A namespace's entries, of all generations."""
+        self.settle()
+        family = chance.randrange(len(self.model.generations))
+        with self._answered(self.model.family(family)):
+            self.client.clear(namespace(family, 0))
+
+    def invalidate(self, chance: random.Random) -> None:
+        """Unanswered, it is asked for again when the daemon is back."""
+        self.settle()
+        self._raising = chance.randrange(len(self.model.generations))
+        with self._answered(self.model.family(self._raising)):
+            self._raise_generation()
+
+    def attach(self, chance: random.Random) -> None:
+        """Another client comes, reads, and goes or stays."""
+        other = tensord.Client(self.daemon.socket, timeout_s=1.0)
+        self._others.append(other)
+        for name in chance.sample([*self.model.possible], min(3, len(self.model.possible))):
+            self._hold(other, name)
+        while len(self._others) > 2:
+            self._others.pop(chance.randrange(3)).close()
+        self._expect_daemon()
+
+    def sequence(self, chance: random.Random) -> None:
+        number = chance.randrange(_SEQUENCES)
+        self._make_way(_ON_THEIR_WAY_BYTES_MAX)
+        put = self._cache.put(_tokens(number), [_layer(number)])
+        self._await(lambda: put.state != "sent", f"the answer to {put}")
+        if put.state in ("stored", "existed"):
+            self._sequences.add(number)
+
+    def limit(self, chance: random.Random) -> None:
+        """Pages of the ring are given back, or taken again."""
+        self.settle()
+        limit_bytes = chance.choice([SMALL_RING_BYTES * 5 // 8, SMALL_RING_BYTES])
+        with self._answered():
+            self.client._ask(lambda number: messages.Limit(number, limit_bytes))
+
+    def settle(self) -> None:
+        """Waits for the answers to all puts that are on their way."""
+        while self._puts:
+            name, version, put = self._puts[0]
+            self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
+            self.model.put(name, version, put.state)
+            self._puts.pop(0)
+        self._await(lambda: not self.client.link.puts.in_flight, "puts of values that were computed to be answered")
+
+    # ---- after a crash
+
+    def check(self) -> None:
+        """The daemon runs again: everything is what it must be.
+
+        Raises:
+            AssertionError: "lost", "torn", "wrong" or "leaked", with what.
+            Ended: it has ended meanwhile.
+        """
+        self._await(self._is_connected, "the client to be connected again")
+        for name, version, put in self._puts:
+            self.model.put(name, version, "unknown")
+            self._await(lambda put=put: put.state != "sent", f"the answer to {put}")  # type: ignore[misc]
+            self.model.put(name, version, put.state)
+        self._puts.clear()
+        self._await(lambda: not self.client.link.puts.in_flight, "puts from before the crash to be answered")
+        if self._raising is not None:
+            with self._answered(self.model.family(self._raising)):
+                self._raise_generation()
+        self.model.check(self.client, KEPT_MIN)
+        for name, version, tree in self.held:
+            assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
+        for number in self._sequences:
+            self._await(lambda number=number: self._matched(number), f"lost: sequence {number}")  # type: ignore[misc]
+        self._expect_daemon()
+        with contextlib.suppress(TensordError):
+            store = self.daemon.status()["store"]
+            found = {name: store[name] for name in ("found_corrupt", "evicted_while_pinned")}
+            assert not any(found.values()), f"torn: {found}"
+        self._await(lambda: not self._fault_of_index(), "all scans", lambda: f"leaked: {self._fault_of_index()}")
+
+    def finish(self) -> None:
+        """Everything is let go, and must be gone."""
+        self.held.clear()
+        while self._others:
+            self._others.pop().close()
+        # An error's traceback may hold a frame, and the frame a view.
+        gc.collect()
+        self.client.clear()
+        nothing = {"pins": 0, "used_bytes": 0, "claims_held": 0, "puts_in_flight": 0, "clients": 1, "lanes": 1}
+        self._await(lambda: self._taken() == nothing, "all memory to be free", lambda: f"leaked: {self._taken()}")
+        assert len(self.daemon.lanes()) == 1
+
+    def forget(self) -> None:
+        """Its memory was dropped, or perhaps: what is there is whatever it was."""
+        for name in self.model.possible:
+            self.model.ended([name], surely=False)
+        self.model.kept.clear()
+        self._sequences.clear()
+
+    # ---- inside
+
+    def _is_connected(self) -> bool:
+        """Whether the daemon that runs now has answered: the last one's connection may still seem to be there."""
+        try:
+            self.client.touch(bytes(32))
+        except TensordError:
+            return False
+        return True
+
+    def _raise_generation(self) -> None:
+        assert self._raising is not None
+        was = self.model.generations[self._raising]
+        now = self.client.invalidate(namespace(self._raising, was)).generation
+        assert now == was + 1, f"wrong: generation {was} was raised to {now}"
+        self.model.generations[self._raising] = now
+        self._raising = None
+
+    @contextlib.contextmanager
+    def _answered(self, ended: list[Name] | None = None) -> Iterator[None]:
+        """A call that ends entries, or not where the daemon ends before it answers."""
+        try:
+            yield
+        except TensordError:
+            self.model.ended(ended or [], surely=False)
+            self._await(lambda: False, "the daemon to end, since it did not answer")
+        self.model.ended(ended or [], surely=True)
+
+    def _make_way(self, size_bytes: int) -> None:
+        """Waits until so much has room in the inbox: where the daemon has ended, nobody frees any."""
+        self._expect_daemon()
+        on_their_way = sum(_bytes_of(name, tree_of(name, version)) for name, version, _ in self._puts)
+        if len(self._puts) >= _ON_THEIR_WAY_MAX or on_their_way + size_bytes > _ON_THEIR_WAY_BYTES_MAX:
+            self.settle()
+
+    def _taken(self) -> dict[str, int]:
+        status = self.daemon.status()
+        store = {name: status["store"][name] for name in ("used_bytes", "claims_held", "puts_in_flight")}
+        return {**store, **{name: status[name] for name in ("pins", "clients", "lanes")}}
+
+    def _await(self, condition: Callable[[], bool], what: str, seen: Callable[[], str] = str) -> None:
+        """Looks until it holds. Raises Ended where the daemon has, and AssertionError after PATIENCE_S."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {PATIENCE_S} s in vain: {what}; {seen()}"
+            self._expect_daemon()
+            time.sleep(_STEP_S)
+
+    def _expect_daemon(self) -> None:
+        if not self.daemon.running:
+            raise Ended
+
+    def _some(self, chance: random.Random) -> Name:
+        busy = {name for name, _, _ in self._puts}
+        while True:
+            name = self.model.name(chance.randrange(len(self.model.generations)), chance.randrange(NUMBERS))
+            if name not in busy:
+                return name
+
+    def _hold(self, client: tensord.Client, name: Name) -> None:
+        # In the small ring a use would decide who goes next.
+        lease = client.hold(name.key) if self.small else client.get(name.key)
+        if lease is not None:
+            self.held.append((name, version_of(name, lease.tree), lease.tree))
+
+    def _matched(self, number: int) -> bool:
+        match = self._cache.match(_tokens(number), timeout_s=PATIENCE_S)
+        if match is None:
+            return False
+        with match:
+            found = match.joined(0)
+            assert np.array_equal(found, _layer(number).tree[:, : match.offset]), f"wrong: sequence {number}"
+            return match.offset == len(_tokens(number)) - 1
+
+    def _fault_of_index(self) -> str:
+        """"" if slots and lines agree, spans do not overlap, and only what a view holds waits for its pins."""
+        memory = bytearray((SHM_FOLDER / f"tensord.{self.daemon.instance}.index").read_bytes())
+        superblock = Superblock.unpack(bytes(memory[:PAGE_BYTES]))
+        before = bytes(memory)
+        index = IndexWriter(memory, superblock.geometry)
+        if memory != before:
+            return "a line disagrees with its slots"
+        slots = sorted(index.slots(), key=lambda slot: slot.offset)
+        holding = {name.key for name, _, _ in self.held}
+        leaked = [slot for slot in slots if not slot.published and slot.key not in holding]
+        if leaked:
+            return f"slots that nobody holds: {leaked}"
+        for one, other in pairwise(slots):
+            if one.offset + span_bytes(one.image_bytes) > other.offset:
+                return f"spans that overlap: {one}, {other}"
+        try:
+            index.check_invariants()
+        except AssertionError as error:
+            return f"an index that is not sound: {error}"
+        return ""
+
+
+def _bytes_of(name: Name, tree: Any) -> int:
+    words = tree if name.number % 2 else tree["words"]
+    size_bytes: int = words.nbytes + 512
+    return size_bytes
+
+
+def _tokens(number: int) -> Any:
+    return np.arange(3 * _BLOCK_TOKENS + 5, dtype=np.uint32) + np.uint32(1000 * (number // 2 + 1) + number)
+
+
+def _layer(number: int) -> tensord.NormalLayer:
+    return tensord.NormalLayer(np.cumsum(_tokens(number), dtype=np.uint64).reshape(1, -1, 1).repeat(4, axis=2))
+
+
+@contextlib.contextmanager
+def _set(module: Any, name: str, value: object) -> Iterator[None]:
+    was = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, was)

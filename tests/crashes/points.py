@@ -1,0 +1,182 @@
+"""Crash points: every line of named functions, at which a process ends itself by SIGKILL.
+
+The code that is killed has no hooks. A process is armed before its work begins: a trace function counts the lines that
+any of its threads begins or returns from within the named functions, and kills the process at the one whose number was
+given. A fork inherits the count. A place is told as `module:function+line`, the line counted from the function's first,
+-1 for its end.
+
+A pattern is `module:qualified name`, the module without "tensord.", with the wildcards of fnmatch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, Final
+
+_PACKAGE: Final = "tensord."
+
+DAEMON: Final = {
+    "commit": (
+        "daemon.core.intake:Intake.commit",
+        "daemon.core.intake:Intake.part",
+        "daemon.core.memory:Memory.place",
+        "shm.index:IndexWriter.reserve",
+        "daemon.copier:Copier.open_inbox",
+        "daemon.copier:Copier._carry_out",
+    ),
+    "publish": (
+        "daemon.copier:Copier._finish",
+        "daemon.core.intake:Intake.copied",
+        "daemon.core.intake:Intake._publish",
+        "daemon.core.memory:Memory.publish",
+        "shm.index:IndexWriter.publish",
+        "daemon.core.intake:Intake._end",
+    ),
+    "reclaim": (
+        "daemon.core.memory:Memory.hide",
+        "shm.index:IndexWriter.unpublish",
+        "daemon.core.memory:Memory.begin_scan",
+        "daemon.memory:Memory.pins",
+        "daemon.core.memory:Memory.scanned",
+        "daemon.core.memory:Memory._free",
+        "shm.index:IndexWriter.release",
+    ),
+    "evict": (
+        "daemon.core.tenure:Tenure.end",
+        "daemon.core.memory:Memory.retire",
+        "daemon.core.memory:Memory._leave",
+        "daemon.core.sweeps:Sweeps.clear",
+    ),
+    "pages": (
+        "daemon.core.residency:Residency._withdraw",
+        "daemon.actors.store:StoreActor._pages_outcome",
+        "daemon.memory:Memory.punch",
+        "daemon.memory:Memory.allocate",
+        "daemon.core.residency:Residency.punched",
+        "daemon.core.residency:Residency.allocated",
+    ),
+    "recovery": (
+        "daemon.opening:opened",
+        "daemon.opening:_found",
+        "daemon.opening:_former",
+        "daemon.memory:Memory.__init__",
+        "daemon.memory:Memory._find_lanes",
+        "daemon.memory:Memory.found",
+        "shm.index:IndexWriter.__init__",
+        "shm.index:IndexWriter._mend_lines",
+        "shm.index:IndexWriter.mark",
+        "daemon.core.recovery:recover",
+        "daemon.core.memory:Memory.adopt",
+        "daemon.core.memory:Memory.readopt",
+    ),
+    "creation": (
+        "daemon.opening:opened",
+        "daemon.opening:_made",
+        "daemon.memory:Memory.__init__",
+        "shm.segments:create",
+        "shm.index:IndexWriter.create",
+        "shm.segments:allocate",
+    ),
+    "removal": (
+        "daemon.memory:Memory.close",
+        "shm.segments:existing",
+        "shm.segments:remove",
+    ),
+    "attach": (
+        "daemon.actors.store:StoreActor._attach",
+        "daemon.memory:Memory.lend_lane",
+        "daemon.memory:Memory._new_lane",
+        "daemon.memory:Memory._hold",
+        "daemon.memory:Memory.orphan",
+        "daemon.memory:Memory.forget_abandoned",
+    ),
+    "invalidate": (
+        "daemon.core.store:Store._invalidate",
+        "daemon.core.sweeps:Sweeps.invalidate",
+        "shm.generations:GenerationWriter.raise_to",
+        "daemon.core.sweeps:Sweeps.go_on",
+        "daemon.core.sweeps:Sweeps.answer",
+    ),
+}
+"""The daemon's points, by what it is doing. Wherever memory that outlives it changes, a function is named."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A process dies at the `at`-th line that it begins within a point, `group/pattern`, under a load that follows from
+    the seed."""
+
+    point: str
+    at: int
+    seed: int
+
+    @property
+    def group(self) -> str:
+        return self.point.partition("/")[0]
+
+    @property
+    def pattern(self) -> str:
+        return self.point.partition("/")[2]
+
+    def __str__(self) -> str:
+        return f"POINT='{self.point}' AT={self.at} SEED={self.seed}"
+
+
+def points_of(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """`group/pattern` of each."""
+    return [f"{group}/{pattern}" for group, patterns in groups.items() for pattern in patterns]
+
+
+def arm(patterns: Sequence[str], at: int, told: str) -> None:
+    """Has this process killed at the `at`-th line, counted from 1, within the functions that match.
+
+    Args:
+        told: the path of a file to which the place is written just before.
+    """
+    trap = _Trap(patterns, at, told)
+    threading.settrace(trap)
+    sys.settrace(trap)
+
+
+class _Trap:
+    def __init__(self, patterns: Sequence[str], at: int, told: str) -> None:
+        self._patterns = [_PACKAGE + pattern for pattern in patterns]
+        self._names: dict[CodeType, str | None] = {}
+        # Shared by all threads: taking a number from it is one operation of the interpreter's.
+        self._lines = count(1)
+        self._at = at
+        self._told = told
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        try:
+            name = self._names[code]
+        except KeyError:
+            name = self._names[code] = self._matching(frame)
+        return None if name is None else self._line
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event != "exception" and next(self._lines) == self._at:
+            code = frame.f_code
+            line = frame.f_lineno - code.co_firstlineno if event == "line" else -1
+            with open(self._told, "a") as told:
+                told.write(f"{self._names[code]}+{line}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._line
+
+    def _matching(self, frame: FrameType) -> str | None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_PACKAGE):
+            return None
+        name = f"{module}:{frame.f_code.co_qualname}"
+        if not any(fnmatchcase(name, pattern) for pattern in self._patterns):
+            return None
+        return name.removeprefix(_PACKAGE)

@@ -1,0 +1,51 @@
+"""The daemon killed at each of its crash points: nothing is lost, torn or wrong, and nothing leaks.
+
+`make crashes KILLS=10000` is the same at length.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .daemon_rounds import Session
+from .points import DAEMON, Round
+from .sessions import KINDS, session
+
+AT = 7
+SLOT_LINES = {
+    "commit/shm.index:IndexWriter.reserve": range(8, 17),
+    "publish/shm.index:IndexWriter.publish": range(1, 6),
+    "reclaim/shm.index:IndexWriter.unpublish": range(1, 6),
+    "reclaim/shm.index:IndexWriter.release": range(1, 6),
+}
+"""Where a slot changes word by word: the lines of a first call, counted as they are begun, and the next one's first."""
+
+
+@pytest.mark.parametrize("group", list(DAEMON))
+def test_a_daemon_killed_at_any_point_loses_nothing_and_shows_nothing_wrong(group: str) -> None:
+    with session(kind_of(f"{group}/")) as playing:
+        for number, pattern in enumerate(DAEMON[group]):
+            die_at(playing, f"{group}/{pattern}", seed=number)
+        playing.finish()
+    assert playing.checked
+
+
+@pytest.mark.parametrize("point", list(SLOT_LINES))
+def test_a_daemon_killed_between_two_words_of_a_slot_leaves_the_index_sound(point: str) -> None:
+    with session(kind_of(point)) as playing:
+        for at in SLOT_LINES[point]:
+            assert playing.play(Round(point, at, seed=at))
+        playing.finish()
+    assert playing.checked
+
+
+def kind_of(beginning: str) -> str:
+    return next(kind for kind, points in KINDS.items() if any(point.startswith(beginning) for point in points))
+
+
+def die_at(playing: Session, point: str, seed: int) -> None:
+    """At one of the first lines; where the load does not come so far, at the first."""
+    for at in (AT, 1):
+        if playing.play(Round(point, at, seed)):
+            return
+    pytest.fail(f"{point}: no load reaches it; if it has another name now, give it in points.py")
