@@ -24,10 +24,11 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes test-systemd simulate test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes test-systemd simulate crossings test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
+	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
@@ -92,6 +93,12 @@ simulate: $(STAMPS)/test
 KILLS ?= 1000
 crashes: $(STAMPS)/test
 	$(BIN)/python -m tests.crashes --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(POINT),--point '$(POINT)') $(if $(AT),--at $(AT))
+
+# A failing cell prints the command that repeats it.
+ROUNDS ?= 20
+crossings: $(STAMPS)/test
+	$(BIN)/python -m tests.crossings --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) \
+	  $(if $(ONLY),--only "$(ONLY)")
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check

@@ -30,7 +30,10 @@ from .daemon_process import PATIENCE_S, until
 
 _ROOT = str(Path(__file__).parent.parent)
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["numpy", "pytest", "tensord.client.cache", "tensord.client.aio"])
+# First: its hook has to stand before the library's.
+_processes.set_forkserver_preload(
+    ["tests.at_fork", "numpy", "pytest", "tensord.client.cache", "tensord.client.aio", "tests.crossings.party"]
+)
 
 
 class Stage:

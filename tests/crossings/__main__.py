@@ -1,0 +1,53 @@
+"""All cells again and again, in random order and with random pauses: `make crossings ROUNDS=200`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+import traceback
+from random import Random
+
+from ..client.device.card import card_folder
+from .cell import Cells
+from .table import CELLS, name_of
+
+# About as long as the daemon takes for what is under way.
+JITTER_S = 0.01
+
+
+def main() -> int:
+    """Runs the rounds that the command line asks for. Returns the exit status: 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crossings")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each cell is run")
+    parser.add_argument("--seed", default=secrets.token_hex(4), help="draws the order and the pauses")
+    parser.add_argument("--round", type=int, help="run this round's pauses every time")
+    parser.add_argument("--only", default="", help="cells whose names contain this")
+    asked = parser.parse_args()
+    chosen = [cell for cell in CELLS if asked.only in name_of(*cell)]
+    if not chosen:
+        parser.error(f"no cell is called {asked.only!r}")
+    print(f"{asked.rounds} rounds of {len(chosen)} cells, seed {asked.seed}", flush=True)
+    failed, began = 0, time.monotonic()
+    with card_folder() as cards:
+        cells = Cells(cards)
+        for turn in range(asked.rounds):
+            number = turn if asked.round is None else asked.round
+            Random(f"{asked.seed} {number}").shuffle(chosen)
+            for cell in chosen:
+                try:
+                    cells.run(*cell, seed=f"{asked.seed} {number} {name_of(*cell)}", jitter_s=JITTER_S)
+                except Exception:
+                    failed += 1
+                    traceback.print_exc()
+                    print(f"FAILED {name_of(*cell)}: repeat it by", file=sys.stderr)
+                    replay = f'make crossings ROUNDS=20 SEED={asked.seed} ROUND={number} ONLY="{name_of(*cell)}"'
+                    print(f"    {replay}", file=sys.stderr, flush=True)
+            print(f"round {turn + 1}: {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+        cells.end()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

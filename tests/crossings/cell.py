@@ -1,0 +1,312 @@
+"""One cell of the table: a state is entered, the disturbance comes, and then every promise is checked.
+
+    1. the state is entered; where something is to be under way, by a process whose daemon is stopped
+    2. the disturbance
+    3. the process goes on: reads, and puts other keys
+    4. the daemon serves (again); all puts get an outcome
+    5. what was committed is there, and is f(key) to every other client
+    6. the ring is overwritten by others
+    7. every view, every new get and every other client's get is checked against f(key)
+    8. all is let go: no pin, lane, claim, inbox or descriptor is left
+
+Owns: the processes of the cell. Does not own the daemon, which serves the next cell if this one passes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import tensord
+from tensord.client.device.fake_card import FakeCard
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..processes import Child
+from . import party
+from .disturbances import BY_NAME as DISTURBANCES
+from .payloads import ENTRY_BYTES, key_of, namespace, words, wrong
+from .states import BY_NAME as STATES
+
+RING_BYTES: Final = 5 * MIB
+_LAPS_MAX: Final = 4
+_STEPS: Final = 4
+_numbers = count(1)
+
+
+class Cells:
+    """One daemon for all cells that leave it as it was, one after another."""
+
+    def __init__(self, cards: Path) -> None:
+        self._cards = cards
+        self._daemon: Daemon | None = None
+
+    def run(self, state: str, disturbance: str, *, seed: str = "", jitter_s: float = 0.0) -> None:
+        """Runs one cell. With `jitter_s` there are random pauses between its steps, drawn by `seed`.
+
+        Raises:
+            AssertionError: a promise is broken.
+        """
+        if self._daemon is None:
+            self._daemon = _daemon(self._cards)
+            self._daemon.start()
+        cell = Cell(self._daemon, self._cards, state, disturbance, seed, jitter_s)
+        try:
+            cell.run()
+        except BaseException:
+            self.end()
+            raise
+        if cell.renew:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the daemon."""
+        if self._daemon is not None:
+            self._daemon.__exit__()
+            self._daemon = None
+
+
+def _daemon(cards: Path) -> Daemon:
+    """A small ring, so that it is soon overwritten, and gauges that tests fill."""
+    for name, capacity_bytes in (("card", MIB), ("host", 16 * MIB)):
+        with FakeCard(cards, name, capacity_bytes):
+            pass
+    return Daemon(
+        ring_bytes=RING_BYTES,
+        policy="lru",
+        limits_inbox_bytes_max=MIB,
+        limits_claim_s=60,
+        limits_claim_s_max=120,
+        gauges_device="file",
+        gauges_host="file",
+        gauges_file=cards / "gauges",
+        gauges_sample_s="30ms",
+        gauges_sample_pressed_s="30ms",
+    )
+
+
+class Cell:
+    """Runs once."""
+
+    def __init__(
+        self, daemon: Daemon, cards: Path, state: str, disturbance: str, seed: str = "", jitter_s: float = 0.0
+    ) -> None:
+        self.daemon = daemon
+        self.state = STATES[state]
+        self.disturbance = DISTURBANCES[disturbance]()
+        self.random = Random(f"{seed} cell")
+        self._jitter_s = jitter_s
+        # With random pauses the daemon also reads on while the state is entered.
+        self._stops = self.state.under_way and (not jitter_s or self.random.random() < 0.5)
+        revision = f"{daemon.instance}-{next(_numbers)}"
+        self.namespace = namespace(revision)
+        self._others = namespace(f"{revision} others")
+        self.host = FakeCard(cards, "host")
+        self.generation = 0
+        self.forked = False
+        self.renew = False
+        """Whether the daemon serves no other cell."""
+        self._stopped = False
+        # While the daemon is stopped, attaching fails after so long.
+        timeout_s = 0.5 if self._stops else PATIENCE_S
+        self._place = party.Place(daemon.socket, cards, revision, timeout_s, seed, jitter_s)
+        self._party: Child | None = None
+
+    def run(self) -> None:
+        with self.host, tensord.Client(self.daemon.socket, timeout_s=PATIENCE_S) as self.other:
+            assert self.other.connected
+            # The ring has room for all that the party stores.
+            self.other.clear()
+            for name in ("kept", "beside"):
+                self.put(name)
+            descriptors, segments = self.daemon.descriptors(), self.segments()
+            with (
+                Child(party.run, self._place, self.state.name) as self._party,
+                self.disturbance.around(self),
+            ):
+                try:
+                    assert self._party.hear() == "ready"
+                    self._run()
+                finally:
+                    self.resume()
+            self.at_rest(descriptors, segments)
+
+    def _run(self) -> None:
+        self.tell("prepare")
+        if self._stops:
+            self.stop()
+        self.tell("enter")
+        self.jitter()
+        self.disturbance.apply(self)
+        self.tell("go_on", self._stopped)
+        self.resume()
+        used = self.tell("forked_uses") if self.forked else {}
+        outcomes = self.tell("settle")
+        outcomes.update(used)
+        self.committed(outcomes)
+        self.right(outcomes)
+        self.press()
+        self.tell("check")
+        if self.forked:
+            self.tell("forked_check")
+        self.right(outcomes)
+        self.tell("leave")
+        if self.forked:
+            outcomes.update(self.tell("go_on_again"))
+            self.press()
+            self.tell("forked_check")
+            self.right(outcomes)
+            self.tell("forked_end")
+        assert self._party is not None
+        self._party.tell(("end", ()))
+        assert self._party.hear() == "ended"
+        self._party.wait()
+
+    # ---- for disturbances
+
+    def tell(self, method: str, *arguments: object) -> Any:
+        """Has the party do something, and gives its answer."""
+        self.jitter()
+        assert self._party is not None
+        self._party.tell((method, arguments))
+        return self._party.hear(2 * PATIENCE_S)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.daemon.pause()
+        self._stopped = True
+
+    def resume(self) -> None:
+        """SIGCONT, if it is stopped."""
+        if self._stopped:
+            self._stopped = False
+            if self.daemon.running:
+                self.daemon.resume()
+
+    def restart(self, *, kill: bool = False) -> None:
+        """The daemon ends, and another one begins."""
+        if kill:
+            self.daemon.kill()
+        else:
+            self.daemon.terminate()
+        self.started()
+
+    def started(self) -> None:
+        """Another daemon begins."""
+        self._stopped = False
+        self.daemon.start()
+
+    def jitter(self) -> None:
+        if self._jitter_s:
+            time.sleep(self.random.random() * self._jitter_s)
+
+    @contextmanager
+    def asked(self, ask: Callable[[], object]) -> Iterator[None]:
+        """Asks in a thread, since the daemon may be stopped, and has its answer at the end."""
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                ask()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+        for error in raised:
+            raise error
+
+    def key(self, name: str) -> bytes:
+        return key_of(self.namespace, name)
+
+    def put(self, name: str, size_bytes: int = ENTRY_BYTES) -> None:
+        """Another client stores it, by the weights of now."""
+        key = key_of(self.namespace.raised_to(self.generation), name)
+        payload = words(key, size_bytes, self.generation)
+        put = self.other.put(key, payload, wait=True, timeout_s=PATIENCE_S)
+        assert put.state in ("stored", "existed"), put
+
+    # ---- what is promised
+
+    def committed(self, outcomes: dict[str, str]) -> None:
+        """What was stored is there; nothing is refused without a reason."""
+        for name, outcome in outcomes.items():
+            allowed = {"stored", "existed", "lost", *(["refused"] if self.disturbance.refuses else [])}
+            assert outcome in allowed, f"the put of {name!r} was {outcome}"
+        if self.disturbance.loses:
+            return
+        stored = [name for name, outcome in outcomes.items() if outcome in ("stored", "existed")]
+        for name in ("kept", "beside", *stored):
+            assert self.other.contains(self.key(name)), f"{name!r} was stored, and is lost"
+
+    def press(self) -> None:
+        """Others store so much that nothing is left of an entry that nobody looks at."""
+        until(lambda: self.other.connected, "the other client to be attached")
+        ring_bytes = self.daemon.status()["ring_bytes"]
+        # Twice: what has left the ring by the end of the first is overwritten by the end of the second.
+        for _ in range(2):
+            sentinel = self.store(1)
+            for _ in range(_LAPS_MAX * _STEPS):
+                if not self.other.contains(sentinel):
+                    break
+                self.store(ring_bytes // _STEPS // ENTRY_BYTES)
+            assert not self.other.contains(sentinel), "the ring is not overwritten"
+
+    def store(self, count: int) -> bytes:
+        """So many more entries of the others'; the key of the last."""
+        puts = []
+        for number in islice(_numbers, count):
+            key = key_of(self._others, str(number))
+            puts.append(self.other.put(key, words(key), timeout_s=PATIENCE_S))
+        for put in puts:
+            assert put.wait(PATIENCE_S).state == "stored", put
+        return key
+
+    def right(self, outcomes: dict[str, str]) -> None:
+        """What another client finds, and one that has just come, is f(key, weights), and of no weights of the past."""
+        with tensord.Client(self.daemon.socket, timeout_s=PATIENCE_S) as fresh:
+            for reader in (self.other, fresh):
+                now = reader.current(self.namespace)
+                assert now.generation >= self.generation, "the generation is forgotten"
+                for past in range(now.generation + 1):
+                    of = self.namespace.raised_to(past)
+                    for name in ("kept", "beside", "mine", *outcomes):
+                        key = key_of(of, name)
+                        lease = reader.get(key, verify=True)
+                        if lease is not None:
+                            fault = wrong(lease.tree, key, past)
+                            assert not fault, f"another client's get of {name!r}: {fault}"
+                            assert of == now, f"{name!r} of invalidated weights is found"
+
+    def segments(self) -> set[Path]:
+        """The shared memory that is no lane."""
+        return {segment for segment in self.daemon.segments() if ".lane." not in segment.name}
+
+    def at_rest(self, descriptors: int, segments: set[Path]) -> None:
+        """Nothing of the party is left."""
+        until(lambda: self.other.connected, "the other client to be attached")
+        self.daemon.until(
+            lambda s: (
+                s["clients"] == s["lanes"] == 1
+                and not s["pins"]
+                and not s["lanes_orphaned"]
+                and not s["store"]["puts_in_flight"]
+                and not s["store"]["claims_held"]
+                and not s["store"]["claims_waiting"]
+                and s["store"]["evicted_while_pinned"] == s["store"]["found_corrupt"] == 0
+            ),
+            "everything of the party to be gone",
+        )
+        until(lambda: len(self.daemon.lanes()) == 1, "lanes to be removed")
+        assert self.segments() == segments, "shared memory is left"
+        self.daemon.until(lambda s: s["inboxes_bytes"] <= MIB, "inboxes to be unmapped")
+        until(lambda: self.daemon.descriptors() <= descriptors, "descriptors to be closed")

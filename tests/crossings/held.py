@@ -1,0 +1,158 @@
+"""States in which a process looks at entries: each is right for as long as a view of it lives."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+
+import tensord
+from tensord.shm.layout import LANE_WORDS
+
+from .payloads import wrong
+from .state import State
+
+BLOCK_TOKENS = 16
+
+
+class Viewed(State):
+    """Views, by the names of their entries."""
+
+    def __init__(self, party: Any) -> None:
+        super().__init__(party)
+        self.views: dict[str, Any] = {}
+
+    def check(self) -> None:
+        for name, tree in self.views.items():
+            fault = wrong(tree, self.party.key(name))
+            assert not fault, f"the view of {name!r}: {fault}"
+
+    def drop(self) -> None:
+        self.views.clear()
+
+
+class Lease(Viewed):
+    name = "lease"
+
+    def enter(self) -> None:
+        self.views["kept"] = self.party.got("kept").tree
+
+
+class ViewOfClosed(Viewed):
+    name = "view whose client is closed"
+
+    def enter(self) -> None:
+        self.views["kept"] = self.party.got("kept").tree
+        self.party.client.close()
+        self.party.client = self.party.connect()
+
+
+class ViewOfCollected(Viewed):
+    name = "view whose client is collected"
+
+    def enter(self) -> None:
+        self.views["kept"] = self.party.got("kept").tree
+        self.party.collect_client()
+        self.party.client = self.party.connect()
+
+
+class Batch(Viewed):
+    """One view is made before the disturbance, the other one when it is looked at."""
+
+    name = "batch"
+
+    def enter(self) -> None:
+        self.batch: tensord.Batch | None = self.party.client.get_many([self.party.key(n) for n in ("kept", "beside")])
+        first = self.batch[0]
+        assert first is not None
+        self.views["kept"] = first.tree
+
+    def check(self) -> None:
+        super().check()
+        if self.batch is not None:
+            second = self.batch[1]
+            assert second is not None
+            fault = wrong(second.tree, self.party.key("beside"))
+            assert not fault, f"the batch's second view: {fault}"
+
+    def drop(self) -> None:
+        super().drop()
+        self.batch = None
+
+
+class Borrowed(Viewed):
+    """The lender is another client of the same process, so that a fork meets both."""
+
+    name = "borrowed handle"
+
+    def enter(self) -> None:
+        self.lender = self.party.connect()
+        self.lent: tensord.Lease | None = self.party.got("kept", self.lender)
+        handle, ring = self.lent.handle(), self.party.client.ring()
+        assert handle is not None and ring is not None
+        borrowed = ring.borrow(handle)
+        assert borrowed is not None
+        self.views["kept"] = borrowed.tree
+
+    def drop(self) -> None:
+        super().drop()
+        self.lent = None
+
+
+class CopiedOut(Viewed):
+    """All words of the lane are taken, so that the next lease is a copy."""
+
+    name = "copied-out lease of a full lane"
+
+    def enter(self) -> None:
+        client, kept = self.party.client, self.party.key("kept")
+        self.batch: tensord.Batch | None = client.get_many(kept * LANE_WORDS)
+        last = self.batch[LANE_WORDS - 1]
+        assert last is not None
+        self.views["kept"] = last.tree
+        copied = self.party.got("beside")
+        assert copied.handle() is None, "this lane is not full"
+        self.views["beside"] = copied.tree
+
+    def drop(self) -> None:
+        super().drop()
+        self.batch = None
+
+
+def tokens_of(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return np.arange(1, count + 1, dtype=np.uint32)
+
+
+def layer_of(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A model's layer whose every word follows from its token and its place: (1, tokens, 64) uint64."""
+    places = np.arange(len(tokens) * 64, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (places + np.repeat(tokens, 64).astype(np.uint64)).reshape(1, len(tokens), 64)
+
+
+class PrefixMatch(State):
+    name = "prefix match held"
+    count = 5 * BLOCK_TOKENS
+
+    def prepare(self) -> None:
+        cache = tensord.PrefixCache(self.party.client, self.party.namespace, block_tokens=BLOCK_TOKENS)
+        tokens = tokens_of(self.count)
+        put = cache.put(tokens, [tensord.NormalLayer(layer_of(tokens))], wait=True, timeout_s=self.party.patience_s)
+        assert put.state == "stored", put
+        self.cache = cache
+
+    def enter(self) -> None:
+        self.match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
+        assert self.match is not None and self.match.offset == self.count - 1
+
+    def check(self) -> None:
+        if self.match is not None:
+            expected = layer_of(tokens_of(self.count))[:, : self.match.offset]
+            assert np.array_equal(self.match.joined(0), expected), "the match's layer"
+
+    def drop(self) -> None:
+        self.match = None
+        gc.collect()
+
+
+HELD: list[type[State]] = [Lease, ViewOfClosed, ViewOfCollected, Batch, Borrowed, CopiedOut, PrefixMatch]

@@ -1,0 +1,339 @@
+"""The process that the disturbance meets: it holds a State, forks, loses its client, and goes on.
+
+Owns: its client, its keys, the outcomes of its puts, the process that it forks off. Every method that a cell names runs
+here and raises AssertionError for a wrong byte.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import tensord
+from tensord.errors import TensordError
+
+from .. import at_fork
+from ..daemon_process import PATIENCE_S, until
+from ..processes import Stage
+from . import states
+from .payloads import ENTRY_BYTES, KIB, key_of, namespace, words, wrong
+
+NEXT_BYTES = 240 * KIB
+# While the daemon is stopped a call ends after so long.
+BRIEF_S = 0.05
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell stands: `revision` names its namespace, `jitter_s` is the longest random pause."""
+
+    socket: Path
+    card_folder: Path
+    revision: str
+    timeout_s: float
+    seed: str = ""
+    jitter_s: float = 0.0
+
+
+def run(stage: Stage, place: Place, state: str) -> None:
+    """Does what the cell says until it hangs up."""
+    # What was imported is not walked by each collection.
+    gc.freeze()
+    party = Party(place, state)
+    stage.tell("ready")
+    while True:
+        method, arguments = stage.hear()
+        if method == "end":
+            party.client and party.client.close()
+            stage.tell("ended")
+            return
+        party.jitter()
+        stage.tell(getattr(party, method)(*arguments))
+
+
+class Party:
+    patience_s = PATIENCE_S
+
+    def __init__(self, place: Place, state: str) -> None:
+        self.place = place
+        self.namespace = namespace(place.revision)
+        self.random = Random(f"{place.seed} party")
+        self.client: Any = self.connect()
+        self.outcomes: dict[str, tensord.Put] = {}
+        self.taken: list[Any] = []
+        self.forked: _Forked | None = None
+        self.state = states.BY_NAME[state](self)
+
+    # ---- for states
+
+    def key(self, name: str) -> bytes:
+        return key_of(self.namespace, name)
+
+    def connect(self) -> tensord.Client:
+        return tensord.Client(self.place.socket, timeout_s=self.place.timeout_s)
+
+    def got(self, name: str, client: tensord.Client | None = None) -> tensord.Lease:
+        """A lease that must be had."""
+        lease = (client or self.client).get(self.key(name))
+        assert lease is not None, f"{name!r} is missing"
+        return lease
+
+    def put(
+        self, name: str, size_bytes: int = ENTRY_BYTES, *, wait: bool = False, timeout_s: float = PATIENCE_S
+    ) -> None:
+        key = self.key(name)
+        self.outcomes[name] = self.client.put(key, words(key, size_bytes), wait=wait, timeout_s=timeout_s)
+
+    def answered(self, client: tensord.Client) -> None:
+        """Waits until the daemon answers this client."""
+
+        def answers() -> bool:
+            try:
+                client.touch(self.key("kept"))
+            except TensordError:
+                return False
+            return True
+
+        until(answers, "the daemon to answer the client")
+
+    def jitter(self) -> None:
+        if self.place.jitter_s:
+            time.sleep(self.random.random() * self.place.jitter_s)
+
+    # ---- the steps of a cell
+
+    def prepare(self) -> None:
+        self.state.prepare()
+
+    def enter(self) -> None:
+        self.state.enter()
+
+    def go_on(self, stopped: bool) -> None:
+        """What the program does next: reads, and puts other keys, while the daemon is `stopped` or not."""
+        if self.client is None:
+            if stopped:
+                return
+            self.client = self.connect()
+        self.read(self.client, "kept", "beside")
+        # The first is as large as the put that may be under way, the others are sent as a whole.
+        for number, size_bytes in enumerate((self.state.size_bytes, NEXT_BYTES, NEXT_BYTES)):
+            self.put(f"next-{number}", size_bytes, timeout_s=BRIEF_S if stopped else PATIENCE_S)
+
+    def go_on_again(self) -> dict[str, str]:
+        """More puts, while a forked process still uses its copies. Returns the outcomes by name."""
+        names = [f"later-{number}" for number in range(8)]
+        for name in names:
+            self.put(name, self.state.size_bytes, wait=True)
+            self.read(self.client, name)
+        return {name: self.outcomes[name].state for name in names}
+
+    def settle(self) -> dict[str, str]:
+        """Waits until the client is attached again, and until every put has an outcome. Returns those by name."""
+        if self.client is None:
+            self.client = self.connect()
+        self.answered(self.client)
+        self.state.settle()
+        self.put("last", wait=True)
+        return {name: put.wait(PATIENCE_S).state for name, put in self.outcomes.items()}
+
+    def check(self) -> None:
+        """Every byte held is right, and every byte got anew."""
+        self.state.check()
+        for name, tree in self.taken:
+            fault = wrong(tree, self.key(name))
+            assert not fault, f"the view of {name!r} that another thread took: {fault}"
+        self.read(self.client, "kept", "beside", *self.outcomes)
+
+    def leave(self) -> None:
+        self.taken.clear()
+        self.state.drop()
+        gc.collect()
+
+    def read(self, client: tensord.Client, *names: str) -> None:
+        """Each name is a miss, or its own bytes."""
+        for name in names:
+            lease = client.get(self.key(name))
+            if lease is not None:
+                fault = wrong(lease.tree, self.key(name))
+                assert not fault, f"a get of {name!r}: {fault}"
+
+    # ---- disturbances from inside
+
+    def cut(self) -> None:
+        """The connection breaks."""
+        channel = self.client.link._channel
+        if channel is not None:
+            channel._sock.shutdown(socket.SHUT_RDWR)
+
+    def cut_without_lane(self) -> None:
+        """The connection breaks, and the client brings no lane to the next one, so that it gets a new lane."""
+        link = self.client.link
+        os.close(link._lane_fd)
+        link._lane_fd = -1
+        self.cut()
+
+    def close_client(self) -> None:
+        self.client.close()
+        self.client = None
+
+    def collect_client(self) -> None:
+        self.client = None
+        gc.collect()
+
+    def attached(self) -> None:
+        """Attached again."""
+        self.answered(self.client)
+
+    def attached_and_took(self) -> None:
+        """Attached again; one more view, under the lane of now."""
+        self.answered(self.client)
+        self.taken.append(("beside", self.got("beside").tree))
+
+    def look(self) -> None:
+        """Every byte held is right now."""
+        self.state.check()
+
+    def fork(self, child: str) -> None:
+        """Forks. The child "exits" once it has dropped its copies, or stays to be told what it "uses"."""
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            _Child(self, theirs).run(child)
+        theirs.close()
+        self.forked = _Forked(pid, ours)
+        if child == "exits":
+            self.forked.end()
+            self.forked = None
+
+    def fork_in_thread(self) -> None:
+        thread = threading.Thread(target=self.fork, args=("exits",))
+        thread.start()
+        thread.join()
+
+    def fork_while_leasing(self) -> None:
+        """Another thread takes a lease between the library's check before a fork and the fork."""
+        assert at_fork.BEFORE_THE_LIBRARY, "run the tests in the repository's root: tests.at_fork was not preloaded"
+        now, done = threading.Event(), threading.Event()
+
+        def take() -> None:
+            now.wait()
+            client = self.client
+            lease = client.get(self.key("beside"))
+            if lease is not None:
+                self.taken.append(("beside", lease.tree))
+            del lease
+            done.set()
+
+        def let_it_take() -> None:
+            now.set()
+            # It may have to wait for the fork's end.
+            done.wait(0.5)
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        at_fork.last_before_fork.append(let_it_take)
+        try:
+            self.fork("exits")
+        finally:
+            at_fork.last_before_fork.clear()
+        thread.join(PATIENCE_S)
+
+    def forked_uses(self) -> dict[str, str]:
+        """Has the child use what it inherited, and a client. Returns the outcomes of its puts."""
+        assert self.forked is not None
+        outcomes: dict[str, str] = self.forked.ask("use")
+        return outcomes
+
+    def forked_check(self) -> None:
+        assert self.forked is not None
+        self.forked.ask("check")
+
+    def forked_end(self) -> None:
+        assert self.forked is not None
+        self.forked.pipe.send("end")
+        self.forked.end()
+        self.forked = None
+
+
+class _Forked:
+    """The parent's side of a process that was forked off."""
+
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid = pid
+        self.pipe = pipe
+
+    def ask(self, what: str) -> Any:
+        self.pipe.send(what)
+        assert self.pipe.poll(PATIENCE_S), "the forked process said nothing"
+        try:
+            kind, answer = self.pipe.recv()
+        except EOFError:
+            raise AssertionError(f"the forked process ended with {os.waitpid(self.pid, 0)[1]}") from None
+        assert kind == "told", f"in the forked process:\n{answer}"
+        return answer
+
+    def end(self) -> None:
+        """Waits for its end."""
+        fd = os.pidfd_open(self.pid)
+        try:
+            assert select.select([fd], [], [], PATIENCE_S)[0], "the forked process does not end"
+        finally:
+            os.close(fd)
+        _, status = os.waitpid(self.pid, 0)
+        text = ""
+        with suppress(EOFError):
+            text = self.pipe.recv()[1]
+        assert not status, f"the forked process ended with {os.waitstatus_to_exitcode(status)}\n{text}"
+
+
+class _Child:
+    """The process that was forked off."""
+
+    def __init__(self, party: Party, pipe: Connection) -> None:
+        self.party = party
+        self.pipe = pipe
+
+    def run(self, child: str) -> None:
+        """Never returns."""
+        try:
+            if child == "uses":
+                self.serve()
+            self.party.leave()
+        except EOFError:
+            pass
+        except BaseException:
+            self.pipe.send(("failed", traceback.format_exc()))
+            os._exit(1)
+        os._exit(0)
+
+    def serve(self) -> None:
+        while (what := self.pipe.recv()) != "end":
+            answer = getattr(self, what)()
+            self.pipe.send(("told", answer))
+
+    def use(self) -> dict[str, str]:
+        party = self.party
+        party.state.in_child()
+        party.outcomes = {}
+        if party.client is None:
+            party.client = party.connect()
+        party.answered(party.client)
+        for number in range(3):
+            party.put(f"child-{number}", NEXT_BYTES)
+        return {name: put.wait(PATIENCE_S).state for name, put in party.outcomes.items()}
+
+    def check(self) -> None:
+        self.party.check()

@@ -1,0 +1,12 @@
+"""All states, in the order of the table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .held import HELD
+from .state import State
+from .under_way import UNDER_WAY
+
+STATES: Final[list[type[State]]] = [*UNDER_WAY, *HELD]
+BY_NAME: Final = {state.name: state for state in STATES}

@@ -1,0 +1,314 @@
+"""States in which something that a process asked of the daemon is not done yet."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+
+import tensord
+from tensord.client.device.fake_vram import FakeCard, FakeVram
+
+from ..daemon_process import MIB, until
+from .held import BLOCK_TOKENS, layer_of, tokens_of
+from .payloads import KIB, ROW, words, wrong
+from .state import State
+
+# More than half of the inbox, so that its parts are sent one by one; yet all of them find room there at once.
+STREAMED_BYTES = 640 * KIB
+LONG_BYTES = 5 * MIB // 4
+
+
+class Putting(State):
+    """One put of "mine", by a thread of its own: it may wait. One that `returns` has said all that it says."""
+
+    under_way = True
+    returns: ClassVar[bool] = True
+
+    def prepare(self) -> None:
+        # The inbox is there, and known to the daemon.
+        self.party.put("first", wait=True)
+        self.put: tensord.Put | None = None
+        self.raised: BaseException | None = None
+
+    def enter(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        puts = self.party.client.link.puts
+        begun = (lambda: self.put) if self.returns else (lambda: self.put or puts.in_flight)
+        until(lambda: begun() or self.raised, "the put to begin")
+
+    def settle(self) -> None:
+        self.thread.join(self.party.patience_s)
+        assert not self.thread.is_alive(), "the put never came back"
+        if self.raised is not None:
+            raise self.raised
+        assert self.put is not None
+        self.party.outcomes["mine"] = self.put.wait(self.party.patience_s)
+
+    def in_child(self) -> None:
+        if self.put is not None:
+            self.put.wait(self.party.patience_s)
+
+    def drop(self) -> None:
+        pass
+
+    def _run(self) -> None:
+        try:
+            self.put = self.begin()
+        except BaseException as error:
+            self.raised = error
+
+    def begin(self) -> tensord.Put:
+        key = self.party.key("mine")
+        client: tensord.Client = self.party.client
+        return client.put(key, words(key, self.size_bytes), timeout_s=self.party.patience_s)
+
+
+class WholePut(Putting):
+    name = "whole put under way"
+
+
+class StreamedPut(Putting):
+    name = "streamed put under way"
+    size_bytes = STREAMED_BYTES
+
+
+class LongPut(Putting):
+    name = "put of more than the inbox under way"
+    size_bytes = LONG_BYTES
+    returns = False
+
+
+class WaitingPut(Putting):
+    name = "put with wait"
+    returns = False
+
+    def begin(self) -> tensord.Put:
+        key = self.party.key("mine")
+        client: tensord.Client = self.party.client
+        return client.put(key, words(key, self.size_bytes), wait=True, timeout_s=self.party.patience_s)
+
+
+class Reserved(State):
+    """Filled; committed at the end. The child of a fork goes on writing to its copy."""
+
+    name = "reserve open"
+
+    def prepare(self) -> None:
+        self.pid = os.getpid()
+        self.array: Any = None
+        self.dropped = threading.Event()
+
+    def enter(self) -> None:
+        self.reserve()
+
+    def reserve(self) -> None:
+        spec = tensord.Spec((self.size_bytes // 8 // ROW, ROW), "uint64")
+        self.reservation = self.party.client.reserve(spec, timeout_s=self.party.patience_s)
+        self.array = self.reservation.tree
+        self.array[:] = words(self.party.key("mine"), self.size_bytes)
+
+    def settle(self) -> None:
+        self.party.outcomes["mine"] = self.reservation.commit(
+            self.party.key("mine"), wait=True, timeout_s=self.party.patience_s
+        )
+
+    def check(self) -> None:
+        # What the child of a fork sees there is nobody's business.
+        if self.array is not None and os.getpid() == self.pid:
+            fault = wrong(self.array, self.party.key("mine"))
+            assert not fault, f"the reserved array: {fault}"
+
+    def in_child(self) -> None:
+        array = self.array
+
+        def scribble() -> None:
+            while not self.dropped.is_set():
+                array[:] = 0xBAD
+
+        threading.Thread(target=scribble, daemon=True).start()
+
+    def drop(self) -> None:
+        self.dropped.set()
+        self.array = None
+
+
+class ReservedAndCommitted(Reserved):
+    name = "reserve committed"
+    under_way = True
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.party.put("first", wait=True)
+
+    def enter(self) -> None:
+        self.reserve()
+        self.put = self.reservation.commit(self.party.key("mine"))
+
+    def settle(self) -> None:
+        self.party.outcomes["mine"] = self.put.wait(self.party.patience_s)
+
+
+class Claimed(State):
+    """One client computes the key, another one waits for it."""
+
+    name = "claim held and waited for"
+
+    def enter(self) -> None:
+        key = self.party.key("mine")
+        self.waiting_client = self.party.connect()
+        self.held = self.party.client.claim(key)
+        until(lambda: self.held.state == "compute", "the claim to be granted")
+        self.waiting = self.waiting_client.claim(key)
+        until(lambda: self.waiting.state == "waiting", "the other one to wait")
+
+    def settle(self) -> None:
+        client = self.party.client if self.held.state == "compute" else self.waiting_client
+        self.party.answered(self.waiting_client)
+        key = self.party.key("mine")
+        put = client.put(key, words(key), wait=True, timeout_s=self.party.patience_s)
+        self.party.outcomes["mine"] = put
+        if put.state in ("stored", "existed"):
+            self.held.stored()
+        else:
+            self.held.abandon()
+        until(lambda: self.waiting.state not in ("asked", "waiting"), "the one that waits to be told")
+        if self.waiting.state == "compute":
+            self.waiting.abandon()
+
+    def drop(self) -> None:
+        del self.held, self.waiting
+        self.waiting_client.close()
+
+
+class SequencePut(State):
+    name = "sequence put under way"
+    under_way = True
+    count = 5 * BLOCK_TOKENS
+
+    def prepare(self) -> None:
+        self.party.put("first", wait=True)
+        self.cache = tensord.PrefixCache(self.party.client, self.party.namespace, block_tokens=BLOCK_TOKENS)
+        self.puts: list[tensord.PrefixPut] = []
+
+    def enter(self) -> None:
+        tokens = tokens_of(self.count)
+        layers = [tensord.NormalLayer(layer_of(tokens))]
+        self.put = self.cache.put(tokens, layers, timeout_s=self.party.patience_s)
+
+    def settle(self) -> None:
+        self.put.wait(self.party.patience_s)
+        self.matched()
+
+    def check(self) -> None:
+        self.matched()
+
+    def matched(self) -> None:
+        """Whatever is cached of the sequence is right."""
+        match = self.cache.match(tokens_of(self.count), timeout_s=self.party.patience_s)
+        if match is not None:
+            expected = layer_of(tokens_of(self.count))[:, : match.offset]
+            assert np.array_equal(match.joined(0), expected), "the sequence's layer"
+
+    def drop(self) -> None:
+        pass
+
+
+class OnDevice(State):
+    """Tensors that stay in this process."""
+
+    name = "device entry"
+
+    def prepare(self) -> None:
+        self.pid = os.getpid()
+        self.vram = FakeVram(FakeCard(self.party.place.card_folder, "card"))
+        self.cache = tensord.DeviceCache(self.party.client, self.vram)
+        key = self.party.key("mine")
+        tensor = self.vram.upload(words(key))
+        put = self.cache.put(key, {"a": tensor}, wait=True, timeout_s=self.party.patience_s)
+        assert put.state == "registered", put
+
+    def enter(self) -> None:
+        self.lease = self.cache.get(self.party.key("mine"))
+        assert self.lease is not None and self.lease.tier == "device"
+
+    def settle(self) -> None:
+        self.lease = None
+        self.look()
+
+    def check(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """The entry is on one of the tiers. Once it is the host's alone, it may be evicted there."""
+        if self.cache.closed:
+            return
+        lease = self.cache.get(self.party.key("mine"))
+        assert lease is not None or self.cache.tally.offloaded, "the entry is on no tier, and was never offloaded"
+        if lease is not None:
+            fault = wrong(lease.tree, self.party.key("mine"))
+            assert not fault, f"the entry on {lease.tier}: {fault}"
+
+    def drop(self) -> None:
+        self.lease = None
+        self.cache.close()
+        if os.getpid() == self.pid:
+            self.vram.give_back()
+            self.vram.card.close()
+
+
+class Offloading(OnDevice):
+    name = "offload under way"
+    under_way = True
+
+    def enter(self) -> None:
+        self.lease = None
+        assert self.cache.offload(self.party.key("mine")) == 1
+
+
+class Subscribed(State):
+    name = "subscription"
+
+    def prepare(self) -> None:
+        self.pid = os.getpid()
+        self.card = FakeCard(self.party.place.card_folder, "card")
+
+    def enter(self) -> None:
+        self.heard: list[str] = []
+        self.client = self.party.client
+        self.subscription = self.client.on_mode(lambda change: self.heard.append(change.mode), "card")
+        until(lambda: "card" in self.subscription.states, "the gauge to be known")
+
+    def check(self) -> None:
+        if self.subscription.closed or self.client.link.closed:
+            return
+        self.fill(0.99, "emergency")
+        self.fill(0.0, "relaxed")
+
+    def fill(self, share: float, mode: str) -> None:
+        self.heard.clear()
+        self.card.occupy(int(share * self.card.capacity_bytes))
+        until(lambda: mode in self.heard, f"the callback to hear of {mode}")
+
+    def drop(self) -> None:
+        self.subscription.close()
+        if os.getpid() == self.pid:
+            self.card.close()
+
+
+UNDER_WAY: list[type[State]] = [
+    WholePut,
+    StreamedPut,
+    LongPut,
+    WaitingPut,
+    Reserved,
+    ReservedAndCommitted,
+    Claimed,
+    SequencePut,
+    OnDevice,
+    Offloading,
+    Subscribed,
+]
