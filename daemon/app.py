@@ -87,7 +87,7 @@ class _Daemon:
         self._notifier = notify.Notifier(environ)
         self._handed_in = notify.listen_sockets(environ)
         self._environ: Mapping[str, str] = dict(environ)
-        self._quotas = Quotas(quota_rules(config), os.geteuid())
+        self._quotas = Quotas(quota_rules(config), os.geteuid(), config.quotas.requests_per_s_max)
         self._stop = asyncio.Event()
         self._drop = config.drop
 
@@ -167,6 +167,7 @@ class _Daemon:
                 peer_of(accepted),
                 actor.inbox,
                 governor.inbox,
+                self._quotas.rates,
                 welcome=welcome,
                 outbox_max=config.queues.session_outbox_max,
                 hello_s_max=limits.hello_s_max,
@@ -179,7 +180,8 @@ class _Daemon:
 
         async def serve_reader(number: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(told_limits), read_bytes=READ_BYTES)
-            await StatusSession(number, peer_of(accepted).uid, channel, documents, watchers).run()
+            uid, rates = peer_of(accepted).uid, self._quotas.rates
+            await StatusSession(number, uid, channel, documents, watchers, rates).run()
 
         listeners = [
             Listener(sockets.control, "clients", self._quotas, serve_client),
@@ -243,7 +245,7 @@ class _Daemon:
             _log.error("the configuration stays as it was", why=str(error))
         else:
             self._config = reload.config
-            self._quotas.change_limits(quota_rules(reload.config))
+            self._quotas.change_limits(quota_rules(reload.config), reload.config.quotas.requests_per_s_max)
             logs.level(reload.config.log.level)
             actor.inbox.tell_now(Reconfigured(stores, reload.config))
             governor.inbox.tell_now(governor_events.LimitsChanged(governors))

@@ -157,12 +157,14 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _counters(store, _STORE_TOTALS)
     for name, figure, label, said in _STORE_BY:
         yield _counter(name, said, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
-    quotas: Figures = status["quotas"]["refusals"]
+    quotas: Figures = status["quotas"]
+    delayed = quotas["requests_delayed"]
+    yield _counter("requests_delayed", "Requests that waited for the rate of their uid.", (), [((), delayed)])
     yield _counter(
         "quota_refused",
         "Requests and connections refused since a uid, or all together, had as many as may be, by what of.",
         ("kind",),
-        (((kind,), count) for kind, count in sorted(quotas.items())),
+        (((kind,), count) for kind, count in sorted(quotas["refusals"].items())),
     )
     yield from _histograms(store.get("departures", {}))
     if governor:

@@ -173,6 +173,15 @@ class Quotas:
     namespaces_share_max: float = setting(
         SHARE, f"share of limits.namespaces_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
     )
+    requests_per_s_max: int = setting(
+        COUNT,
+        """requests a second of one uid's clients, questions on the status socket included, while other
+        uids have clients; more wait. Root and the daemon's own uid do not""",
+        20_000,
+        low=10,
+        high=1 << 30,
+        reload=True,
+    )
     announced_bytes_max: int = setting(
         SIZE,
         """bytes that one client's puts may hold room for before they have come; one put may always""",

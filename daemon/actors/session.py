@@ -19,8 +19,10 @@ from ...ipc.channel import AsyncChannel
 from ...ipc.peer import Peer
 from ...ipc.words import PROTOCOL_VERSION, Limits
 from ..core.events import Request
+from ..core.rates import Rates
 from ..logs import logger
 from .inbox import Inbox, Sender
+from .pace import paced
 from .words import (
     Asked,
     Deliver,
@@ -49,6 +51,7 @@ class Session:
         peer: Peer,
         store: Inbox[StoreMessage],
         governor: Inbox[GovernorMessage],
+        rates: Rates,
         *,
         welcome: Callable[[int], messages.Welcome],
         outbox_max: int,
@@ -61,6 +64,7 @@ class Session:
         self._sender: Sender = (peer.uid, client)
         self._store = store
         self._governor = governor
+        self._rates = rates
         self._welcome = welcome
         self._hello_s_max = hello_s_max
         self._joined = False
@@ -75,6 +79,7 @@ class Session:
             if await self._greet():
                 async for message, fds in self._channel:
                     self._passing = True
+                    await paced(self._channel, self._rates, self._peer.uid)
                     await self._pass_on(message, fds)
                     self._passing = False
             if self._channel.failure is not None:
@@ -88,6 +93,7 @@ class Session:
             self._channel.close()
             self._return_descriptors()
             if self._joined:
+                self._rates.left(self._peer.uid)
                 self._store.tell_now(Left(self._client), self._sender)
                 self._governor.tell_now(Left(self._client), self._sender)
 
@@ -110,6 +116,7 @@ class Session:
                     self._governor.tell_now(joined, self._sender)
                     # From here on both must hear of its end, however that comes about.
                     self._joined = True
+                    self._rates.joined(self._peer.uid)
                     self._channel.send(self._welcome(message.id))
                     return True
         except TimeoutError:

@@ -13,11 +13,15 @@ from typing import Any, Final
 from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
+from ..core.rates import Rates
 from ..logs import logger
 from .inbox import Inbox, Sender
+from .pace import paced
 from .words import GovernorMessage, Happened, Question, StoreMessage
 
 INTEGER_MAX: Final = (1 << 64) - 1
+QUESTION_COST: Final = 20.0
+"""Requests that a question counts for: up to 1,024 entries are told, or all lanes looked at."""
 OWN: Final[Sender] = (-1, 0)
 """Who asks on the daemon's own behalf: a sender that takes turns with the uids."""
 
@@ -113,8 +117,17 @@ def _asked() -> asyncio.Future[dict[str, Any]]:
 class StatusSession:
     """One reader of the status socket."""
 
-    def __init__(self, number: int, uid: int, channel: AsyncChannel, documents: Documents, watchers: Watchers) -> None:
+    def __init__(
+        self,
+        number: int,
+        uid: int,
+        channel: AsyncChannel,
+        documents: Documents,
+        watchers: Watchers,
+        rates: Rates,
+    ) -> None:
         """`number`: of the connection on the status socket."""
+        self._rates = rates
         # Numbers of clients are positive.
         self._sender: Sender = (uid, -number)
         self._channel = channel
@@ -126,6 +139,7 @@ class StatusSession:
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:
+                await paced(self._channel, self._rates, self._sender[0], QUESTION_COST)
                 self._channel.send(await self._answer(message))
                 if isinstance(message, messages.Watch) and watching is None:
                     watching = asyncio.create_task(self._tell_events())

@@ -432,7 +432,11 @@ class StoreActor:
             "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
             "inboxes_bytes": self._copier.inboxes_bytes,
             "fence": "expedited" if self._memory.fence_is_quick else "global",
-            "quotas": {"refusals": dict(self._store.quotas.refusals), "uids": self._uid_rows()},
+            "quotas": {
+                "refusals": dict(self._store.quotas.refusals),
+                "requests_delayed": self._store.quotas.rates.delayed,
+                "uids": self._uid_rows(),
+            },
             "store": self._store.status(),
         }
 

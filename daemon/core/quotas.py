@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Literal
 
 from ...errors import LimitReached
+from .rates import Rates
 
 Kind = Literal["clients", "status_clients", "lanes", "inboxes", "claims", "namespaces"]
 KINDS: Final[tuple[Kind, ...]] = ("clients", "status_clients", "lanes", "inboxes", "claims", "namespaces")
@@ -33,14 +35,16 @@ class Quota:
 class Quotas:
     """The rules by kind; a kind without one is not limited. `own_uid`: the daemon's."""
 
-    def __init__(self, rules: dict[Kind, Quota], own_uid: int) -> None:
+    def __init__(self, rules: dict[Kind, Quota], own_uid: int, requests_per_s_max: float = inf) -> None:
         self.rules = rules
+        self.rates = Rates(requests_per_s_max, own_uid)
         self.refusals: Counter[str] = Counter()
         self._exempt = frozenset({ROOT, own_uid})
 
-    def change_limits(self, rules: dict[Kind, Quota]) -> None:
+    def change_limits(self, rules: dict[Kind, Quota], requests_per_s_max: float) -> None:
         """For whatever is asked for from now on."""
         self.rules = rules
+        self.rates.change_limits(requests_per_s_max)
 
     def admit(self, kind: Kind, uid: int, has: int, more: int = 1) -> None:
         """Counts a refusal where the uid, which has so many, may not have `more`. The total is the caller's to hold.

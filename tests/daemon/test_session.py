@@ -8,6 +8,7 @@ import socket
 from tensord.daemon.actors.inbox import Inbox
 from tensord.daemon.actors.session import Session, welcome_for
 from tensord.daemon.actors.words import Deliver, GovernorMessage, Joined, StoreMessage
+from tensord.daemon.core.rates import Rates
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection
@@ -29,6 +30,7 @@ def test_an_answer_that_comes_after_the_end_stays_with_who_gives_it() -> None:
             Peer(1, 0, 0),
             store,
             governor,
+            Rates(1.0, 0),
             welcome=welcome_for("test", 1, Limits()),
             outbox_max=8,
             hello_s_max=60.0,

@@ -245,3 +245,28 @@ def test_a_uid_that_fills_the_ring_many_times_over_leaves_another_uids_entries()
         # A restart knows whose they are.
         daemon.restart()
         assert {row["uid"]: row for row in daemon.status()["quotas"]["uids"]}[QUIET]["entries"] == 20
+
+
+def claim_many(stage: Stage, uid: int, path: Path, how_many: int) -> None:
+    """Sends claims in one go, and tells when all were answered."""
+    become(uid)
+    with RawClient(path) as client:
+        claims = [messages.Claim(1000 + number, key(number)) for number in range(how_many)]
+        client.channel.send(*claims, timeout_s=PATIENCE_S)
+        stage.tell("sent")
+        stage.hear()
+
+
+def test_a_uids_requests_over_its_rate_wait_and_nobody_elses_do() -> None:
+    with (
+        serving(quotas_requests_per_s_max=10, limits_claims_per_client_max=4000) as daemon,
+        RawClient(daemon.socket) as root,
+        Child(claim_many, LOUD, daemon.socket, 900) as loud,
+    ):
+        assert loud.hear() == "sent"
+        for number in range(1000):
+            assert root.ask(lambda n, k=number: messages.Claim(n, key(5000 + k))).answer == "compute"
+        # By turns alone all of the flood would have been answered by now; at its rate that takes 90 s.
+        assert daemon.store("claims_held") - 1000 < 900
+        assert daemon.store("refusals") == {}
+        daemon.until(lambda status: status["quotas"]["requests_delayed"] > 0, "one that waits")

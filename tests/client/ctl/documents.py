@@ -29,6 +29,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "lanes_orphaned": 1,
         "quotas": {
             "refusals": {"clients": 2},
+            "requests_delayed": 5,
             "uids": [
                 {
                     "uid": 1000,
@@ -39,6 +40,9 @@ def status(**changed: Any) -> dict[str, Any]:
                     "namespaces": 0,
                     "puts_in_flight": 0,
                     "announced_bytes": 0,
+                    "span_bytes": 1 << 20,
+                    "entries": 3,
+                    "tokens": 0,
                 }
             ],
         },
