@@ -112,6 +112,13 @@ class _Daemon:
         ring_bytes = memory.superblock.ring_bytes
         for why in memory.foreign:
             _log.warning("a file in /dev/shm is passed over", why=why)
+        namespaces_max = memory.superblock.geometry.namespaces_max
+        if namespaces_max != config.limits.namespaces_max:
+            _log.warning(
+                "limits.namespaces_max is what it was when the memory was made; tensorctl purge frees the memory",
+                have=namespaces_max,
+                configured=config.limits.namespaces_max,
+            )
         store = Store(
             memory.index,
             Ring(ring_bytes if memory.recovered else 0),

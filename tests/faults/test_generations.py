@@ -368,6 +368,15 @@ def test_the_limit_of_namespaces_is_named_and_outlives_the_daemon() -> None:
             daemon.restart()
             assert client.wait_connected(PATIENCE_S)
         assert [client.invalidate(n.raised_to(1)).generation for n in spaces[:2]] == [2, 2]
+        # The table does not grow; whoever asked for more is told.
+        assert "namespaces_max" not in daemon.log
+        daemon.flags["limits_namespaces_max"] = 3
+        daemon.restart()
+        (told,) = [line for line in daemon.log.splitlines() if "namespaces_max" in line]
+        assert "purge" in told and "2" in told and "3" in told
+        assert client.wait_connected(PATIENCE_S)
+        with pytest.raises(LimitReached, match="namespaces_max was 2"):
+            client.invalidate(spaces[2])
 
 
 def test_the_last_generation_is_refused_and_not_begun_anew(daemon: Daemon) -> None:
