@@ -46,6 +46,10 @@ class Stage:
         """Says something to the test."""
         self._pipe.send(("told", what))
 
+    def fail(self) -> None:
+        """Says that the exception which is handled now has ended it: for a process that the child has forked."""
+        self._pipe.send(("failed", traceback.format_exc()))
+
     def hear(self) -> Any:
         """Waits for what the test says."""
         try:

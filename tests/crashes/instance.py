@@ -69,8 +69,8 @@ class Instance:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_set(puts, "PART_BYTES", 16 << 10))
-            stack.enter_context(_set(link, "_RETRY_MOST_S", 0.02))
+            stack.enter_context(replaced(puts, "PART_BYTES", 16 << 10))
+            stack.enter_context(replaced(link, "_RETRY_MOST_S", 0.02))
             stack.enter_context(self.daemon)
             self.daemon.start()
             self.client = self.daemon.client(timeout_s=PATIENCE_S)
@@ -357,7 +357,8 @@ def _layer(number: int) -> tensord.NormalLayer:
 
 
 @contextlib.contextmanager
-def _set(module: Any, name: str, value: object) -> Iterator[None]:
+def replaced(module: Any, name: str, value: object) -> Iterator[None]:
+    """Another value for one of a module's constants."""
     was = getattr(module, name)
     setattr(module, name, value)
     try:

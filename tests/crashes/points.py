@@ -108,6 +108,65 @@ DAEMON: Final = {
 }
 """The daemon's points, by what it is doing. Wherever memory that outlives it changes, a function is named."""
 
+CLIENT: Final = {
+    "get": (
+        "client.view:View.get",
+        "client.view:View._pinned",
+        "client.view:View._pinned_many",
+        "shm.lanes:Lane.pin",
+        "shm.lanes:Lane.take_many",
+    ),
+    "release": (
+        "shm.lanes:Lane.tie",
+        "shm.lanes:Lane.tie_many",
+        "shm.lanes:_releaser.<locals>.release",
+        "shm.lanes:Lane.tie_many.<locals>.release",
+    ),
+    "put": (
+        "client.inboxes:*",
+        "client.inbox:Inbox.__init__",
+        "client.inbox:Inbox.take",
+        "client.inbox:Inbox.let_go",
+        "client.puts:Puts.put",
+        "client.puts:Puts._begin",
+        "client.puts:Puts._copy",
+        "client.puts:Puts._stream",
+        "client.puts:Puts._send_commit",
+        "client.puts:Puts._send_part",
+        "client.puts:Puts._settle",
+    ),
+    "reserve": (
+        "client.puts:Puts.reserve",
+        "client.inbox:Region.hand_out",
+        "client.reservation:Reservation.commit",
+        "client.reservation:Reservation.abandon",
+        "client.puts:Puts.commit",
+    ),
+    "claim": (
+        "client.claim:Claim.*",
+        "client.once:compute_once",
+        "client.link:Link.hold_claim",
+        "client.link:Link.drop_claim",
+    ),
+    "attachment": (
+        "client.link:Link._attach",
+        "client.link:Link._take_memory",
+        "client.view:View.open",
+        "shm.lanes:Lane.__init__",
+        "client.link:Link.close",
+    ),
+    "fork": (
+        "client.forks:_before",
+        "client.forks:_in_parent",
+        "client.forks:_in_child",
+        "client.link:Link.after_fork_in_parent",
+        "client.link:Link.after_fork_in_child",
+        "shm.lanes:Lane.freeze",
+        "shm.lanes:Lane.suspend",
+    ),
+}
+"""A client's points, by what it is doing."""
+
 
 @dataclass(frozen=True)
 class Round:

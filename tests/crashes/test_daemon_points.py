@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from .daemon_rounds import Session
 from .points import DAEMON, Round
-from .sessions import KINDS, session
+from .sessions import KINDS, AnySession, session
 
 AT = 7
 SLOT_LINES = {
@@ -43,7 +42,7 @@ def kind_of(beginning: str) -> str:
     return next(kind for kind, points in KINDS.items() if any(point.startswith(beginning) for point in points))
 
 
-def die_at(playing: Session, point: str, seed: int) -> None:
+def die_at(playing: AnySession, point: str, seed: int) -> None:
     """At one of the first lines; where the load does not come so far, at the first."""
     for at in (AT, 1):
         if playing.play(Round(point, at, seed)):
