@@ -17,7 +17,7 @@ from collections import Counter
 from mmap import mmap
 from typing import Final
 
-from ..errors import Invalidated, LimitReached
+from ..errors import Invalidated, LayoutMismatch, LimitReached
 from .keys import GENERATION_MAX, generation_of
 from .layout import GENERATION_BYTES, NAMESPACE_TAG_BYTES, IndexGeometry
 
@@ -57,6 +57,11 @@ class GenerationWriter:
     """The daemon's side: the only one that changes the table."""
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
+        """Takes over the table as a former daemon left it.
+
+        Raises:
+            LayoutMismatch: it is damaged. Without it, results of old weights could be taken for those of new ones.
+        """
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
         self._count_at = geometry.generations_at >> 3
@@ -66,9 +71,16 @@ class GenerationWriter:
         self._at: dict[bytes, int] = {}
         self.of_uid: Counter[int] = Counter()
         """How many namespaces each uid invalidated first."""
-        for number in range(min(self._words[self._count_at], self._most)):
+        count = self._words[self._count_at]
+        for number in range(min(count, self._most)):
             at = self._first + number * GENERATION_BYTES
-            self._know(bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), (at >> 3) + 1)
+            if self._words[(at >> 3) + 1] & GENERATION_MAX:
+                self._know(bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), (at >> 3) + 1)
+        if len(self._at) != count:
+            raise LayoutMismatch(
+                f"the table of generations of namespaces is damaged: {len(self._at)} of its {count} entries are sound, "
+                f"with room for {self._most}; free the memory with `tensorctl purge --instance NAME`"
+            )
 
     def __len__(self) -> int:
         """How many namespaces were ever invalidated."""

@@ -163,6 +163,7 @@ class IndexWriter:
         self._mask = geometry.bucket_count - 1
         self._buckets_at = geometry.buckets_at >> 3
         self._reuse = np.frombuffer(self._memory, "u8", geometry.slot_count, geometry.uses_at)
+        self._mend_free_slots()
         self._mend_lines()
         self._filled = self._count_filled()
 
@@ -278,9 +279,9 @@ class IndexWriter:
         for slot in self.slots():
             filled[slot.number // BUCKET_SLOTS] += 1
             fingerprint = self._words[self._fingerprint_at(slot.number)]
-            assert slot.number in self.candidates(slot.key), f"slot {slot.number} is in no bucket of its key"
             assert not slot.offset % ALIGN_BYTES
             if slot.published:
+                assert slot.number in self.candidates(slot.key), f"slot {slot.number} is in no bucket of its key"
                 assert slot.key not in keys, f"{slot.key.hex()} is published twice"
                 keys.add(slot.key)
                 assert fingerprint == int.from_bytes(slot.key[16:24], "little")
@@ -303,6 +304,13 @@ class IndexWriter:
     def _count_filled(self) -> bytearray:
         taken = (_slots(_cells(self._memory, self.geometry))[:, :, _SPAN] != 0).sum(axis=1)
         return bytearray(taken.astype(np.uint8).tobytes())
+
+    def _mend_free_slots(self) -> None:
+        """A free slot with an even seq is damage: a reader could take it for an entry."""
+        slots = _slots(_cells(self._memory, self.geometry))
+        seqs = slots[:, :, 0]
+        wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, _SPAN] == 0))
+        seqs[wrong] |= np.uint64(1)
 
     def _mend_lines(self) -> None:
         """A daemon that was killed between a seq and its fingerprint left a line that does not agree with its slot."""

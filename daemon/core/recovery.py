@@ -53,6 +53,8 @@ def recover(
         slot = memory.index.read(record.slot)
         header = record.header
         whole = header is not None and _agree(header, slot) and (record.piece is not None) == (header.prefix_bytes > 0)
+        # In another bucket than its key's no reader would find it.
+        whole = whole and slot.number in memory.index.candidates(slot.key)
         if record.published and not whole:
             counters.found_corrupt += 1
             memory.index.unpublish(record.slot)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.errors import LimitReached
+from tensord.errors import LayoutMismatch, LimitReached
 from tensord.shm.generations import GenerationReader, GenerationWriter
 from tensord.shm.keys import DIGEST_BYTES, GENERATION_MAX, generation_of, make_key
 from tensord.shm.layout import IndexGeometry
@@ -50,6 +50,27 @@ def test_a_full_table_refuses_another_namespace_and_goes_on_with_its_own(memory:
         full.check_invariants()
     writer.raise_to(tags[-2], 9)
     assert [reader.current(tag) for tag in tags] == [1] * (CAPACITY - 1) + [9, 0]
+
+
+@pytest.mark.parametrize(
+    ("at", "bytes_"),
+    [
+        (0, (CAPACITY + 1).to_bytes(8, "little")),
+        (0, b"\xff" * 8),
+        (24, bytes(8)),
+        (24, (GENERATION_MAX + 1).to_bytes(8, "little")),
+        (32, b"aaaabbbb"),
+    ],
+    ids=["more than there is room for", "far more", "generation 0", "no generation", "a namespace twice"],
+)
+def test_a_damaged_table_is_refused_and_not_guessed(memory: mmap.mmap, at: int, bytes_: bytes) -> None:
+    writer = GenerationWriter(memory, GEOMETRY)
+    writer.raise_to(b"aaaabbbb", 3)
+    writer.raise_to(b"bbbbaaaa", 4)
+    start = GEOMETRY.generations_at + at
+    memory[start : start + len(bytes_)] = bytes_
+    with pytest.raises(LayoutMismatch, match=r"generations of namespaces.*purge"):
+        GenerationWriter(memory, GEOMETRY)
 
 
 def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
@@ -107,7 +128,6 @@ def test_a_damaged_count_is_no_way_out_of_the_table(memory: mmap.mmap) -> None:
     writer.raise_to(b"aaaabbbb", 1)
     memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = b"\xff" * 8
     assert GenerationReader(memory, GEOMETRY).current(b"nowhere.") == 0
-    assert len(GenerationWriter(memory, GEOMETRY)) <= CAPACITY
 
 
 def test_digests_are_as_long_as_a_key_leaves_room_for() -> None:

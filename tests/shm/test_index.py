@@ -215,6 +215,17 @@ def test_looking_up_a_few_keys_in_a_large_index_copies_nothing_of_it() -> None:
     assert peak_bytes < writer.geometry.index_bytes / 32
 
 
+def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:
+    """Even and free it would be published as it is taken, or end the daemon that takes it."""
+    memory = bytearray(IndexGeometry(1).index_bytes)
+    IndexWriter.create(IndexGeometry(1), memory)
+    first = IndexGeometry(1).buckets_at + 64
+    memory[first : first + 8] = bytes(8)
+    writer = IndexWriter(memory, IndexGeometry(1))
+    assert writer.reserve(key(1), 1 << 48 | 1, 0, 16, 100) == 0
+    assert not writer.read(0).published
+
+
 def test_an_index_for_so_many_entries_takes_them() -> None:
     writer, _ = index_over(IndexGeometry.for_entries(4000).bucket_count)
     slots = [writer.reserve(key(number), number + 1, 0, 1, 1) for number in range(4000)]

@@ -22,9 +22,10 @@ import numpy as np
 
 from tensord.client import puts
 from tensord.client.lease import Lease
+from tensord.client.view import View
 from tensord.daemon import copier
 from tensord.daemon.core import events
-from tensord.errors import TensordError
+from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.shm import fence, segments
 
@@ -60,6 +61,8 @@ class World:
         self.step = 0
         self.model = Model()
         self.settings = drawn(self.chance)
+        self.damaged = False
+        """Whether entries may be found corrupt, and miss."""
         self.lane_words = self.chance.choice([3, 24, 24])
         self.processes: list[Process] = []
         self.daemon: Daemon | None = None
@@ -176,6 +179,19 @@ class World:
         before, left = self.model.expect(), self.daemon.visible()
         assert left == before, f"by the restart, keys {before - left} were lost, and {left - before} came back"
         self.daemon.look_at_generations()
+
+    def start_after_damage(self) -> None:
+        """The memory of the daemon before was damaged: what the next finds there is what there is.
+
+        Raises:
+            TensordError: it refuses to start.
+        """
+        self.damaged = True
+        self.daemon = Daemon(self, self.settings)
+        left = self.daemon.visible()
+        self.model.there = {number: version for number, version in self.model.there.items() if number in left}
+        self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
+        assert left == self.model.there.keys(), f"keys {left - self.model.there.keys()} were never put"
 
     def end_the_daemon(self) -> None:
         """By SIGKILL, or by SIGTERM."""
@@ -313,15 +329,24 @@ class World:
         if way == "get_many":
             leases = list(view.get_many(np.frombuffer(b"".join(map(at, numbers)), np.uint8).reshape(-1, 32)))
         else:
-            leases = [getattr(view, way)(at(number)) for number in numbers]
+            leases = [self._found(view, way, number) for number in numbers]
         for number, lease in zip(numbers, leases, strict=True):
-            assert view.contains(at(number)) == (lease is not None), f"key {number}: {way} and contains differ"
+            there = lease is not None or (self.damaged and view.contains(at(number)))
+            assert view.contains(at(number)) == there, f"key {number}: {way} and contains differ"
             if lease is not None:
                 self.hits += 1
                 process.keep(number, lease)
                 found = process.held[-1].version if process.held else None
                 if process.held and process.held[-1].number == number:
                     assert found == self.model.there[number], f"key {number}: version {found} is stale"
+
+    def _found(self, view: View, way: str, number: int) -> Lease | None:
+        try:
+            found: Lease | None = getattr(view, way)(at(number))
+        except Corrupt:
+            assert self.damaged, f"key {number} is corrupt"
+            return None
+        return found
 
     def let_go(self) -> None:
         process = self.some()

@@ -9,6 +9,8 @@ import pytest
 from tensord.daemon.core.events import Accessed, Tick
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
+from tensord.shm.index import IndexWriter
+from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS
 from tensord.shm.ring import Ring
 
 from .stand import Stand, key
@@ -43,6 +45,25 @@ def finish(stand: Stand) -> None:
     stand.pass_time(10)
     assert stand.store.memory.ring.used_bytes == 0
     assert list(stand.index.slots()) == []
+
+
+def test_an_entry_in_a_bucket_that_is_not_its_keys_is_not_taken_over() -> None:
+    """No reader would find it, and no put could store its key again."""
+    stand = Stand()
+    stand.join(1)
+    stand.put(1, 100)
+    [slot] = stand.index.slots()
+    elsewhere = next(n for n in range(stand.index.geometry.slot_count) if n not in stand.index.candidates(slot.key))
+    words = stand.index._words
+    there, here = stand.index._slot_at(slot.number), stand.index._slot_at(elsewhere)
+    words[here : here + SLOT_WORDS] = words[there : there + SLOT_WORDS]
+    words[there : there + SLOT_WORDS] = memoryview(bytes(SLOT_BYTES)).cast("Q")
+    stand.index = IndexWriter(stand.index._memory, stand.index.geometry)
+    restart(stand)
+    assert stand.store.entry(key(1)) is None
+    assert stand.store.status()["found_corrupt"] == 1
+    assert stand.put(1, 100) == "stored"
+    finish(stand)
 
 
 def test_published_entries_are_there_again_with_all_that_is_known_of_them() -> None:

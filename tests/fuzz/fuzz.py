@@ -1,0 +1,150 @@
+"""Runs the fuzzers, two at a time, and says which rounds found something.
+
+    python -m tests.fuzz.fuzz --minutes 30                     all of them, each for that long
+    python -m tests.fuzz.fuzz --only lanes --first 17 --rounds 1   that round again
+
+A round follows from its number; what runs beside it in other processes does not. A finding is kept in `fuzz-findings/`:
+the round, what did not hold, and the daemon's log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from . import lanes, segments, sockets
+from .besieged import Besieged
+
+ROOT: Final = Path(__file__).parents[2]
+FINDINGS: Final = ROOT / "fuzz-findings"
+HOSTS_A_ROUND: Final = 20
+PARSER: Final = "tests/ipc/fuzz_connection.py"
+
+
+def _in_daemon(attack: Callable[[random.Random, Besieged], None], **flags: object) -> Callable[[random.Random], None]:
+    """A round against a daemon of its own, whose log goes with what is found."""
+
+    def round_(chance: random.Random) -> None:
+        with Besieged(**flags) as besieged:
+            try:
+                attack(chance, besieged)
+            except Exception as error:
+                raise AssertionError(f"{error}\n\nthe daemon's log:\n{besieged.log[-20_000:]}") from error
+
+    return round_
+
+
+def _hosts(chance: random.Random) -> None:
+    """Several simulated hosts in a child: what ends a process ends that one alone."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            logging.getLogger("tensord").addHandler(logging.NullHandler())
+            for _ in range(HOSTS_A_ROUND):
+                segments.segments(chance)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    assert not ended, f"the host's process ended with {os.waitstatus_to_exitcode(ended)}; standard error says why"
+
+
+TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
+    "control": _in_daemon(sockets.control),
+    "status": _in_daemon(sockets.status),
+    "lanes": _in_daemon(lanes.lanes),
+    "segments": _hosts,
+    "restarts": _in_daemon(segments.restarts),
+}
+
+
+def run(name: str, first: int, rounds: int | None, minutes: float) -> int:
+    """One fuzzer, in this process: 1 if a round found something, which ends it."""
+    ends_at = time.monotonic() + minutes * 60
+    number = first
+    while rounds is None or number < first + rounds:
+        if rounds is None and time.monotonic() >= ends_at:
+            break
+        try:
+            TARGETS[name](random.Random(f"{name} {number}"))
+        except Exception:
+            FINDINGS.mkdir(exist_ok=True)
+            kept = FINDINGS / f"{name}-{number}.txt"
+            kept.write_text(traceback.format_exc())
+            print(f"FOUND by {name} in round {number}: {kept}", flush=True)
+            print(f"  again: make fuzz ONLY={name} FIRST={number}", flush=True)
+            print(traceback.format_exc(limit=-2)[-3000:], flush=True)
+            return 1
+        number += 1
+    print(f"{name}: rounds {first} to {number - 1} found nothing", flush=True)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if something was found."""
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of each fuzzer")
+    parser.add_argument("--only", choices=[*TARGETS, "parser"], help="one of them, in this process")
+    parser.add_argument("--first", type=int, help="the first round; without it, rounds that were not run before")
+    parser.add_argument("--rounds", type=int, help="so many, and no matter how long")
+    parser.add_argument("--jobs", type=int, default=2, help="fuzzers at once")
+    given = parser.parse_args(argv)
+    first = int(time.time()) if given.first is None else given.first
+    if given.only in TARGETS:
+        return run(given.only, first, given.rounds, given.minutes)
+    if given.only == "parser":
+        FINDINGS.mkdir(exist_ok=True)
+        return subprocess.run(_parser(first, given.minutes), cwd=ROOT, check=False).returncode
+    waiting = [*TARGETS, "parser"]
+    running: dict[str, subprocess.Popen[Any]] = {}
+    failed: list[str] = []
+    while waiting or running:
+        while waiting and len(running) < given.jobs:
+            name = waiting.pop(0)
+            words = ["--only", name, "--first", str(first), "--minutes", str(given.minutes)]
+            words += ["--rounds", str(given.rounds)] if given.rounds is not None else []
+            print(f"{name}: from round {first} on", flush=True)
+            running[name] = subprocess.Popen([sys.executable, "-m", "tests.fuzz.fuzz", *words], cwd=ROOT)
+        for name, process in list(running.items()):
+            try:
+                status = process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+            del running[name]
+            if status:
+                failed.append(name)
+                print(f"{name} ended with {status}", flush=True)
+    print(f"found by: {', '.join(failed)}; see {FINDINGS}" if failed else "nothing was found")
+    return 1 if failed else 0
+
+
+def _parser(seed: int, minutes: float) -> list[str]:
+    """The parser of messages, guided by coverage."""
+    most = max(1, int(minutes * 60))
+    return [
+        sys.executable,
+        str(ROOT / PARSER),
+        f"-max_total_time={most}",
+        f"-seed={seed % (1 << 31)}",
+        "-max_len=2048",
+        f"-artifact_prefix={FINDINGS}/parser-",
+    ]
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.fuzz.fuzz", *sys.argv[1:]])
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""The daemon's two sockets, told whatever comes to a hostile peer's mind."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import ExitStack
+from typing import Any, Final
+
+from tensord.ipc import messages
+from tensord.ipc.frames import pack
+from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.shm.segments import create_inbox
+from tensord.shm.tree import encode
+
+from . import words
+from .besieged import Besieged, payload
+
+INPUTS: Final = 120
+WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
+CHECK_EVERY: Final = 20
+# Whoever may talk to the daemon may lower its limit, and drill it: then the other client's puts are refused, rightly.
+_CONTROL: Final = words.kinds(messages.ControlRequest, without=(messages.Limit, messages.Drill))
+_STATUS: Final = words.kinds(messages.StatusRequest)
+_ANY: Final = [*_CONTROL, *_STATUS, *words.kinds(messages.ControlAnswer), *words.kinds(messages.StatusAnswer)]
+
+
+def control(chance: random.Random, besieged: Besieged) -> None:
+    """One round on the control socket."""
+    image = encode(payload(1))
+    inbox = bytearray(words.INBOX_BYTES)
+    image.write_into(memoryview(inbox)[: image.image_bytes])
+    for number in range(INPUTS):
+        with ExitStack() as stack:
+            said: list[tuple[bytes, list[int]]] = []
+            if chance.random() < 0.9:
+                said.append((pack(messages.Hello(1, PROTOCOL_VERSION, "hostile", 1, chance.random() < 0.8)), []))
+                said += [WAIT] * (chance.random() < 0.95)
+            if chance.random() < 0.7:
+                said.append((pack(messages.Attach(2)), []))
+                said += [WAIT] * (len(said) == 3)
+            if chance.random() < 0.6:
+                fd = create_inbox(words.INBOX_BYTES)
+                stack.callback(os.close, fd)
+                os.pwrite(fd, chance.choice([bytes(inbox), chance.randbytes(4096)]), 0)
+                said.append((_opened(3), [fd]))
+            requests = _CONTROL if chance.random() < 0.9 else _ANY
+            for each in words.conversation(chance, requests, (image.image_bytes, len(image.header))):
+                fds: list[int] = []
+                while chance.random() < 0.1 or (each.get("type") in ("Attach", "OpenInbox") and not fds):
+                    fds.append(stack.enter_context(words.descriptor(chance, bytes(inbox))))
+                said.append((words.packed(chance, each), fds[:8]))
+            if chance.random() < 0.1:
+                said.append((chance.randbytes(chance.randrange(1, 4000)), []))
+            besieged.tell(besieged.daemon.socket, said, chance)
+        if not number % CHECK_EVERY:
+            besieged.check()
+    besieged.settle()
+
+
+def status(chance: random.Random, besieged: Besieged) -> None:
+    """One round on the status socket."""
+    for number in range(INPUTS):
+        with ExitStack() as stack:
+            requests: list[type[Any]] = _STATUS if chance.random() < 0.8 else _ANY
+            said = []
+            for each in words.conversation(chance, requests):
+                fds = [stack.enter_context(words.descriptor(chance))] if chance.random() < 0.1 else []
+                said.append((words.packed(chance, each), fds))
+            if chance.random() < 0.2:
+                said.insert(chance.randrange(len(said) + 1), (chance.randbytes(chance.randrange(1, 4000)), []))
+            besieged.tell(besieged.daemon.status_socket, said, chance)
+        if not number % CHECK_EVERY:
+            besieged.check()
+    besieged.settle()
+
+
+def _opened(request: int) -> bytes:
+    """The message that brings an inbox."""
+    return pack(messages.OpenInbox(request, words.INBOX_BYTES))

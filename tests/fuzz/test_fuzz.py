@@ -1,0 +1,68 @@
+"""Each fuzzer finds nothing in a few rounds, and would find something. `make fuzz` runs them at length."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import fuzz
+from .besieged import Besieged
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.fuzz import fuzz
+fuzz.FINDINGS = Path({findings!r})
+{sabotage}
+sys.exit(fuzz.main({arguments!r}))
+"""
+
+
+def fuzzed(findings: Path, *arguments: str, sabotage: str = "") -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(findings=str(findings), sabotage=sabotage, arguments=list(arguments))
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+def test_nothing_is_found_in_a_round(name: str, tmp_path: Path) -> None:
+    done = fuzzed(tmp_path, "--only", name, "--first", "1", "--rounds", "1")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert f"{name}: rounds 1 to 1 found nothing" in done.stdout
+
+
+def test_a_damaged_entry_that_is_shown_is_found_kept_and_said(tmp_path: Path) -> None:
+    sabotage = "from tensord.client import view; view._check = lambda header, image: None"
+    done = fuzzed(tmp_path, "--only", "segments", "--first", "1", "--rounds", "30", sabotage=sabotage)
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "again: make fuzz ONLY=segments FIRST=" in done.stdout
+    [kept] = tmp_path.iterdir()
+    assert "Traceback" in kept.read_text()
+
+
+def test_a_daemon_that_has_ended_is_found() -> None:
+    with Besieged() as besieged:
+        besieged.check()
+        besieged.daemon.kill()
+        with pytest.raises(AssertionError, match="the daemon has ended"):
+            besieged.check()
+
+
+def test_a_traceback_in_the_log_is_found() -> None:
+    with Besieged() as besieged:
+        with (besieged.daemon.folder / "log").open("a") as log:
+            log.write("Traceback (most recent call last):\n")
+        with pytest.raises(AssertionError, match="a traceback in the daemon's log"):
+            besieged.check()

@@ -1,0 +1,180 @@
+"""What a hostile peer says: messages whose fields are at, beyond or beside their ranges, bytes that were changed on the
+way, and descriptors of every kind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, get_args
+
+import msgpack
+import msgspec
+
+from tensord.ipc import messages
+from tensord.shm.segments import INBOX_SEALS, create_inbox
+
+INBOX_BYTES: Final = 1 << 16
+KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]
+_INTEGERS: Final = (0, 1, 2, 7, 63, 64, 4095, 4096, 65_535, 65_536, 1 << 20, 1 << 31, 1 << 47, 1 << 48, (1 << 63) - 1)
+_BEYOND: Final = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
+_FLOATS: Final = (0.0, -0.0, 1e-9, 0.5, 1.0, 30.0, 1e9, 1e300, -1.0, float("nan"), float("inf"), float("-inf"))
+
+Info = msgspec.inspect.Type
+
+
+def kinds(union: Any, *, without: Sequence[type] = ()) -> list[type[Any]]:
+    """The message classes of a union."""
+    found: list[type[Any]] = []
+    for each in get_args(union):
+        found += kinds(each, without=without) if get_args(each) else [each]
+    return [kind for kind in found if kind not in without]
+
+
+def message(chance: random.Random, kind: type[Any]) -> dict[str, Any]:
+    """A message of this kind as it stands on the wire, most fields within their ranges, some left out or foreign."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    said: dict[str, Any] = {"type": kind.__name__}
+    for field in info.fields:
+        if chance.random() < 0.04 or (not field.required and chance.random() < 0.3):
+            continue
+        said[field.encode_name] = value(chance, field.type)
+    if chance.random() < 0.03:
+        said["other"] = anything(chance)
+    return said
+
+
+def value(chance: random.Random, info: Info) -> Any:
+    """A value for a field: mostly one that it takes."""
+    if chance.random() < 0.04:
+        return anything(chance)
+    match info:
+        case msgspec.inspect.IntType(ge=least, le=most):
+            low, high = least or 0, most if most is not None else (1 << 63) - 1
+            within = [number for number in _INTEGERS if low <= number <= high]
+            choices = [low, high, chance.randint(low, min(high, low + 20)), *within]
+            return chance.choice([*choices, *_BEYOND] if chance.random() < 0.1 else choices)
+        case msgspec.inspect.FloatType():
+            return chance.choice(_FLOATS)
+        case msgspec.inspect.BoolType():
+            return chance.random() < 0.5
+        case msgspec.inspect.BytesType(min_length=least, max_length=most):
+            if least == 32 and chance.random() < 0.9:
+                return chance.choice(KEYS)
+            if least == 8 and chance.random() < 0.9:
+                return b"fuzzfuzz"
+            return chance.randbytes(least or min(most or 16, 16))
+        case msgspec.inspect.StrType(min_length=least, max_length=most):
+            return chance.choice(["", "a", "host", "card", "w", "é" * 40, "x" * min(most or 64, 200), "a\0b"])
+        case msgspec.inspect.ListType(item_type=item, max_length=most):
+            return [value(chance, item) for _ in range(chance.choice([0, 1, 1, 2, 5, min(most or 9, 9)]))]
+        case msgspec.inspect.UnionType(types=types):
+            return value(chance, chance.choice(types))
+        case msgspec.inspect.LiteralType(values=values):
+            return chance.choice(values)
+        case msgspec.inspect.EnumType(cls=cls):
+            return chance.choice([each.value for each in cls])
+        case msgspec.inspect.StructType(fields=fields):
+            return {field.encode_name: value(chance, field.type) for field in fields if chance.random() < 0.95}
+        case _:
+            return None
+
+
+def anything(chance: random.Random, depth: int = 0) -> Any:
+    """Any object that MessagePack has."""
+    simple = [None, True, chance.choice([*_INTEGERS, *_BEYOND]), chance.choice(_FLOATS), chance.randbytes(9), "text"]
+    if depth > 2:
+        return chance.choice(simple)
+    inner = anything(chance, depth + 1)
+    return chance.choice([*simple, [inner] * 3, {"a": inner}, {1: inner}])
+
+
+def packed(chance: random.Random, said: Any) -> bytes:
+    """A message as bytes, now and then with some of them changed, cut out or doubled."""
+    data = bytearray(msgpack.packb(said))
+    while data and chance.random() < 0.08:
+        at = chance.randrange(len(data))
+        match chance.randrange(3):
+            case 0:
+                data[at] = chance.randrange(256)
+            case 1:
+                del data[at : at + chance.randrange(1, 9)]
+            case _:
+                data[at:at] = data[at : at + 16]
+    return bytes(data)
+
+
+def conversation(
+    chance: random.Random, requests: Sequence[type[Any]], image: tuple[int, int] = (64, 13)
+) -> list[Any]:
+    """What is said after the greeting: whole puts among messages of any kind.
+
+    `image`: the size in bytes of the image that stands in the inbox, and of its tree.
+    """
+    said: list[Any] = []
+    for _ in range(chance.randrange(1, 10)):
+        if messages.Commit in requests and chance.random() < 0.3:
+            said += _put(chance, image)
+        else:
+            said.append(message(chance, chance.choice(requests)))
+    return said
+
+
+def _put(chance: random.Random, image: tuple[int, int]) -> list[dict[str, Any]]:
+    """A Commit and its parts, which are nearly right."""
+    request = chance.randrange(1, 1 << 20)
+    size, tree_bytes = image
+    said: list[dict[str, Any]] = [message(chance, messages.Commit)]
+    if chance.random() < 0.3:
+        size = chance.choice([1, 64, 500, 4096, 20_000, INBOX_BYTES])
+    if chance.random() < 0.3:
+        tree_bytes = chance.choice([1, 13, size, 65_472])
+    said[0].update(id=request, image_bytes=size, tree_bytes=tree_bytes, key=chance.choice(KEYS))
+    if chance.random() < 0.8:
+        said[0].update(prefix_bytes=0, follows=None, claim=None, tokens=1)
+    parts = chance.randrange(1, 4)
+    for number in range(parts):
+        low, high = size * number // parts, size * (number + 1) // parts
+        offset = low if chance.random() < 0.9 else chance.choice(_INTEGERS)
+        last = number == parts - 1 if chance.random() < 0.95 else chance.random() < 0.5
+        said.append({"type": "Part", "id": request, "inbox_offset": offset, "part_bytes": high - low, "last": last})
+    return said[: chance.randrange(1, len(said) + 1)] if chance.random() < 0.2 else said
+
+
+@contextmanager
+def descriptor(chance: random.Random, inbox: bytes = b"") -> Iterator[int]:
+    """A descriptor: mostly a right inbox with `inbox` in it, else anything that a process may send."""
+    opened: list[int] = []
+    kept: list[socket.socket] = []
+    kind = chance.choice(["inbox", "inbox", "inbox", "unsealed", "short", "null", "zero", "folder", "pipe", "socket"])
+    try:
+        match kind:
+            case "inbox" | "short":
+                fd = create_inbox(INBOX_BYTES if kind == "inbox" else chance.choice([0, 1, 4096]))
+                os.pwrite(fd, inbox[: os.fstat(fd).st_size], 0)
+            case "unsealed":
+                fd = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING)
+                os.ftruncate(fd, INBOX_BYTES)
+                seals = chance.choice([0, fcntl.F_SEAL_GROW, INBOX_SEALS & ~fcntl.F_SEAL_SEAL])
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            case "pipe":
+                fd, other = os.pipe()
+                opened.append(other)
+            case "socket":
+                ours, theirs = socket.socketpair()
+                kept += [ours, theirs]
+                fd = os.dup(ours.fileno())
+            case _:
+                fd = os.open({"null": "/dev/null", "zero": "/dev/zero", "folder": "/"}[kind], os.O_RDONLY)
+        opened.append(fd)
+        yield fd
+    finally:
+        for each in opened:
+            os.close(each)
+        for sock in kept:
+            sock.close()
