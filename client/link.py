@@ -367,6 +367,8 @@ class Link:
                     raise DaemonUnavailable("this process forked meanwhile, and gave up the lane that came back")
                 if before.is_over(index_fd):
                     # The same memory and our own lane again: what is mapped stays, and so does every lease.
+                    if not before.is_whole:
+                        self.view = View.open(ring_fd, index_fd, before.lane)
                     return
             lane = Lane(lane_fd)
             # Before anything can be pinned in it.

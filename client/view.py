@@ -86,7 +86,7 @@ class View:
         self._recipes: dict[bytes, Recipe] = {}
         self.lane = ring.lane
         self.ring = Ring(ring, self._recipes)
-        self.ring_bytes = superblock.ring_bytes
+        self.ring_bytes = superblock.limit_bytes
 
     @classmethod
     def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:
@@ -109,8 +109,13 @@ class View:
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 
     def is_over(self, index_fd: int) -> bool:
-        """Whether this is the memory behind `index_fd`, so that nothing needs to be mapped anew."""
+        """Whether this is the memory behind `index_fd`."""
         return self._identity == _identity(index_fd)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the ring is mapped: a daemon that was started anew may have enlarged it."""
+        return len(self._ring) >= Superblock.unpack(self._index.memory[:PAGE_BYTES]).ring_bytes
 
     def get(self, key: bytes) -> Lease | None:
         """A lease on the entry of `key`, or None.
@@ -181,7 +186,8 @@ class View:
                 # so that a word is never given back twice.
                 lane.refs[word] = ref(root, lane.releases[word])
                 return lease
-        except BadTree:
+        except (BadTree, TypeError):
+            # TypeError: too small a buffer. The ring has grown, the span lies behind what is mapped here (`is_whole`).
             lane.unpin(word)
             lane.log_miss()
             return None
@@ -227,7 +233,11 @@ class View:
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. No lease, no recency."""
-        return self._index.find(key) is not None
+        hit = self._index.find(key)
+        if hit is None:
+            return False
+        *_, place, image_bytes = hit
+        return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + image_bytes <= len(self._ring)
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata, without touching its recency. A damaged header is a miss."""
@@ -291,11 +301,14 @@ class View:
         words = lane.take_many(len(hits))
         hits, rest = hits[: len(words)], hits[len(words) :]
         found[rest] = False
-        root: Array = ndarray((self.ring_bytes,), uint8, self._ring)
+        root: Array = ndarray((len(self._ring),), uint8, self._ring)
         numbers = lane.tie_many(words, root)
         np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
         # SYNC POINT: as in get, pins are stored before any seq is looked at again.
         unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
+        # Spans behind what is mapped here are misses, as in get.
+        ends = (places[hits] & np.uint64(PLACE_OFFSET_MASK)) + np.uint64(SPAN_HEADER_BYTES) + lengths[hits]
+        unchanged &= ends <= np.uint64(len(self._ring))
         found[hits] = unchanged
         for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
             found[i] = self._is_sound(int(places[i]), int(lengths[i]))
@@ -321,6 +334,10 @@ class View:
                         _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
                     header = image[: place >> 48].tobytes()
                     lease = lease_over(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+            except TypeError:
+                # As in get: the span lies behind what is mapped here.
+                lane.unpin(word)
+                break
             except BaseException:
                 lane.unpin(word)
                 raise

@@ -95,7 +95,11 @@ class _Daemon:
         config = self._config
         began = time.monotonic()
         memory = Memory.open(
-            config.instance, config.ring_bytes, config.max_entries, config.limits.namespaces_max
+            config.instance,
+            config.ring_bytes,
+            config.max_entries,
+            config.limits.namespaces_max,
+            frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
         # What was made for a daemon that could not even listen holds nothing, and nobody would look for it.
         drop = not memory.recovered
@@ -109,9 +113,11 @@ class _Daemon:
 
     async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:
         config = self._config
-        ring_bytes = memory.superblock.ring_bytes
-        for why in memory.foreign:
-            _log.warning("a file in /dev/shm is passed over", why=why)
+        ring_bytes, max_entries = memory.superblock.limit_bytes, memory.superblock.max_entries
+        for notice in memory.notices:
+            _log.warning("found at the start", what=notice)
+        if memory.shortage:
+            _log.error("the ring stays smaller than configured", have_bytes=ring_bytes, why=memory.shortage)
         namespaces_max = memory.superblock.geometry.namespaces_max
         if namespaces_max != config.limits.namespaces_max:
             _log.warning(
@@ -121,9 +127,9 @@ class _Daemon:
             )
         store = Store(
             memory.index,
-            Ring(ring_bytes if memory.recovered else 0),
+            Ring(memory.ready_bytes),
             by_name(config.policy),
-            store_limits(config, ring_bytes),
+            store_limits(config, ring_bytes, max_entries),
             memory.superblock.epoch,
             unix_at_zero_s=unix_at_boot_s(),
             read=memory.read,
@@ -158,7 +164,7 @@ class _Daemon:
         documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
             store.recover(memory.found(), boot_s(), memory.missing)
-            actor.inbox.tell_now(Grown(ring_bytes))
+            actor.inbox.tell_now(Grown(memory.ready_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
         told_limits = wire_limits(config, ring_bytes)
@@ -246,7 +252,7 @@ class _Daemon:
         try:
             reload = self._config.reloaded(Config.load(self._argv, self._environ))
             # Whatever may be refused comes before the first change, or a reload would be carried out by halves.
-            stores = store_limits(reload.config, actor.ring_bytes)
+            stores = store_limits(reload.config, actor.ring_bytes, actor.max_entries)
             governors = governor_limits(reload.config)
         except BadConfiguration as error:
             _log.error("the configuration stays as it was", why=str(error))
@@ -269,11 +275,8 @@ class _Daemon:
 
     async def _grow(self, memory: Memory, actor: StoreActor) -> None:
         """Has the rest of the ring allocated and prefaulted, piece by piece, while the first is in use."""
-        if memory.recovered:
-            return
-        ring_bytes = memory.superblock.ring_bytes
-        ready = 0
-        while ready < ring_bytes:
+        ready = memory.ready_bytes
+        while ready < memory.superblock.ring_bytes:
             try:
                 ready = await asyncio.to_thread(
                     memory.grow,

@@ -118,17 +118,17 @@ class Config:
     )
     ring_bytes: int = setting(
         SIZE,
-        "memory for payloads, taken at start from /dev/shm",
+        "memory for payloads, taken at start from /dev/shm; a ring that is there grows, or gives back what is over",
         low=RING_BYTES_MIN,
         high=16 * TIB,
-        derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm",
+        derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm when the ring is made",
     )
     max_entries: int = setting(
         COUNT,
-        "entries at most; the index is made for so many",
+        "entries at most; the index is made for so many, and does not grow",
         low=16,
         high=ENTRIES_MAX,
-        derived="one for every 64KiB of the ring, at least 4096",
+        derived="one for every 64KiB of the ring when it is made, at least 4096",
     )
     max_bytes: int | None = setting(
         SIZE,
@@ -205,6 +205,10 @@ class Config:
         config._check()
         return config
 
+    def is_derived(self, key: str) -> bool:
+        """Whether nobody has set it: then its value may be another one whenever it is loaded."""
+        return self.sources[key] == "default"
+
     def value(self, key: str) -> Any:
         """The value of a dotted key."""
         found: Any = self
@@ -223,7 +227,9 @@ class Config:
         """This configuration with what `new` may change in a running daemon."""
         before, after = self.explain(), new.explain()
         changed = [
-            (old, row) for old, row in zip(before, after, strict=True) if old.value != row.value
+            (old, row)
+            for old, row in zip(before, after, strict=True)
+            if old.value != row.value and not (self.is_derived(old.key) and new.is_derived(old.key))
         ]
         taken = {row.key for old, row in changed if row.reload}
         values = {row.key: (new if row.key in taken else self).value(row.key) for row in before}
@@ -241,6 +247,9 @@ class Config:
             ("limits.claim_s", "limits.claim_s_max"),
             ("gauges.sample_pressed_s", "gauges.sample_s"),
         ):
+            # A ring that is there keeps its size, whatever would be derived now.
+            if high == "ring_bytes" and self.is_derived(high):
+                continue
             if self.value(low) is not None and self.value(low) > self.value(high):
                 raise BadConfiguration(f"{self._said(low)}: must be at most {self._said(high)}")
         try:

@@ -12,13 +12,13 @@ from .core.limits import StoreLimits
 from .core.quotas import Kind, Quota
 
 
-def store_limits(config: Config, ring_bytes: int) -> StoreLimits:
-    """The core's limits, from the configuration, for a ring of `ring_bytes`."""
+def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimits:
+    """The core's limits, from the configuration, for a ring of `ring_bytes` with an index for `max_entries`."""
     limits, quotas = config.limits, config.quotas
     return StoreLimits(
         ring_bytes=ring_bytes,
         max_bytes=min(config.max_bytes or ring_bytes, ring_bytes),
-        max_entries=config.max_entries,
+        max_entries=max_entries,
         max_tokens=config.max_tokens,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         default_ttl_s=config.default_ttl_s,

@@ -29,6 +29,7 @@ from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
     LANE_WORDS,
+    PAGE_BYTES,
     SPAN_EXPIRES_AT,
     SPAN_HEADER_BYTES,
     SpanHeader,
@@ -38,6 +39,7 @@ from ..shm.layout import (
 from ..shm.prefix import Piece
 from .core.recovery import Recovered
 from .opening import Opened, opened
+from .sizes import Asked
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -67,13 +69,12 @@ class Memory:
         self.instance = instance
         self.superblock = superblock = found.superblock
         self.recovered = found.recovered
-        self.missing = segments.missing(found.ring_fd) if found.recovered else []
-        """Stretches of the ring, whole pages, that a former daemon had given back or never had."""
-        for start, size_bytes in self.missing:
-            # Pages that were set aside, and that nobody wrote to, look the same: now they are.
-            segments.punch(found.ring_fd, start, size_bytes)
-        self.foreign: list[str] = []
-        """Why files under names of lanes were passed over: _FOREIGN_TOLD of them, and how many more there are."""
+        self.missing = found.missing
+        self.ready_bytes = found.ready_bytes
+        """The ring's first bytes, of which all but `missing` were allocated by a former daemon."""
+        self.shortage = found.shortage
+        self.notices = list(found.notices)
+        """What an operator should know, and does not keep from service."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
         self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
@@ -102,13 +103,23 @@ class Memory:
             self._index_map[: len(packed)] = packed
 
     @classmethod
-    def open(cls, instance: str, ring_bytes: int, max_entries: int, namespaces_max: int = 1024) -> Self:
+    def open(
+        cls,
+        instance: str,
+        ring_bytes: int,
+        max_entries: int,
+        namespaces_max: int = 1024,
+        derived: frozenset[str] = frozenset(),
+    ) -> Self:
         """The instance's memory as a former daemon left it, else new memory of which nothing is allocated yet.
+
+        Args:
+            derived: those of "ring_bytes" and "max_entries" that nobody has configured: memory that is found keeps its.
 
         Raises:
             SegmentError: of whatever kind `opened` raises.
         """
-        return cls(instance, opened(instance, ring_bytes, max_entries, namespaces_max))
+        return cls(instance, opened(instance, Asked(ring_bytes, max_entries, namespaces_max, derived)))
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the next piece of the ring behind `start`; for a thread.
@@ -130,11 +141,13 @@ class Memory:
             NotEnoughMemory: they are not to be had.
         """
         segments.allocate(self._ring_fd, start, size_bytes)
-        address = segments.address_of(self._ring_map) + start
+        # madvise(2) takes whole pages; a ring need not have ended with one.
+        within = start % PAGE_BYTES
+        address = segments.address_of(self._ring_map) + start - within
         if huge_pages:
-            segments.advise_huge(address, size_bytes)
+            segments.advise_huge(address, size_bytes + within)
         if prefault:
-            segments.prefault(address, size_bytes, write=True)
+            segments.prefault(address, size_bytes + within, write=True)
 
     def punch(self, start: int, size_bytes: int) -> None:
         """Gives pages of the ring back to the system; for a thread. Nobody may look at them until `allocate`."""
@@ -363,9 +376,9 @@ class Memory:
             except SegmentError as error:
                 foreign += 1
                 if foreign <= _FOREIGN_TOLD:
-                    self.foreign.append(str(error))
+                    self.notices.append(str(error))
                 continue
             self._check_fence(fenced=fenced)
             self._hold(name, fd, lane_id, fenced=fenced)
         if foreign > _FOREIGN_TOLD:
-            self.foreign.append(f"and {foreign - _FOREIGN_TOLD} more files like these")
+            self.notices.append(f"and {foreign - _FOREIGN_TOLD} more files like these")

@@ -34,7 +34,7 @@ _DAEMON: Final = (
     ("uptime_seconds", "uptime_s", "Time since this daemon began to serve."),
     ("epoch", "epoch", "Which incarnation of the daemon this is."),
     ("recovered", "recovered", "1 if this daemon took over what a former one left."),
-    ("ring_bytes", "ring_bytes", "Size of the ring, as configured."),
+    ("ring_bytes", "ring_bytes", "What the ring may take."),
     ("ring_ready_bytes", "ring_ready_bytes", "Of the ring, what is allocated so far."),
     ("index_bytes", "index_bytes", "Size of the index."),
     ("clients", "clients", "Connected clients."),

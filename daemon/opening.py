@@ -12,19 +12,25 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from ..errors import LayoutMismatch, SegmentError
+from ..errors import LayoutMismatch, NotEnoughMemory, SegmentError
 from ..shm import fence, segments
 from ..shm.layout import PAGE_BYTES, IndexGeometry, Superblock, aligned
+from .sizes import Asked, settled
 
 EPOCH_MAX: Final = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The descriptors are the receiver's. `superblock` is what holds from now on; `recovered`: a former daemon left it.
+    """Everything of an instance but its lanes. The descriptors are the receiver's.
+
+    `superblock` is what holds from now on, and is yet to be written; `recovered`: there was one. `missing` are the
+    stretches of the ring, (offset, bytes) of whole pages, that a former daemon had given back or never had, among its
+    first `ready_bytes`; the bytes behind those are yet to be allocated. `notices` are for an operator. `shortage` says
+    why the ring could not be enlarged as configured.
     """
 
     superblock: Superblock
@@ -32,17 +38,19 @@ class Opened:
     ring_fd: int
     index_fd: int
     recovered: bool
+    ready_bytes: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+    notices: tuple[str, ...] = ()
+    shortage: str = ""
 
 
-def opened(instance: str, ring_bytes: int, max_entries: int, namespaces_max: int = 1024) -> Opened:
+def opened(instance: str, asked: Asked) -> Opened:
     """The instance's ring and index as a former daemon left them, else new ones of which nothing is allocated yet.
-
-    Memory that is found keeps its sizes, whatever is asked for now.
 
     Raises:
         InstanceBusy: another daemon serves the instance.
         LayoutMismatch: what is there was written by another layout version.
-        NotEnoughMemory: the machine cannot hold the ring.
+        NotEnoughMemory: the machine cannot hold a new ring.
         NoFence: no memory could ever be reused here.
         SegmentError: a file that is not this user's stands in the way.
     """
@@ -50,8 +58,7 @@ def opened(instance: str, ring_bytes: int, max_entries: int, namespaces_max: int
         fence.check(expedited=False)
     lock_fd = segments.claim_instance(instance)
     try:
-        found = _found(instance, lock_fd)
-        return found or _made(instance, lock_fd, ring_bytes, IndexGeometry.for_entries(max_entries, namespaces_max))
+        return _found(instance, lock_fd, asked) or _made(instance, lock_fd, asked)
     except BaseException:
         lock = segments.segment_name(instance, "lock")
         if segments.existing(instance) == [lock]:
@@ -60,7 +67,7 @@ def opened(instance: str, ring_bytes: int, max_entries: int, namespaces_max: int
         raise
 
 
-def _found(instance: str, lock_fd: int) -> Opened | None:
+def _found(instance: str, lock_fd: int, asked: Asked) -> Opened | None:
     """What a former daemon left; None if that is not whole."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
@@ -73,8 +80,35 @@ def _found(instance: str, lock_fd: int) -> Opened | None:
         if former is None:
             # A daemon that was killed while it made its memory: nobody can have attached.
             return None
+        missing = segments.missing(ring_fd)
+        for start, size_bytes in missing:
+            # Pages that were set aside, and that nobody wrote to, look the same: now they are.
+            segments.punch(ring_fd, start, size_bytes)
+        superblock, notices = settled(former, asked)
+        shortage = ""
+        if superblock.ring_bytes > former.ring_bytes:
+            try:
+                segments.check_memory(
+                    superblock.ring_bytes - former.ring_bytes,
+                    f"enlarging the ring from {former.ring_bytes} to {superblock.ring_bytes} bytes",
+                )
+                # Before the superblock says so: clients map what it says.
+                os.ftruncate(ring_fd, superblock.ring_bytes)
+            except (NotEnoughMemory, OSError) as error:
+                shortage = str(error)
+                superblock = replace(superblock, ring_bytes=former.ring_bytes, limit_bytes=former.ring_bytes)
         closing.pop_all()
-        return Opened(former, lock_fd, ring_fd, index_fd, recovered=True)
+    return Opened(
+        superblock,
+        lock_fd,
+        ring_fd,
+        index_fd,
+        recovered=True,
+        ready_bytes=former.ring_bytes,
+        missing=tuple(missing),
+        notices=tuple(notices),
+        shortage=shortage,
+    )
 
 
 def _closed_by(closing: ExitStack, name: str) -> int:
@@ -90,7 +124,7 @@ def _former(ring_fd: int, index_fd: int) -> Superblock | None:
         return None
     former = Superblock.unpack(page)
     ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
-    if ring_bytes != former.ring_bytes or index_bytes != former.geometry.index_bytes:
+    if ring_bytes < former.ring_bytes or index_bytes != former.geometry.index_bytes:
         raise LayoutMismatch(
             f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
             f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
@@ -99,24 +133,28 @@ def _former(ring_fd: int, index_fd: int) -> Superblock | None:
         raise SegmentError(
             f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge --instance NAME`"
         )
-    return Superblock(former.instance_id, former.epoch + 1, former.ring_bytes, former.geometry)
+    # A daemon that was killed while it enlarged the ring: nobody has mapped more than the superblock says.
+    os.ftruncate(ring_fd, former.ring_bytes)
+    return replace(former, epoch=former.epoch + 1)
 
 
-def _made(instance: str, lock_fd: int, ring_bytes: int, geometry: IndexGeometry) -> Opened:
+def _made(instance: str, lock_fd: int, asked: Asked) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
     for name in segments.own(instance):
         if name != lock_name:
             segments.remove(name)
-    size_bytes = aligned(ring_bytes)
-    segments.check_memory(size_bytes + geometry.index_bytes, f"a ring of {ring_bytes} bytes with its index")
+    geometry = IndexGeometry.for_entries(asked.max_entries, asked.namespaces_max)
+    size_bytes = aligned(asked.ring_bytes)
+    segments.check_memory(size_bytes + geometry.index_bytes, f"a ring of {asked.ring_bytes} bytes with its index")
     with ExitStack() as undoing:
         ring_fd = _undone_by(undoing, ring_name, size_bytes)
         index_fd = _undone_by(undoing, index_name, geometry.index_bytes)
         segments.allocate(index_fd, 0, geometry.index_bytes)
         undoing.pop_all()
-    superblock = Superblock(secrets.randbits(63) | 1, 1, size_bytes, geometry)
+    instance_id = secrets.randbits(63) | 1
+    superblock = Superblock(instance_id, 1, size_bytes, geometry, size_bytes, asked.max_entries)
     return Opened(superblock, lock_fd, ring_fd, index_fd, recovered=False)
 
 

@@ -60,7 +60,7 @@ _MAGIC: Final = int.from_bytes(b"TENSORD\0", "little")
 _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
-_SUPERBLOCK: Final = struct.Struct("@11Q")
+_SUPERBLOCK: Final = struct.Struct("@13Q")
 _SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQdddIId")
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
@@ -133,6 +133,11 @@ class IndexGeometry:
         return self.bucket_count * BUCKET_SLOTS
 
     @property
+    def entries_max(self) -> int:
+        """The most entries it has room for in the sense of `for_entries`."""
+        return self.slot_count * 2 // 3
+
+    @property
     def buckets_at(self) -> int:
         return PAGE_BYTES
 
@@ -155,12 +160,16 @@ class Superblock:
     """The first page of the index segment: what a client or the next daemon must know to read the rest.
 
     `instance_id` names the memory (a new ring has a new one), `epoch` the incarnation of the daemon that serves it.
+    `ring_bytes` is what clients map, and only rises; `limit_bytes`, never more, what may be taken of it, and
+    `max_entries` how many entries there may be: as decided when the ring was made, or configured since.
     """
 
     instance_id: int
     epoch: int
     ring_bytes: int
     geometry: IndexGeometry
+    limit_bytes: int
+    max_entries: int
 
     def pack(self) -> bytes:
         g = self.geometry
@@ -176,6 +185,8 @@ class Superblock:
             g.index_bytes,
             g.namespaces_max,
             g.generations_at,
+            self.limit_bytes,
+            self.max_entries,
         )
 
     @classmethod
@@ -187,9 +198,8 @@ class Superblock:
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
-        magic, version, instance, epoch, ring, buckets, *offsets, namespaces, generations_at = _SUPERBLOCK.unpack_from(
-            page
-        )
+        magic, version, instance, epoch, ring, buckets, *offsets = _SUPERBLOCK.unpack_from(page)
+        *offsets, namespaces, generations_at, limit_bytes, max_entries = offsets
         if magic != _MAGIC:
             raise LayoutMismatch(
                 "the index does not begin with tensord's superblock; `tensorctl purge --instance NAME` removes it"
@@ -213,7 +223,7 @@ class Superblock:
         offsets.append(generations_at)
         if offsets != expected:
             raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version, {expected}")
-        return cls(instance, epoch, ring, geometry)
+        return cls(instance, epoch, ring, geometry, limit_bytes, max_entries)
 
 
 @dataclass(frozen=True, slots=True)

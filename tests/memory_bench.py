@@ -74,7 +74,7 @@ class MemoryBench:
     def __init__(self, ring_bytes: int = 1 << 20, buckets: int = 64, epoch: int = 1) -> None:
         register()
         self.geometry = IndexGeometry(buckets)
-        self.superblock = Superblock(7, epoch, ring_bytes, self.geometry)
+        self.superblock = Superblock(7, epoch, ring_bytes, self.geometry, ring_bytes, self.geometry.entries_max)
         self.ring_fd = memory_file(ring_bytes)
         self.index_fd = memory_file(self.geometry.index_bytes)
         self._index_map = mmap(self.index_fd, self.geometry.index_bytes)

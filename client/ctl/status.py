@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -43,6 +44,7 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]
             ),
         ),
         ("entries", f"{number(store['entries'])} of {number(store['max_entries'])}, policy {store['policy']}"),
+        ("sizes", _sizes(body, store)),
         ("tokens", number(store["tokens"]) + (f" of {number(store['max_tokens'])}" if store["max_tokens"] else "")),
         ("namespaces", number(store["namespaces"])),
         (
@@ -59,6 +61,19 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]
         growing = "growing" if store["ring_growing"] else "stays smaller than configured; see `tensorctl health`"
         rows.insert(1, ("ready", f"{size(body['ring_ready_bytes'])} of {size(body['ring_bytes'])}: {growing}"))
     return rows
+
+
+def _sizes(body: dict[str, Any], store: dict[str, Any]) -> str:
+    """The sizes of ring and index in force, and what the configuration says of them."""
+    configured = body["configured"]
+
+    def said(value: int | None, show: Callable[[int], str]) -> str:
+        return "derived" if value is None else f"configured {show(value)}"
+
+    return (
+        f"ring_bytes {size(body['ring_bytes'])} ({said(configured['ring_bytes'], size)}), "
+        f"max_entries {number(store['max_entries'])} ({said(configured['max_entries'], number)})"
+    )
 
 
 def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:

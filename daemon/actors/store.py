@@ -97,8 +97,13 @@ class StoreActor:
 
     @property
     def ring_bytes(self) -> int:
-        """What the ring has, or will have once it is grown."""
-        return self._memory.superblock.ring_bytes
+        """What the ring may take once it is grown."""
+        return self._memory.superblock.limit_bytes
+
+    @property
+    def max_entries(self) -> int:
+        """How many entries there may be."""
+        return self._memory.superblock.max_entries
 
     @property
     def settled(self) -> bool:
@@ -423,8 +428,13 @@ class StoreActor:
             "pid": os.getpid(),
             "uid": os.geteuid(),
             "uptime_s": self._clock() - self._began,
-            "ring_bytes": superblock.ring_bytes,
+            "ring_bytes": superblock.limit_bytes,
+            "ring_segment_bytes": superblock.ring_bytes,
             "ring_ready_bytes": self._grown_bytes,
+            "configured": {
+                name: None if self._config.is_derived(name) else self._config.value(name)
+                for name in ("ring_bytes", "max_entries")
+            },
             "index_bytes": superblock.geometry.index_bytes,
             "clients": len(self._clients),
             "lanes": len(lanes),
@@ -496,6 +506,10 @@ class StoreActor:
         what an operator should know, and anybody on the host may have caused."""
         store = self._store.status()
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
+        if self._memory.shortage:
+            problems.append(
+                f"the ring has {self.ring_bytes} bytes of {self._config.ring_bytes}: {self._memory.shortage}"
+            )
         if self._grow_error:
             problems.append(f"the ring has {self._grown_bytes} of {self.ring_bytes} bytes: {self._grow_error}")
         if store["regrow_error"]:
@@ -506,7 +520,7 @@ class StoreActor:
         return {
             "healthy": not problems,
             "problems": problems,
-            "notices": list(self._memory.foreign),
+            "notices": self._memory.notices,
             "ring_ready_bytes": self._grown_bytes,
             "inbox_messages": len(self.inbox),
         }

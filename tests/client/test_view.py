@@ -350,7 +350,7 @@ def test_a_place_and_a_length_of_two_spans_are_never_believed(bench: MemoryBench
 def test_memory_of_another_layout_is_refused(bench: MemoryBench) -> None:
     small = memory_file(100)
     wrong = memory_file(bench.geometry.index_bytes + 4096)
-    os.pwrite(wrong, Superblock(1, 1, 4096, bench.geometry).pack(), 0)
+    os.pwrite(wrong, Superblock(1, 1, 4096, bench.geometry, 4096, 16).pack(), 0)
     lane = bench.lane()
     for fd in (small, wrong):
         with pytest.raises(LayoutMismatch):

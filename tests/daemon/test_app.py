@@ -18,6 +18,7 @@ class Told:
 
     def __init__(self) -> None:
         self.ring_bytes = 1 << 20
+        self.max_entries = 16
         self.inbox = self
         self.heard: list[object] = []
 
@@ -68,6 +69,7 @@ def test_a_reload_is_told_to_store_and_governor(serving: Reloading) -> None:
     assert serving.reload("max_bytes = 1048576\n[pressure]\nnormal = 0.5\n") == [b"RELOADING=1", b"READY=1"]
     (store,), (governor,) = serving.store.heard, serving.governor.heard
     assert cast(Any, store).limits.max_bytes == 1 << 20
+    assert cast(Any, store).limits.max_entries == serving.store.max_entries, "what stands holds"
     assert cast(Any, governor).limits.thresholds.normal == 0.5
 
 

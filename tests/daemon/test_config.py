@@ -283,6 +283,17 @@ def test_a_reload_of_the_same_changes_nothing() -> None:
     assert (reload.config, reload.applied, reload.waiting) == (running, [], [])
 
 
+def test_a_reload_tells_nothing_of_what_would_be_derived_otherwise_by_now() -> None:
+    running = load(available_bytes=64 * GIB)
+    reload = running.reloaded(load(available_bytes=2 * GIB))
+    assert (reload.applied, reload.waiting) == ([], [])
+    assert reload.config.ring_bytes == running.ring_bytes
+
+
+def test_a_restart_is_not_refused_because_less_memory_is_free_than_when_the_ring_was_made() -> None:
+    assert load("--limits-object-bytes-max", "2GiB", available_bytes=2 * GIB).limits.object_bytes_max == 2 * GIB
+
+
 THRESHOLDS = {"normal": 0.7, "pressure": 0.85, "critical": 0.92, "emergency": 0.96, "hysteresis": 0.02}
 
 

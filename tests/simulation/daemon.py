@@ -66,10 +66,10 @@ class Daemon:
         chance = world.chance
         self.memory = Memory.open(world.instance, settings.ring_bytes, settings.index_entries, settings.namespaces_max)
         recovered = self.memory.recovered
-        self.ring_bytes = ring_bytes = self.memory.superblock.ring_bytes
+        self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
         self.store = Store(
             self.memory.index,
-            Ring(ring_bytes if recovered else 0),
+            Ring(self.memory.ready_bytes),
             by_name(settings.policy),
             settings.store_limits(ring_bytes),
             self.memory.superblock.epoch,
@@ -90,9 +90,10 @@ class Daemon:
         self.answered: int | None = None
         if recovered:
             self.store.recover(self.memory.found(), world.now, self.memory.missing)
-        else:
-            self.memory.grow(0, prefault=False)
-        self.do(events.RingGrown(ring_bytes, more=False))
+        ready_bytes = self.memory.ready_bytes
+        while ready_bytes < self.memory.superblock.ring_bytes:
+            ready_bytes = self.memory.grow(ready_bytes, prefault=False)
+        self.do(events.RingGrown(ready_bytes, more=False))
 
     # ---- events and effects
 

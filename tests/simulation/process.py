@@ -149,6 +149,8 @@ class Process:
         view = self.view
         if view is not None and view.lane.lane_id == lane.lane_id and view.is_over(index_fd):
             os.close(lane_fd)
+            if not view.is_whole:
+                self.view = View.open(ring_fd, index_fd, view.lane)
             return
         if self.lane_fd >= 0:
             os.close(self.lane_fd)

@@ -51,6 +51,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
         memory.shm(room),
         memory.available(room),
         memory.cgroup(room),
+        memory.sizes(status.get("configured"), ring_bytes, status.get("store", {}).get("max_entries", 0)),
         memory.memlock(whose, limit_bytes, ring_bytes, privileged=privileged),
         memory.membarrier(plain=plain, expedited=expedited, in_use=status.get("fence")),
         access.logout(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..tables import share, size
+from ..tables import number, share, size
 from .finding import Finding, fail, ok, warn
 
 # Below this share of it left, the next large program that starts will be short of memory.
@@ -93,6 +94,27 @@ def cgroup(room: Room) -> Finding:
             "raise MemoryMax= of the service (in a container: --memory), or set a smaller ring_bytes",
         )
     return ok("cgroup", text)
+
+
+def sizes(configured: Mapping[str, int | None] | None, ring_bytes: int, max_entries: int) -> Finding:
+    """Whether ring and index are as large as configured. `configured`: None without a daemon, a value None if derived.
+    """
+    check = "sizes"
+    if configured is None:
+        return ok(check, "no daemon to ask")
+    ring, entries = configured["ring_bytes"], configured["max_entries"]
+    text = f"ring_bytes {size(ring_bytes)}, max_entries {number(max_entries)}"
+    if ring is not None and ring > ring_bytes:
+        return warn(
+            check, f"{text}; ring_bytes is configured as {size(ring)}", "free memory, and restart the daemon: it grows"
+        )
+    if entries is not None and entries > max_entries:
+        return warn(
+            check,
+            f"{text}; max_entries is configured as {number(entries)}, and the index has no room for more",
+            "stop the daemon, `tensorctl purge`, which drops every entry, and start it: the index is made anew",
+        )
+    return ok(check, text)
 
 
 def memlock(whose: str, limit_bytes: int | None, ring_bytes: int, *, privileged: bool) -> Finding:

@@ -22,6 +22,8 @@ def status(**changed: Any) -> dict[str, Any]:
         "uid": 997,
         "uptime_s": 5025.5,
         "ring_bytes": 8 * GIB,
+        "ring_segment_bytes": 8 * GIB,
+        "configured": {"ring_bytes": 8 * GIB, "max_entries": None},
         "ring_ready_bytes": 8 * GIB,
         "index_bytes": 16 * MIB,
         "clients": 3,

@@ -14,7 +14,7 @@ from ..conftest import Ctl
 
 CHECKS = {
     "control socket", "status socket", "daemon (status)", "daemon (control)", "versions", "python", "configuration",
-    "/dev/shm", "memory", "cgroup", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
+    "/dev/shm", "memory", "cgroup", "sizes", "memlock", "membarrier", "RemoveIPC", "leftovers", "gauges", "metrics",
     "gpu (nvml)",
 }  # fmt: skip
 

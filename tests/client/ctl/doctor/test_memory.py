@@ -83,3 +83,21 @@ def test_memlock_must_cover_the_ring(limit: int | None, privileged: bool, level:
 )
 def test_membarrier(plain: bool, expedited: bool, in_use: str | None, level: Level) -> None:
     assert memory.membarrier(plain=plain, expedited=expedited, in_use=in_use).level is level
+
+
+@pytest.mark.parametrize(
+    ("configured", "level", "said"),
+    [
+        (None, Level.OK, "no daemon"),
+        ({"ring_bytes": None, "max_entries": None}, Level.OK, "ring_bytes 1.00 GiB"),
+        ({"ring_bytes": GIB, "max_entries": 1000}, Level.OK, "max_entries 1,000"),
+        ({"ring_bytes": 2 * GIB, "max_entries": 1000}, Level.WARN, "configured as 2.00 GiB"),
+        ({"ring_bytes": GIB, "max_entries": 1001}, Level.WARN, "configured as 1,001"),
+    ],
+)
+def test_sizes_that_are_not_as_configured_are_told(
+    configured: dict[str, int | None] | None, level: Level, said: str
+) -> None:
+    found = memory.sizes(configured, GIB, 1000)
+    assert (found.level, said in found.text) == (level, True)
+    assert bool(found.remedy) == (level is not Level.OK)

@@ -1,0 +1,236 @@
+"""A daemon that is started again with other sizes, or with none: what is kept, what goes, what readers see."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.ctl import status as ctl_status
+from tensord.client.view import View
+from tensord.ipc import messages
+from tensord.shm import segments
+
+from ..daemon_process import MIB, Daemon, until
+from ..faults.payloads import is_payload, key, payload
+
+ENTRY_BYTES = 300_000
+SMALL, LARGE = 4 * MIB, 16 * MIB
+GIB = 1 << 30
+
+
+def fill(client: tensord.Client, numbers: range, size_bytes: int = ENTRY_BYTES) -> None:
+    puts = [client.put(key(number), payload(number, size_bytes)) for number in numbers]
+    assert {put.wait(60).state for put in puts} == {"stored"}
+
+
+def here(client: tensord.Client, numbers: range) -> list[int]:
+    """Those of `numbers` that are there, each checked word for word."""
+    found = []
+    for number in numbers:
+        lease = client.get(key(number), verify=True)
+        if lease is not None:
+            assert is_payload(lease.tree, number)
+            found.append(number)
+    return found
+
+
+def allocated_bytes(daemon: Daemon) -> int:
+    """What the ring takes of the machine's memory, as the kernel counts it."""
+    return os.stat(segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring").st_blocks * 512
+
+
+def again(daemon: Daemon, **flags: object) -> Daemon:
+    """Restarts it with these flags changed; None takes one away."""
+    for name, value in flags.items():
+        daemon.flags.pop(name, None)
+        if value is not None:
+            daemon.flags[name] = value
+    return daemon.restart()
+
+
+def grown(daemon: Daemon, ring_bytes: int) -> None:
+    daemon.until(lambda s: s["store"]["resident_bytes"] == ring_bytes, f"{ring_bytes} bytes in memory")
+    until(lambda: allocated_bytes(daemon) >= ring_bytes, "their pages")
+
+
+def test_a_restart_evicts_nothing_because_limits_would_be_derived_otherwise_now() -> None:
+    with Daemon(ring_bytes=SMALL, max_entries=6000) as daemon:
+        daemon.start()
+        fill(daemon.client(), range(5000), 8)
+        for _ in range(2):
+            # Of 4 MiB 4,096 entries would be derived, and of the memory that is free now a ring of 4 GiB.
+            again(daemon, ring_bytes=None, max_entries=None)
+            told = daemon.status()
+            assert (told["ring_bytes"], told["store"]["max_entries"]) == (SMALL, 6000)
+            assert told["configured"] == {"ring_bytes": None, "max_entries": None}
+            assert told["store"]["entries"] == 5000
+        assert len(here(daemon.client(), range(5000))) == 5000
+        assert daemon.store("evictions") == {}
+
+
+def test_a_ring_that_is_enlarged_keeps_what_it_has_and_takes_more() -> None:
+    with Daemon(ring_bytes=SMALL, policy="lru") as daemon:
+        client = daemon.start().client()
+        fill(client, range(12))
+        lease = client.get(key(3))
+        again(daemon, ring_bytes=LARGE)
+        assert daemon.status()["ring_bytes"] == LARGE
+        grown(daemon, LARGE)
+        fill(daemon.client(), range(100, 140))
+        assert here(daemon.client(), range(12)) == list(range(12))
+        until(lambda: client.connected, "the client attached again")
+        assert here(client, range(100, 140)) == list(range(100, 140)), "a client from before maps the larger ring"
+        assert lease is not None and is_payload(lease.tree, 3)
+        batch = client.get_many(np.frombuffer(b"".join(key(n) for n in range(100, 140)), np.uint8).reshape(-1, 32))
+        assert batch.found.all()
+        del batch, lease
+        gc.collect()
+        daemon.until(lambda s: s["pins"] == 0, "every pin, those from before too, to be released")
+        again(daemon)
+        assert len(here(daemon.client(), range(140))) == 52
+
+
+def test_a_reader_that_has_the_smaller_ring_mapped_misses_what_lies_behind_it() -> None:
+    with Daemon(ring_bytes=SMALL, policy="lru") as daemon:
+        client = daemon.start().client()
+        fill(client, range(6))
+        view = client._link.view
+        assert view is not None
+        assert view.is_whole
+        mapped = len(view._ring)
+        again(daemon, ring_bytes=LARGE)
+        until(lambda: client.connected and client._link.view is not view, "the client mapped the larger ring")
+        assert client._link.view is not None and client._link.view.lane is view.lane
+        grown(daemon, LARGE)
+        fill(daemon.client(), range(100, 130))
+        assert not View.is_whole.__get__(view)
+        beyond = [number for number in range(100, 130) if end_of(view, number) > mapped]
+        within = [number for number in (*range(6), *range(100, 130)) if number not in beyond]
+        assert any(end_of(view, n) - ENTRY_BYTES < mapped for n in beyond), "one lies across the old end"
+        assert len(beyond) > 10 and len(within) > 6
+        for number in beyond:
+            assert view.get(key(number)) is None
+            assert not view.contains(key(number))
+            assert view.hold(key(number)) is None
+            assert view.verified(key(number)) is None
+            peeked = view.peek(key(number))
+            assert peeked is not None and peeked.key == key(number)
+            assert view.reuse(key(number)) is not None
+        for number in within:
+            lease = view.get(key(number))
+            assert lease is not None and is_payload(lease.tree, number)
+        numbers = [*beyond, *within]
+        keys = np.frombuffer(b"".join(map(key, numbers)), np.uint8).reshape(-1, 32)
+        for batch in (view.get_many(keys), view.hold_many(keys)):
+            assert batch.found.tolist() == [number in within for number in numbers]
+            for at, number in enumerate(numbers):
+                got = batch[at]
+                assert got is None or is_payload(got.tree, number)
+        del batch, got, lease
+        gc.collect()
+        assert view.lane.in_use == 0
+
+
+def end_of(view: View, number: int) -> int:
+    """Where an entry's span ends in the ring."""
+    hit = view._index.find(key(number))
+    assert hit is not None
+    return (hit[3] & ((1 << 48) - 64)) + 128 + hit[4]
+
+
+def test_a_ring_that_is_made_smaller_gives_memory_back_and_keeps_what_fits() -> None:
+    with Daemon(ring_bytes=LARGE, policy="lru") as daemon:
+        client = daemon.start().client()
+        fill(client, range(40))
+        held = {number: client.get(key(number)) for number in range(0, 9, 3)}
+        again(daemon, ring_bytes=SMALL)
+        until(lambda: allocated_bytes(daemon) <= SMALL, "pages given back")
+        told = daemon.until(lambda s: s["store"]["used_bytes"] <= SMALL and s, "what is over to go")
+        assert (told["ring_bytes"], told["configured"]["ring_bytes"]) == (SMALL, SMALL)
+        for number, lease in held.items():
+            assert lease is not None and is_payload(lease.tree, number)
+        left = here(daemon.client(), range(40))
+        assert set(held) <= set(left) and len(left) >= SMALL // ENTRY_BYTES - 2
+        with daemon.client() as writer:
+            fill(writer, range(100, 120))
+            refused = writer.put(key(500), payload(500, 5 * MIB), wait=True)
+            assert refused.state == "refused"
+        assert allocated_bytes(daemon) <= SMALL
+        for number, lease in held.items():
+            assert lease is not None and is_payload(lease.tree, number)
+        again(daemon, ring_bytes=None)
+        told = daemon.status()
+        assert told["ring_bytes"] == SMALL, "a restart without the setting keeps what stands"
+        assert allocated_bytes(daemon) <= SMALL
+        for ring_bytes in (LARGE // 2, 2 * LARGE):
+            again(daemon, ring_bytes=ring_bytes)
+            grown(daemon, ring_bytes)
+            assert daemon.status()["ring_bytes"] == ring_bytes
+            for number, lease in held.items():
+                assert lease is not None and is_payload(lease.tree, number)
+        fill(daemon.client(), range(200, 290))
+        assert here(daemon.client(), range(200, 290)) == list(range(200, 290))
+
+
+def test_fewer_entries_go_by_the_policy_and_more_as_far_as_the_index_has_room() -> None:
+    with Daemon(ring_bytes=LARGE, max_entries=1000, policy="lru") as daemon:
+        daemon.start()
+        fill(daemon.client(), range(1000), 8)
+        again(daemon, max_entries=400)
+        daemon.until(lambda s: s["store"]["entries"] == 400, "what is over to go")
+        assert here(daemon.client(), range(1000)) == list(range(600, 1000))
+        again(daemon, max_entries=1_000_000)
+        told = daemon.status()
+        room = told["store"]["max_entries"]
+        assert 1000 <= room < 1_000_000 and told["configured"]["max_entries"] == 1_000_000
+        health = daemon.ask(messages.HealthQuery)
+        (notice,) = health["notices"]
+        assert health["healthy"] and "max_entries is to be 1000000" in notice and "tensorctl purge" in notice
+        assert daemon.log.count("max_entries is to be 1000000") == 1
+        assert "(configured 1,000,000)" in ctl_status.text(told)
+        fill(daemon.client(), range(2000, 2000 + room), 8)
+        assert 1000 < daemon.store("entries") <= room
+
+
+@pytest.mark.parametrize("pages_bytes", [0, SMALL, 64 * MIB, 192 * MIB])
+def test_a_daemon_killed_while_it_enlarges_the_ring_loses_nothing(pages_bytes: int) -> None:
+    with Daemon(ring_bytes=SMALL, policy="lru", memory_prefault=True) as daemon:
+        fill(daemon.start().client(), range(12))
+        daemon.terminate()
+        daemon.flags["ring_bytes"] = 256 * MIB
+        ring = segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring"
+        daemon.spawn()
+        until(lambda: ring.stat().st_size == 256 * MIB, "the file enlarged")
+        until(lambda: allocated_bytes(daemon) >= pages_bytes, "so many of its pages")
+        daemon.kill()
+        daemon.start()
+        assert daemon.status()["ring_bytes"] == 256 * MIB
+        assert here(daemon.client(), range(12)) == list(range(12))
+        daemon.until(lambda s: s["store"]["resident_bytes"] == 256 * MIB, "all of it")
+
+
+def test_a_ring_whose_file_was_enlarged_and_nothing_else_is_what_it_was() -> None:
+    with Daemon(ring_bytes=SMALL, policy="lru") as daemon:
+        fill(daemon.start().client(), range(12))
+        daemon.terminate()
+        os.truncate(segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring", LARGE)
+        daemon.start()
+        assert daemon.status()["ring_bytes"] == SMALL
+        fill(daemon.client(), range(12, 40))
+        assert len(here(daemon.client(), range(40))) >= 12
+
+
+def test_a_ring_that_cannot_be_enlarged_serves_as_it_is_and_says_so() -> None:
+    with Daemon(ring_bytes=SMALL) as daemon:
+        fill(daemon.start().client(), range(12))
+        again(daemon, ring_bytes=8192 * GIB)
+        told = daemon.status()
+        assert (told["ring_bytes"], told["configured"]["ring_bytes"]) == (SMALL, 8192 * GIB)
+        health = daemon.ask(messages.HealthQuery)
+        assert not health["healthy"]
+        assert any(f"of {8192 * GIB}" in problem and "enlarging the ring" in problem for problem in health["problems"])
+        assert here(daemon.client(), range(12)) == list(range(12))
