@@ -44,8 +44,9 @@ from .words import (
     StoreMessage,
 )
 
-# How many messages one turn takes before timers, lanes and everybody else on the loop get theirs.
-_TURN_MESSAGES: Final = 16
+# How long a turn lasts before timers, lanes and everybody else on the loop get theirs: a put goes through the loop four
+# times, and waits for a turn each time.
+_TURN_S: Final = 0.0005
 _DRAIN_EVERY_S: Final = 0.1
 # Of all lanes together, and at least _DRAIN_RECORDS_MIN of each. Clients that read faster are sampled, by what they
 # read last: to know their every read better would cost everybody else their turn.
@@ -116,10 +117,13 @@ class StoreActor:
         try:
             while True:
                 self._busy = False
-                taken = await self.inbox.take(_TURN_MESSAGES, self._idle_s())
+                taken = await self.inbox.take(1, self._idle_s())
                 self._busy = True
-                for message in taken:
-                    await self._receive(message)
+                ends_at = self._clock() + _TURN_S
+                while taken:
+                    await self._receive(taken[0])
+                    more = len(self.inbox) and self._clock() < ends_at
+                    taken = await self.inbox.take(1) if more else []
                 # Answers go out before what may wait is done, such as counting the uses of what was matched. And a full
                 # inbox would be taken up without a pause, so that nobody else on the loop would get a turn.
                 await asyncio.sleep(0)
