@@ -58,6 +58,18 @@ class ForkChildUses(Disturbance):
         cell.forked = True
 
 
+class ForkTwice(Disturbance):
+    """The second time the daemon may not have read all that was sent on the connection before the first."""
+
+    name = "fork, and once more when attached again"
+
+    def apply(self, cell: Cell) -> None:
+        cell.tell("fork", "exits")
+        cell.resume()
+        cell.tell("attached")
+        cell.tell("fork", "exits")
+
+
 class ForkFromThread(Disturbance):
     name = "fork from a thread"
 
@@ -180,21 +192,24 @@ class Stopped(Disturbance):
 
 
 class Terminated(Disturbance):
+    """The process goes on while the daemon stops."""
+
     name = "SIGTERM and restart"
 
     def apply(self, cell: Cell) -> None:
-        cell.restart()
+        with cell.asked(cell.restart):
+            cell.tell("go_on", True)
 
 
-class TerminatedAtWork(Disturbance):
-    """As before, but the daemon has begun with what is under way."""
+class TerminatedAtWork(Terminated):
+    """The same, and the daemon has begun with what is under way."""
 
     name = "resumed, SIGTERM and restart"
 
     def apply(self, cell: Cell) -> None:
         cell.resume()
         cell.jitter()
-        cell.restart()
+        super().apply(cell)
 
 
 class Killed(Disturbance):
@@ -361,6 +376,7 @@ class PutByAnother(Disturbance):
 DISTURBANCES: Final[list[type[Disturbance]]] = [
     ForkChildExits,
     ForkChildUses,
+    ForkTwice,
     ForkFromThread,
     ForkWhileLeasing,
     SocketCut,

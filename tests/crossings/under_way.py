@@ -22,7 +22,10 @@ LONG_BYTES = 5 * MIB // 4
 
 
 class Putting(State):
-    """One put of "mine", by a thread of its own: it may wait. One that `returns` has said all that it says."""
+    """One put of "mine", by a thread of its own: it may wait. One that `returns` has said all that it says.
+
+    There is a view as well: a fork then takes lane and connection away.
+    """
 
     under_way = True
     returns: ClassVar[bool] = True
@@ -30,6 +33,7 @@ class Putting(State):
     def prepare(self) -> None:
         # The inbox is there, and known to the daemon.
         self.party.put("first", wait=True)
+        self.view: Any = self.party.got("kept").tree
         self.put: tensord.Put | None = None
         self.raised: BaseException | None = None
 
@@ -48,12 +52,18 @@ class Putting(State):
         assert self.put is not None
         self.party.outcomes["mine"] = self.put.wait(self.party.patience_s)
 
+    def check(self) -> None:
+        if self.view is not None:
+            fault = wrong(self.view, self.party.key("kept"))
+            assert not fault, f"the view of 'kept': {fault}"
+
     def in_child(self) -> None:
         if self.put is not None:
             self.put.wait(self.party.patience_s)
+        self.check()
 
     def drop(self) -> None:
-        pass
+        self.view = None
 
     def _run(self) -> None:
         try:
