@@ -105,6 +105,7 @@ def create(name: str, size_bytes: int) -> int:
 
     Raises:
         NameTaken: a file of that name stands there; the message says whose.
+        NotEnoughMemory: /dev/shm has no room for another file.
         SegmentError: /dev/shm does not let us.
     """
     try:
@@ -112,7 +113,9 @@ def create(name: str, size_bytes: int) -> int:
     except posix_ipc.ExistentialError:
         raise NameTaken(f"cannot create {SHM_FOLDER}{name}: {_whose(name)} stands there already") from None
     except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
+        kind = NotEnoughMemory if full else SegmentError
+        raise kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
     # Whatever the umask left of it.
     os.fchmod(segment.fd, SEGMENT_MODE)
     return int(segment.fd)
@@ -300,8 +303,10 @@ def address_of(memory: mmap.mmap) -> int:
 
 
 def shm_free_bytes() -> int:
-    """What /dev/shm can still hold."""
+    """What /dev/shm can still hold; 0 where it can hold no more files."""
     stat = os.statvfs(SHM_FOLDER)
+    if stat.f_files and not stat.f_favail:
+        return 0
     return stat.f_bavail * stat.f_frsize
 
 
@@ -332,7 +337,7 @@ def _cgroup_room() -> list[int]:
     return rooms
 
 
-def check_memory(size_bytes: int, what: str) -> None:
+def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:
     """Refuses what the machine could not hold.
 
     Raises:
@@ -341,7 +346,7 @@ def check_memory(size_bytes: int, what: str) -> None:
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
             raise NotEnoughMemory(
-                f"{what} needs {size_bytes} bytes, and {there} are {where}: set a smaller ring_bytes, or free memory"
+                f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}"
             )
 
 

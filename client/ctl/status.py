@@ -248,9 +248,9 @@ def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
     \b
     Exit code 0: it answered within --timeout, and has nothing to complain about.
     Exit code 1: no daemon, no answer in time, no permission, or it names problems: the ring could
-    not be had in full, or not again after a limit was raised, an entry was found corrupt, or one was
-    evicted while it was pinned; a gauge cannot be read, a pass over a device lowered nothing, or an
-    owner does not carry out orders.
+    not be had in full, or not again after a limit was raised; /dev/shm has no room for the next
+    client; an entry was found corrupt, or was evicted while it was pinned; a gauge cannot be read,
+    a pass over a device lowered nothing, or an owner does not carry out orders.
     """
     body = daemon.ask(HealthQuery)
     with understood("health"):

@@ -29,6 +29,7 @@ from ..holders import Array, Holders
 from ..logs import logger
 from ..memory import Memory
 from .inbox import Inbox
+from .lane_room import LaneRoom
 from .words import (
     Asked,
     Deliver,
@@ -86,6 +87,7 @@ class StoreActor:
         self._holders_at = 0.0
         self._grown_bytes = 0
         self._grow_error = ""
+        self._lane_room = LaneRoom()
         self._began = clock()
         self._loop = loop = asyncio.get_running_loop()
         # One at a time: the kernel has one lock for all changes to a file's pages.
@@ -348,8 +350,13 @@ class StoreActor:
             lane_id, fds = self._memory.lend_lane(
                 client.client, uid=uid, fenced=client.fenced, brought=back
             )
+        except NotEnoughMemory as error:
+            self._lane_room.refused(error)
+            raise
         except OSError as error:
             raise NotEnoughMemory(f"no lane could be made: {error}") from error
+        if back is None:
+            self._lane_room.made()
         superblock = self._memory.superblock
         attached = messages.Attached(request, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
         self._send(client.client, Deliver(attached, fds, close=fds[2:]))
@@ -521,6 +528,9 @@ class StoreActor:
                 f"{store['withdrawn_bytes']} bytes of the ring could not be had back, and are asked for again: "
                 f"{store['regrow_error']}"
             )
+        no_lane = self._lane_room.problem()
+        if no_lane is not None:
+            problems.append(no_lane)
         return {
             "healthy": not problems,
             "problems": problems,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ....shm import segments
 from .access import Caller, Node
 from .memory import Cgroup, Room
 
@@ -69,7 +70,7 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> Room:
         ring_bytes,
         ready_bytes,
         shm.f_blocks * shm.f_frsize,
-        shm.f_bavail * shm.f_frsize,
+        segments.shm_free_bytes(),
         _kib(meminfo, "MemAvailable"),
         _kib(meminfo, "MemTotal"),
         tuple(cgroups(pid)),

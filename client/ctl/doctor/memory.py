@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ....shm.layout import LANE_BYTES
 from ..tables import number, share, size
 from .finding import Finding, fail, ok, warn
 
 # Below this share of it left, the next large program that starts will be short of memory.
 _SCARCE: Final = 0.05
+# Fewer clients than this that could still attach are worth a warning.
+_LANES_FEW: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Room:
 
 
 def shm(room: Room) -> Finding:
-    """Whether /dev/shm holds the ring."""
+    """Whether /dev/shm holds the ring, and the lanes of the next clients."""
     there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
     if room.missing_bytes > room.shm_free_bytes:
         return fail(
@@ -49,6 +52,14 @@ def shm(room: Room) -> Finding:
             f"mount -o remount,size={_gib(room.shm_total_bytes + room.missing_bytes - room.shm_free_bytes)}G /dev/shm "
             "(in a container: --shm-size), set a smaller ring_bytes, or free what others left there",
         )
+    lanes = (room.shm_free_bytes - room.missing_bytes) // LANE_BYTES
+    if lanes < _LANES_FEW:
+        more = (
+            f"mount -o remount,size={_gib(room.shm_total_bytes) + 1}G /dev/shm (in a container: --shm-size), free what "
+            "others left there, or have the ring give memory back with `tensorctl limit SIZE`"
+        )
+        text = f"{there}; each client takes {size(LANE_BYTES)}: there is room for {lanes} more"
+        return fail("/dev/shm", text, more) if lanes < 1 else warn("/dev/shm", text, more)
     return ok("/dev/shm", f"{there}; the ring {_has(room)}")
 
 

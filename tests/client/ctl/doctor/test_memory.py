@@ -7,6 +7,7 @@ import pytest
 from tensord.client.ctl.doctor import memory
 from tensord.client.ctl.doctor.finding import Level
 from tensord.client.ctl.doctor.memory import Cgroup, Room
+from tensord.shm.layout import LANE_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOM = Room(
@@ -31,11 +32,23 @@ def test_a_dev_shm_that_is_too_small_fails_and_says_how_large_it_must_be() -> No
 
 
 def test_what_the_ring_has_already_is_not_wanted_again() -> None:
-    full = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=4 * GIB, shm_free_bytes=0)
+    full = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=4 * GIB, shm_free_bytes=8 * MIB)
     assert memory.shm(full).level is Level.OK
     growing = replace(full, ready_bytes=3 * GIB)
     assert memory.shm(growing).level is Level.FAIL
     assert memory.available(replace(ROOM, ready_bytes=4 * GIB, available_bytes=3 * GIB)).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "level"),
+    [(0, Level.FAIL), (LANE_BYTES - 1, Level.FAIL), (LANE_BYTES, Level.WARN), (8 * MIB, Level.OK)],
+)
+def test_the_next_clients_lanes_need_room_in_dev_shm(free_bytes: int, level: Level) -> None:
+    ready = replace(ROOM, ready_bytes=4 * GIB, shm_total_bytes=5 * GIB, shm_free_bytes=free_bytes)
+    found = memory.shm(ready)
+    assert found.level is level
+    assert ("tensorctl limit" in found.remedy) == (level is not Level.OK)
+    assert level is Level.OK or f"room for {free_bytes // LANE_BYTES} more" in found.text
 
 
 @pytest.mark.parametrize(("available", "level"), [(3, Level.FAIL), (5, Level.WARN), (6, Level.OK)])

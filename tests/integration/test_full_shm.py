@@ -1,0 +1,99 @@
+"""A /dev/shm that others have filled: who is refused, who is told, and that it is over when there is room again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tensord.errors import NotEnoughMemory
+from tensord.ipc import messages
+
+from ..daemon_process import MIB, Daemon
+from ..faults.payloads import is_payload, key, payload
+from ..faults.raw import RawClient
+
+PAGE_BYTES = 4096
+# A /dev/shm of its own, of 8 MiB and 32 files.
+SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m,nr_inodes=32 tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+@pytest.fixture
+def confined() -> Iterator[Daemon]:
+    """A daemon whose /dev/shm is its own, and small."""
+    if subprocess.run([*SMALL, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces for this user here")
+    with Daemon(ring_bytes=2 * MIB, max_entries=256) as daemon:
+        daemon.prefix = SMALL
+        yield daemon.start()
+
+
+def shm(daemon: Daemon) -> Path:
+    """Its /dev/shm as seen from here."""
+    return Path(f"/proc/{daemon.pid}/root/dev/shm")
+
+
+def fill_bytes(folder: Path) -> None:
+    """Takes every page."""
+    with (folder / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        for _ in range(10_000):
+            filler.write(bytes(PAGE_BYTES))
+    assert not os.statvfs(folder).f_bavail
+
+
+def fill_files(folder: Path) -> None:
+    """Takes every file."""
+    (folder / "filler").mkdir()
+    with suppress(OSError):
+        for number in range(1000):
+            (folder / "filler" / str(number)).touch()
+    assert not os.statvfs(folder).f_favail
+
+
+def empty(folder: Path) -> None:
+    filler = folder / "filler"
+    if filler.is_dir():
+        for path in filler.iterdir():
+            path.unlink()
+        filler.rmdir()
+    else:
+        filler.unlink()
+
+
+def problems(daemon: Daemon) -> list[str]:
+    told = daemon.ask(messages.HealthQuery)
+    assert told["healthy"] == (not told["problems"])
+    found: list[str] = told["problems"]
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("fill", [fill_bytes, fill_files])
+def test_a_full_shm_is_told_while_it_lasts_and_costs_nobody_who_is_attached_anything(
+    confined: Daemon, fill: Callable[[Path], None]
+) -> None:
+    attached = confined.client()
+    confined.until(lambda s: s["ring_ready_bytes"] == s["ring_bytes"], "the whole ring")
+    assert attached.put(key(1), payload(1), wait=True).state == "stored"
+    assert problems(confined) == []
+    for episode in (1, 2):
+        fill(shm(confined))
+        (problem,) = problems(confined)
+        assert "/dev/shm" in problem and "new clients are refused" in problem and "remount" in problem
+        for _ in range(3):
+            with pytest.raises(NotEnoughMemory, match="/dev/shm"):
+                RawClient(confined.socket)
+        assert confined.log.count("a client is refused for want of memory") == episode
+        assert attached.put(key(10 + episode), payload(10 + episode), wait=True).state == "stored"
+        lease = attached.get(key(1))
+        assert lease is not None and is_payload(lease.tree, 1)
+        assert confined.status()["clients"] >= 1
+        empty(shm(confined))
+        assert problems(confined) == []
+        with RawClient(confined.socket):
+            pass
+        confined.until(lambda s: s["lanes"] == 1, "its lane to be removed")
