@@ -6,9 +6,10 @@ them, and anything else may happen first.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.client.lease import lease_over
 from tensord.daemon.copier import Copier, Job
@@ -73,7 +74,7 @@ class Daemon:
             by_name(settings.policy),
             settings.store_limits(ring_bytes),
             self.memory.superblock.epoch,
-            1e6,
+            1e6 + chance.choice([0.0, 0.0, 90_000.0, -90_000.0]),  # the wall clock was stepped
             read=self.memory.read,
             seed=chance.getrandbits(128),
         )
@@ -121,6 +122,8 @@ class Daemon:
                     self.copier.discard(number, put_id)
                 case effects.Announce(body):
                     self._announce(body)
+                case _:
+                    assert_never(effect)
 
     def govern(self, event: governor_events.Event) -> None:
         """One event through the governor's core, and its effects out."""
@@ -140,14 +143,15 @@ class Daemon:
     def _announce(self, body: dict[str, Any]) -> None:
         self.world.say("announced", **body)
         if body["event"] != "put":
-            self.world.model.announced(body)
+            self.world.model.announced(body, self.world.now)
             return
         key = bytes.fromhex(body["key"])
         entries = self.store.memory.entries
         entry = entries.find(key) or entries.hidden(key)
         assert entry is not None, "published, and unknown"
         number = number_of(key)
-        self.world.model.publish(number, version_of(number, self.tree(entry)))
+        ends_at = entry.created_at + (math.inf if entry.ttl_s is None else entry.ttl_s)
+        self.world.model.publish(number, version_of(number, self.tree(entry)), ends_at)
 
     def tree(self, entry: Entry) -> Any:
         """What stands in the ring for an entry."""
@@ -198,10 +202,19 @@ class Daemon:
                 if self.answered == message.id:
                     self.world.model.refused(message.id)
                 self.look_at_generations()
+            case messages.Touch():
+                self.do(events.Received(number, message))
+                self._touched(message)
             case _ if isinstance(message, _STORE_REQUESTS):
                 self.do(events.Received(number, message))
             case _:
                 self.govern(governor_events.Received(number, message))
+
+    def _touched(self, message: messages.Touch) -> None:
+        for key in message.keys:
+            entry = self.store.memory.entries.find(key)
+            if entry is not None and entry.ttl_s is not None:
+                self.world.model.touched(number_of(key), self.world.now + entry.ttl_s)
 
     def look_at_generations(self) -> None:
         """The model learns what the table says."""

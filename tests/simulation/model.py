@@ -16,6 +16,7 @@ class Model:
         self.made: dict[int, set[int]] = defaultdict(set)
         self.stored: dict[int, set[int]] = defaultdict(set)
         self.published = 0
+        self.ends_at: dict[int, float] = {}
         self.eras = dict.fromkeys(TAGS, 0)
         """The generation of each namespace."""
         self.ended: dict[str, int] = defaultdict(int)
@@ -25,21 +26,30 @@ class Model:
         """A client has begun to put it."""
         self.made[number].add(version)
 
-    def publish(self, number: int, version: int) -> None:
-        """The daemon has shown it to readers."""
+    def publish(self, number: int, version: int, ends_at: float) -> None:
+        """The daemon has shown it to readers. `ends_at`: when its time to live is over."""
         assert version in self.made[number], f"key {number}: nobody has put version {version}"
         assert era_of(number) >= self.eras[tag_of(number)], f"key {number}: stored under a past generation"
         for _, meant in self._sweeps:
             meant.discard(number)  # what is published after a sweep began is none of its
         self.there[number] = version
+        self.ends_at[number] = ends_at
         self.stored[number].add(version)
         self.published += 1
 
-    def announced(self, body: dict[str, Any]) -> None:
+    def touched(self, number: int, ends_at: float) -> None:
+        """Its time to live begins anew."""
+        if number in self.there:
+            self.ends_at[number] = ends_at
+
+    def announced(self, body: dict[str, Any], now: float) -> None:
         """The daemon has ended an entry, and says why."""
         if body["event"] in ("evict", "expire"):
             number = number_of(bytes.fromhex(body["key"]))
             self.ended[body["reason"]] += 1
+            # A block goes with the one before it, which may have expired while this one was about to be evicted.
+            early = body["event"] == "expire" and now < self.ends_at[number] - 1e-3 and before(number) is None
+            assert not early, f"key {number} expired at {now}, and its time was up at {self.ends_at[number]}"
             assert self.there.pop(number, None) is not None, f"key {number} has ended twice"
             for _, meant in self._sweeps:
                 meant.discard(number)

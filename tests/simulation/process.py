@@ -236,8 +236,8 @@ class Process:
                 assert version in self.world.model.stored[number], f"key {number}: stored, it was said, and is not"
         self.outcomes = [outcome for outcome in self.outcomes if outcome[0].state == "sent"]
 
-    def keep(self, number: int, lease: Lease) -> None:
-        """Checks what was found, and goes on looking at it."""
+    def keep(self, number: int, lease: Lease) -> int:
+        """Checks what was found, and goes on looking at it. Its version."""
         tree = lease.tree
         version = version_of(number, tree)
         handle = lease.handle()
@@ -246,6 +246,7 @@ class Process:
         self.held.append(Held(number, version, tree, None if named is None else named.span_id, handle))
         while len(self.held) > HELD_MAX:
             self.let_go()
+        return version
 
     def let_go(self) -> None:
         """One payload is looked at no more."""

@@ -336,10 +336,8 @@ class World:
             assert view.contains(at(number)) == there, f"key {number}: {way} and contains differ"
             if lease is not None:
                 self.hits += 1
-                process.keep(number, lease)
-                found = process.held[-1].version if process.held else None
-                if process.held and process.held[-1].number == number:
-                    assert found == self.model.there[number], f"key {number}: version {found} is stale"
+                found = process.keep(number, lease)
+                assert found == self.model.there[number], f"key {number}: version {found} is stale"
 
     def _found(self, view: View, way: str, number: int) -> Lease | None:
         try:
