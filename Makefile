@@ -24,13 +24,14 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes test-systemd simulate fuzz crossings test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
 	@echo "make crossings    every state of a process x every disturbance, ROUNDS=20 times (SEED=, ROUND=, ONLY= replay a failure)"
 	@echo "make simulate     a simulated host under SEEDS=1000 seeds, or one of them with a trace (SEED=n)"
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
+	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
@@ -106,6 +107,10 @@ MINUTES ?= 30
 fuzz: $(STAMPS)/test
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.fuzz.fuzz --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) \
 	  $(if $(FIRST),--first $(FIRST) --rounds 1)
+
+soak: MINUTES = 10
+soak: $(STAMPS)/test
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json "$(JSON)")
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check
