@@ -213,7 +213,7 @@ class Memory:
             caller's to close, and carries the lock that says the client lives.
         """
         lane = self._lane_brought(brought) if brought is not None else None
-        lane = lane or self._new_lane(fenced=fenced)
+        lane = lane or self._new_lane(uid, fenced=fenced)
         fd = self._locked(lane)
         lane.client, lane.uid = client, uid
         return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
@@ -290,25 +290,25 @@ class Memory:
             yield piece
             start += len(piece)
 
-    def _new_lane(self, *, fenced: bool) -> HeldLane:
+    def _new_lane(self, uid: int | None, *, fenced: bool) -> HeldLane:
         self._check_fence(fenced=fenced)
-        lane_id, name, fd = self._lane_file(fenced=fenced)
+        lane_id, name, fd = self._lane_file(uid, fenced=fenced)
         try:
             segments.allocate(fd, 0, LANE_BYTES)
             os.pwrite(fd, pack_lane_header(lane_id), 0)
-            return self._hold(name, segments.attach(name, read_only=True), lane_id, fenced=fenced)
+            return self._hold(name, segments.attach(name, read_only=True), lane_id, uid, fenced=fenced)
         except BaseException:
             segments.remove(name)
             raise
         finally:
             os.close(fd)
 
-    def _lane_file(self, *, fenced: bool) -> tuple[int, str, int]:
+    def _lane_file(self, uid: int | None, *, fenced: bool) -> tuple[int, str, int]:
         """(id, name, descriptor) of a new segment for a lane, under a name that nobody has taken."""
         for _ in range(_LANE_NAMES_TRIED):
             self._lanes_made += 1
             lane_id = self.superblock.epoch << _LANE_COUNTER_BITS | self._lanes_made
-            name = segments.lane_name(self.instance, lane_id, fenced=fenced)
+            name = segments.lane_name(self.instance, lane_id, uid=uid, fenced=fenced)
             try:
                 return lane_id, name, segments.create(name, LANE_BYTES)
             except NameTaken as error:
@@ -317,10 +317,10 @@ class Memory:
                 taken = error
         raise taken
 
-    def _hold(self, name: str, fd: int, lane_id: int, *, fenced: bool) -> HeldLane:
+    def _hold(self, name: str, fd: int, lane_id: int, uid: int | None, *, fenced: bool) -> HeldLane:
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
-        lane = HeldLane(LaneReader(fd, lane_id), name, identity, fenced and self._has_quick_fence, None)
+        lane = HeldLane(LaneReader(fd, lane_id), name, identity, fenced and self._has_quick_fence, None, uid)
         self._lanes[name] = lane
         return lane
 
@@ -371,7 +371,7 @@ class Memory:
             try:
                 if said is None:
                     raise SegmentError(f"{name} in {segments.SHM_FOLDER} is no lane's name: remove it")
-                lane_id, fenced = said
+                lane_id, uid, fenced = said
                 fd = segments.attach(name, read_only=True)
             except SegmentError as error:
                 foreign += 1
@@ -379,6 +379,6 @@ class Memory:
                     self.notices.append(str(error))
                 continue
             self._check_fence(fenced=fenced)
-            self._hold(name, fd, lane_id, fenced=fenced)
+            self._hold(name, fd, lane_id, uid, fenced=fenced)
         if foreign > _FOREIGN_TOLD:
             self.notices.append(f"and {foreign - _FOREIGN_TOLD} more files like these")

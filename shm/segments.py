@@ -3,7 +3,7 @@
 Owns: names under /dev/shm, the check that memory is really there before it is promised, whose a segment has to be, the
 lock that makes a daemon the only one of its instance, a memfd's seals. Does not own what stands in the memory.
 
-Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.lane.<id>` and `.lane.<id>.fenced`; all 0600, so that only the
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.lane.<id>[.u<uid>][.fenced]`; all 0600, so that only the
 daemon's own user can map one for writing, whatever descriptor somebody was handed.
 
 Invariant: /dev/shm is writable for every user, so a segment that is found is opened only if it is a regular file of
@@ -33,7 +33,7 @@ SHM_FOLDER: Final = Path("/dev/shm")
 PREFAULT_PIECE_BYTES: Final = 64 << 20
 SEGMENT_MODE: Final = 0o600
 _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_LANE: Final = re.compile(r"lane\.([0-9a-f]{1,16})(\.fenced)?")
+_LANE: Final = re.compile(r"lane\.([0-9a-f]{1,16})(?:\.u([0-9]{1,10}))?(\.fenced)?")
 _CLAIM_TRIES: Final = 10
 _CLAIM_EVERY_S: Final = 0.01
 _TMPFS_MAGIC: Final = 0x01021994
@@ -61,15 +61,17 @@ def segment_name(instance: str, part: str) -> str:
     return f"/tensord.{instance}.{part}"
 
 
-def lane_name(instance: str, lane_id: int, *, fenced: bool) -> str:
-    """The name of a lane. `fenced`: the process that writes the lane registered for the expedited fence."""
-    return segment_name(instance, f"lane.{lane_id:x}{'.fenced' if fenced else ''}")
+def lane_name(instance: str, lane_id: int, *, uid: int | None, fenced: bool) -> str:
+    """The name of a lane. `uid`: whose quota the lane counts against. `fenced`: the process that writes the lane
+    registered for the expedited fence."""
+    whose = "" if uid is None else f".u{uid}"
+    return segment_name(instance, f"lane.{lane_id:x}{whose}{'.fenced' if fenced else ''}")
 
 
-def read_lane_name(instance: str, name: str) -> tuple[int, bool] | None:
-    """(lane id, fenced) of a lane's name; None if the name is no lane's."""
+def read_lane_name(instance: str, name: str) -> tuple[int, int | None, bool] | None:
+    """(lane id, uid, fenced) of a lane's name; None if the name is no lane's."""
     found = _LANE.fullmatch(name.removeprefix(segment_name(instance, "")))
-    return (int(found[1], 16), found[2] is not None) if found else None
+    return (int(found[1], 16), int(found[2]) if found[2] else None, found[3] is not None) if found else None
 
 
 def existing(instance: str) -> list[str]:

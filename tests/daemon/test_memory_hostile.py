@@ -124,6 +124,14 @@ def test_which_fence_reaches_a_lane_is_not_believed_of_the_lane_s_memory(daemon:
     assert daemon.start().status()["fence"] == "expedited", "a lane's name says that its process registered"
 
 
+def test_a_lane_that_is_kept_counts_against_its_uid_after_a_restart_too(daemon: Daemon) -> None:
+    with RawClient(daemon.socket):
+        daemon.kill()
+        (row,) = daemon.start().status()["quotas"]["uids"]
+        assert (row["uid"], row["lanes"], row["clients"]) == (os.geteuid(), 1, 0)
+        assert [row["uid"] for row in daemon.client_rows()] == [os.geteuid()]
+
+
 @pytest.mark.root
 @pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("part", ["ring", "index", "lock"])
@@ -181,8 +189,8 @@ def test_files_that_are_no_lanes_are_passed_over_and_named(daemon: Daemon, plant
 def test_names_that_another_user_took_keep_no_client_out(daemon: Daemon) -> None:
     daemon.terminate()
     for number in range(1, 40):
-        for fenced in ("", ".fenced"):
-            stranger(segment(daemon, f"lane.{2 << 32 | number:x}{fenced}"))
+        for suffix in (".u0", ".u0.fenced"):
+            stranger(segment(daemon, f"lane.{2 << 32 | number:x}{suffix}"))
     daemon.start()
     assert len(daemon.ask(messages.HealthQuery)["notices"]) == 17
     daemon.client().put(key(1), payload(1, 1000), wait=True)

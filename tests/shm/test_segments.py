@@ -134,9 +134,10 @@ def test_another_user_s_segment_is_refused(instance: str) -> None:
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_a_lane_s_name_says_its_id_and_its_fence(fenced: bool) -> None:
-    name = segments.lane_name("main", 0x1234_5678_9ABC, fenced=fenced)
-    assert segments.read_lane_name("main", name) == (0x1234_5678_9ABC, fenced)
+@pytest.mark.parametrize("uid", [None, 0, 65534])
+def test_a_lane_s_name_says_its_id_its_uid_and_its_fence(uid: int | None, fenced: bool) -> None:
+    name = segments.lane_name("main", 0x1234_5678_9ABC, uid=uid, fenced=fenced)
+    assert segments.read_lane_name("main", name) == (0x1234_5678_9ABC, uid, fenced)
 
 
 @pytest.mark.parametrize("part", ["lane.", "lane.xyz", "lane.1.fence", "lane.1.fenced.", "lane.11111111111111111"])
