@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -26,7 +27,7 @@ _links: WeakSet[Link] = WeakSet()
 _lanes: WeakSet[Lane] = WeakSet()
 _forks = 0
 """Threads between the beginning and the end of a fork. A lane is resumed when there is none."""
-# Held for the tables only, never while a fork goes on. Reentrant: a signal handler may fork.
+# Held for the tables and while a lane is looked at, never while a fork goes on. Reentrant: a signal handler may fork.
 _lock = threading.RLock()
 
 
@@ -42,6 +43,19 @@ def keep(lane: Lane) -> None:
         _lanes.add(lane)
         if _forks:
             lane.suspend()
+
+
+def lanes() -> list[Lane]:
+    """All lanes that are mapped here."""
+    with _lock:
+        return list(_lanes)
+
+
+@contextmanager
+def none_under_way() -> Iterator[bool]:
+    """True where no fork is under way; then none begins within."""
+    with _lock:
+        yield not _forks
 
 
 def _before() -> None:

@@ -28,6 +28,7 @@ from ..shm import fence
 from ..shm.lanes import Lane
 from . import forks
 from .puts import Puts
+from .sweep import sweep_now_and_then
 from .view import View
 
 SAY_S: Final = 1.0
@@ -302,6 +303,7 @@ class Link:
                 self.error = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
                 self._tried.set()
                 self._stopping.wait(retry_s)
+                sweep_now_and_then()
                 retry_s = min(retry_s * 2, _RETRY_MOST_S)
                 continue
             retry_s = _RETRY_FIRST_S
@@ -385,6 +387,7 @@ class Link:
     def _receive(self, channel: BlockingChannel) -> None:
         while not self._stopping.is_set():
             self.puts.inboxes.tidy()
+            sweep_now_and_then()
             wait_s = _IDLE_S
             if self._claims:
                 wait_s = min(wait_s, max(0.0, self._renew_at - time.monotonic()))

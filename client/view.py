@@ -215,8 +215,11 @@ class View:
         self.lane.log_many(spans[found])
         self.lane.log_misses(len(keys) - len(rest) - int(found.sum()))
         for i in rest:
-            # A full lane copies out, here as in get.
-            batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
+            # A full lane copies out, here as in get; and a corrupt entry is a miss.
+            try:
+                batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
+            except Corrupt:
+                self.lane.log_miss()
         return batch
 
     def hold_many(self, keys: Array) -> Batch:

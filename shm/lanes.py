@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from types import CodeType
 from typing import Any, Final
 from weakref import ref
 
@@ -41,6 +42,7 @@ MISSES_AT: Final = 16
 PINS_AT: Final = LANE_HEADER_WORDS
 LOG_AT: Final = LANE_HEADER_WORDS + LANE_WORDS
 LOG_MASK: Final = LANE_LOG_WORDS - 1
+_WORDS: Final = frozenset(range(PINS_AT, LOG_AT))
 
 Array = np.ndarray[Any, Any]
 
@@ -58,6 +60,7 @@ class Lane:
 
     __slots__ = (
         "__weakref__",
+        "_batches",
         "_home",
         "_kept",
         "_map",
@@ -83,16 +86,18 @@ class Lane:
         self._map = mmap(fd, LANE_BYTES, MAP_SHARED, PROT_READ | PROT_WRITE)
         self.lane_id = unpack_lane_header(self._map[:PAGE_BYTES])
         self.words = memoryview(self._map).cast("Q")
-        self.free = _all_words()
+        self.free = list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
         self.frozen = False
         # The free list while the lane is suspended, and the words that were in it.
         self._home: list[int] | None = None
         self._kept: list[int] = []
         self.heads = count()
         self._misses = count(1)
-        # The finalizers hold this pair, and not the lane: a lane must die with its last view, not with a later run of
-        # the cycle collector.
-        self._state: list[Any] = [self.words, self.free]
+        # By their first words: the reference to each batch's array, all of its words, its finalizer.
+        self._batches: dict[int, tuple[ref[Array], list[int], Callable[[object], None]]] = {}
+        # The finalizers hold this, and not the lane: a lane must die with its last view, not with a later run of the
+        # cycle collector.
+        self._state: list[Any] = [self.words, self.free, self._batches]
         self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(LOG_AT)]
         self.refs: list[ref[Array] | None] = [None] * LOG_AT
 
@@ -137,11 +142,13 @@ class Lane:
 
         def release(_: object) -> None:
             np.frombuffer(state[0], "u8")[numbers] = 0
+            state[2].pop(words[0], None)
             state[1].extend(words)
 
         if words:
             # The first word's place is free for it, since the batch holds that word.
-            self.refs[words[0]] = ref(root, release)
+            tied = self.refs[words[0]] = ref(root, release)
+            self._batches[words[0]] = tied, words, release
         return numbers
 
     def take_many(self, wanted: int) -> list[int]:
@@ -195,12 +202,58 @@ class Lane:
             self._kept.extend(iter(home.pop, None))
 
     def resume(self) -> None:
-        """Hands words out again after `suspend`. Only while none is in use; a frozen lane stays as it is."""
+        """Hands words out again after `suspend`; a frozen lane stays as it is."""
         if self._home is None or self.frozen:
             return
-        self._kept = []
-        self._state[1] = self.free = _all_words()
+        # Words that were given back to the list of before, by a thread that had loaded it.
+        self.suspend()
+        kept, self._kept = self._kept, []
+        self._state[1].extend(kept)
+        self.free = self._state[1]
         self._home = None
+
+    def strays(self) -> set[int]:
+        """Words that are neither free nor tied to a live array: in the hands of a thread, or lost."""
+        strays = set(_WORDS.difference(self._state[1], self._kept))
+        for tied, words, _ in list(self._batches.values()):
+            if self.refs[words[0]] is tied and tied() is not None:
+                strays.difference_update(words)
+        return {word for word in strays if (own := self.refs[word]) is None or own() is None}
+
+    def reclaim(self, lost: set[int], nobody_holds_words: Callable[[], bool]) -> int:
+        """Takes words back that were lost: by an exception of a signal handler's while they were taken, or given back.
+
+        `nobody_holds_words()`: whether no other thread is in a function that has a word in its hands, as of one moment.
+
+        No word is taken out of a suspended lane. So once nobody holds one, a word that is not free and not tied is
+        lost, or its finalizer has yet to begin; that is cut off. Once again nobody is in a finalizer, a word that is
+        not free is nobody's.
+
+        Returns:
+            How many words are free again.
+        """
+        self.suspend()
+        try:
+            if self.frozen or not nobody_holds_words():
+                return 0
+            lost = lost & self.strays()
+            for _, words, release in list(self._batches.values()):
+                if lost.intersection(words):
+                    _cut_off(release)
+                    del self._batches[words[0]]
+            for word in lost:
+                _cut_off(self.releases[word])
+                self.releases[word] = _releaser(self._state, word)
+            if not nobody_holds_words():
+                return 0
+            self.suspend()
+            lost.difference_update(self._state[1], self._kept)
+            for word in lost:
+                self.words[word] = 0
+            self._kept.extend(lost)
+            return len(lost)
+        finally:
+            self.resume()
 
     def freeze(self) -> None:
         """Never write this lane again: finalizers go on, on words that nobody reads.
@@ -216,16 +269,33 @@ class Lane:
         self.frozen = True
 
 
-def _all_words() -> list[int]:
-    return list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
-
-
 def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
     def release(_: object) -> None:
         state[0][word] = 0
         state[1].append(word)
 
     return release
+
+
+def _cut_off(release: Any) -> None:
+    """Has a finalizer that begins from now on do nothing to the lane. A check in the finalizer would cost every get."""
+    cell = release.__closure__[release.__code__.co_freevars.index("state")]
+    cell.cell_contents = [bytearray(LANE_BYTES), [], {}]
+
+
+def _code_within(function: Any) -> CodeType:
+    """The code of the finalizer that a function makes."""
+    return next(const for const in function.__code__.co_consts if isinstance(const, CodeType))
+
+
+HOLDING: Final = frozenset(
+    {
+        *(f.__code__ for f in (Lane.pin, Lane.unpin, Lane.tie, Lane.tie_many, Lane.take_many)),
+        _code_within(_releaser),
+        _code_within(Lane.tie_many),
+    }
+)
+"""The code in which a thread may have words in its hands."""
 
 
 @dataclass(frozen=True, slots=True)
