@@ -465,16 +465,15 @@ class StoreActor:
         """What each uid has of what all share, for every uid that is here or has anything stored."""
         clients = Counter(joined.peer.uid for joined in self._clients.values())
         lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
-        stored = self._store.uids()
         return [
             {
                 "uid": uid,
                 "clients": clients[uid],
                 "lanes": lanes[uid],
                 "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
-                **self._store.of_uid(uid),
+                **stored,
             }
-            for uid in sorted({*clients, *lanes, *stored})
+            for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
         ]
 
     def _client_rows(self) -> list[dict[str, Any]]:

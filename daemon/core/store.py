@@ -20,6 +20,7 @@ the caller may handle other events in between.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -248,22 +249,24 @@ class Store:
         found = self.memory.entries.find(key)
         return None if found is None else report.entry(self, found)
 
-    def uids(self) -> set[int]:
-        """The uids that have anything here."""
-        return {put.uid for put in self.intake.puts} | self.claims.of_uid.keys() | set(self.memory.holdings.uids())
-
-    def of_uid(self, uid: int) -> dict[str, int]:
-        """What a uid has here of what all share."""
-        holding = self.memory.holdings.of(uid)
-        return {
-            "span_bytes": holding.size_bytes,
-            "entries": holding.entries,
-            "tokens": holding.tokens,
-            "claims": self.claims.of_uid[uid],
-            "namespaces": self.memory.index.generations.of_uid[uid],
-            "puts_in_flight": sum(put.uid == uid for put in self.intake.puts),
-            "announced_bytes": self.intake.puts.arrivals.by_uid().get(uid, 0),
-        }
+    def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
+        """What each uid has here of what all share: every uid that has anything, and those named."""
+        puts = Counter(put.uid for put in self.intake.puts)
+        announced = self.intake.puts.arrivals.by_uid()
+        holdings, claims, namespaces = self.memory.holdings, self.claims.of_uid, self.memory.index.generations.of_uid
+        rows: dict[int, dict[str, int]] = {}
+        for uid in {*besides, *puts, *claims, *namespaces, *holdings.uids()}:
+            holding = holdings.of(uid)
+            rows[uid] = {
+                "span_bytes": holding.size_bytes,
+                "entries": holding.entries,
+                "tokens": holding.tokens,
+                "claims": claims[uid],
+                "namespaces": namespaces[uid],
+                "puts_in_flight": puts[uid],
+                "announced_bytes": announced.get(uid, 0),
+            }
+        return rows
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""

@@ -31,7 +31,7 @@ def test_a_flood_evicts_its_own_entries_and_not_those_of_a_uid_within_its_share(
         assert stand.put(number, client=1) == "stored"
     # Bob's are by far the coldest.
     assert set(range(20)) <= stand.stored()
-    assert stand.store.of_uid(ALICE)["entries"] == 80, "and the rest is Alice's"
+    assert stand.store.by_uid()[ALICE]["entries"] == 80, "and the rest is Alice's"
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -44,12 +44,12 @@ def test_a_uid_under_its_share_gets_room_from_the_one_that_is_over(make: Make, p
     for number in range(10, 50):
         assert stand.put(number, client=2) == "stored"
     assert set(range(50)) <= stand.stored()
-    assert stand.store.of_uid(ALICE)["entries"] == 50
+    assert stand.store.by_uid()[ALICE]["entries"] == 50
     # From here on Bob is over his share as well, and pays for what he puts.
     for number in range(50, 80):
         assert stand.put(number, client=2) == "stored"
-    assert stand.store.of_uid(ALICE)["entries"] == 50
-    assert stand.store.of_uid(BOB)["entries"] == 50
+    assert stand.store.by_uid()[ALICE]["entries"] == 50
+    assert stand.store.by_uid()[BOB]["entries"] == 50
 
 
 def test_a_uid_alone_may_have_all_and_so_may_one_beside_uids_whose_clients_have_left(make: Make) -> None:
