@@ -197,7 +197,10 @@ class Daemon:
                 self.copier.close_inbox(number, message.inbox)
             case messages.Clear() | messages.Invalidate() | messages.EvictPrefixes():
                 sequences = isinstance(message, messages.EvictPrefixes)
-                self.world.model.sweep(message.id, message.namespace, sequences=sequences)
+                below = None
+                if isinstance(message, messages.Invalidate):
+                    below = max(message.generation + 1, self.world.model.eras[message.namespace])
+                self.world.model.sweep(message.id, message.namespace, sequences=sequences, below=below)
                 self.do(events.Received(number, message))
                 if self.answered == message.id:
                     self.world.model.refused(message.id)

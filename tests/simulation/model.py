@@ -56,9 +56,14 @@ class Model:
         elif body["event"] in ("clear", "invalidate", "evict_prefixes"):
             self._swept()
 
-    def sweep(self, request: int, tag: bytes | None, *, sequences: bool) -> None:
-        """Clear, Invalidate or EvictPrefixes was heard: entries of the namespace may go without a word each."""
+    def sweep(self, request: int, tag: bytes | None, *, sequences: bool = False, below: int | None = None) -> None:
+        """Clear, Invalidate or EvictPrefixes was heard: entries of the namespace may go without a word each.
+
+        `sequences`: blocks of sequences alone. `below`: those alone that were made at a generation before this.
+        """
         meant = {n for n in self.there if (tag is None or tag_of(n) == tag) and (is_block(n) or not sequences)}
+        if below is not None:
+            meant = {number for number in meant if era_of(number) < below}
         self._sweeps.append((request, meant))
 
     def refused(self, request: int) -> None:

@@ -24,9 +24,9 @@ from typing import Final
 
 from .world import World
 
-STEPS: Final = 300
+STEPS: Final = 500
 SEED_S_MAX: Final = 120
-"""A seed takes some 30 ms; one that takes so long is told as one that does not end."""
+"""A seed takes some 50 ms; one that takes so long is told as one that does not end."""
 CHUNK_SEEDS: Final = 10
 FAILURES_SHOWN: Final = 20
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 120
+SEEDS = 80
 
 SCRIPT = """
 import sys
@@ -39,8 +39,9 @@ def test_under_many_seeds_nothing_wrong_is_shown_nothing_is_lost_and_nothing_lea
     done = simulated("--seeds", str(SEEDS))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     happened = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", done.stdout.splitlines()[-1])}
-    assert {name for name, count in happened.items() if count < SEEDS // 10} == set(), happened
-    assert len(happened) > 10
+    often = {"hits", "published", "restarts", "forks", "matches", "attachments"}
+    assert {name for name in often if happened[name] < SEEDS // 2} == set(), happened
+    assert len([name for name in happened if name.startswith("ended as")]) > 3, happened
 
 
 def test_a_seed_is_the_same_run_each_time() -> None:
@@ -69,6 +70,14 @@ from dataclasses import replace
 from tensord.daemon.copier import Copier
 carry_out = Copier._carry_out
 Copier._carry_out = lambda self, part: carry_out(self, replace(part, inbox_offset=0))
+""",
+    "an inbox that a lost daemon may read is written again": """
+from tensord.client.inboxes import Inboxes
+Inboxes.retire = lambda self, inbox: None
+""",
+    "generations are not looked at": """
+from tensord.shm.generations import GenerationWriter
+GenerationWriter.refusal = lambda self, key: None
 """,
     "a restart forgets the pins of lanes": """
 from tensord.daemon.memory import Memory

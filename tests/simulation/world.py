@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensord.client import puts
+from tensord.client import inboxes, puts
 from tensord.client.lease import Lease
 from tensord.client.view import View
 from tensord.daemon import copier
@@ -37,6 +37,8 @@ from .settings import drawn, redrawn
 
 PART_BYTES: Final = 2048
 """Parts of a put, in place of client/puts.py's 4 MiB."""
+START_BYTES: Final = 4096
+"""A client's first inbox, in place of client/inboxes.py's 1 MiB: it grows, and there are several."""
 TURN_BYTES: Final = 1024
 """What the copier copies at once, in place of its 4 MiB."""
 PROCESSES_MAX: Final = 4
@@ -70,9 +72,10 @@ class World:
         self._clients = self._made = self._versions = 0
         self._depth = 0
         self._part_bytes, puts.PART_BYTES = puts.PART_BYTES, PART_BYTES  # type: ignore[misc]
+        self._start_bytes, inboxes.START_BYTES = inboxes.START_BYTES, START_BYTES  # type: ignore[misc]
         self._turn_bytes, copier.TURN_BYTES = copier.TURN_BYTES, TURN_BYTES  # type: ignore[misc]
         foreground: dict[Callable[[], None], float] = {
-            self.put: 40,
+            self.put: 60,
             self.read: 30,
             self.let_go: 12,
             self.match: 8,
@@ -97,11 +100,11 @@ class World:
             self.pass_time: 12,
             self.attach: 16,
             self.reload: 1,
-            self.lose_connection: 2,
-            self.fork: 2,
+            self.lose_connection: 1.5,
+            self.fork: 1.2,
             self.kill_a_process: 1,
             self.close_a_client: 0.5,
-            self.end_the_daemon: 1.5,
+            self.end_the_daemon: 1,
             self.start_the_daemon: 12,
         }
         # Each seed has a temper of its own: a slow copier, a busy daemon, many forks.
@@ -526,6 +529,7 @@ class World:
     def close(self) -> None:
         """Whatever became of it: nothing of it stays."""
         puts.PART_BYTES = self._part_bytes  # type: ignore[misc]
+        inboxes.START_BYTES = self._start_bytes  # type: ignore[misc]
         copier.TURN_BYTES = self._turn_bytes  # type: ignore[misc]
         for process in self.processes:
             process.die()
