@@ -37,6 +37,7 @@ _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
     "evict": (Instance.evict, Instance.clear),
     "attach": (Instance.attach,),
     "invalidate": (Instance.invalidate,),
+    "offload": (Instance.device, Instance.device, Instance.device, Instance.fill_card),
 }
 _SMALL: Final[tuple[Call, ...]] = (Instance.put, Instance.put, Instance.put, Instance.put, Instance.hold)
 _SMALL_GROUPS: Final = ("reclaim", "pages")

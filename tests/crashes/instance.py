@@ -11,19 +11,18 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
 
 import tensord
 from tensord.client import link, puts
+from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import TensordError, Unavailable
 from tensord.ipc import messages
-from tensord.shm.index import IndexWriter
-from tensord.shm.layout import PAGE_BYTES, Superblock, span_bytes
 
-from ..daemon_process import MIB, PATIENCE_S, SHM_FOLDER, Daemon
+from ..daemon_process import MIB, PATIENCE_S, Daemon
+from .index_faults import fault_of_index
 from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
 
 INBOX_BYTES: Final = 128 << 10
@@ -34,6 +33,10 @@ _HELD_MAX, _HELD_SMALL_MAX = 6, 2
 _ON_THEIR_WAY_MAX: Final = 6
 _ON_THEIR_WAY_BYTES_MAX: Final = 98 << 10
 _SEQUENCES: Final = 4
+_CARD: Final = "card0"
+_CARD_BYTES: Final = 1 << 20
+_DEVICE_ENTRIES: Final = 8
+_LOOKS: Final = 200
 _BLOCK_TOKENS: Final = 16
 _STEP_S: Final = 0.001
 _ROOM_S: Final = 0.5
@@ -57,6 +60,12 @@ class Instance:
             policy="lru",
             limits_inbox_bytes_max=INBOX_BYTES,
             limits_claim_s=30,
+            gauges_device="file",
+            gauges_host="none",
+            gauges_sample_s="20ms",
+            gauges_sample_pressed_s="20ms",
+            pressure_critical_idle_s="10ms",
+            pressure_retry_s="50ms",
         )
         self.model = Model(lossy=small)
         self.held: list[tuple[Name, int, Any]] = []
@@ -72,10 +81,16 @@ class Instance:
             stack.enter_context(replaced(puts, "PART_BYTES", 16 << 10))
             stack.enter_context(replaced(link, "_RETRY_MOST_S", 0.02))
             stack.enter_context(self.daemon)
+            folder = self.daemon.folder / "card"
+            folder.mkdir()
+            self._card = stack.enter_context(FakeCard(folder, _CARD, _CARD_BYTES))
+            self.daemon.flags["gauges_file"] = self._card.gauge_file
             self.daemon.start()
             self.client = self.daemon.client(timeout_s=PATIENCE_S)
             self.daemon.kill()
             self._cache = tensord.PrefixCache(self.client, namespace(15, 0), block_tokens=_BLOCK_TOKENS)
+            self._vram = FakeVram(self._card)
+            self._tensors = stack.enter_context(tensord.DeviceCache(self.client, self._vram))
             self._stack = stack.pop_all()
         return self
 
@@ -186,6 +201,29 @@ class Instance:
         with self._answered():
             self.client._ask(lambda number: messages.Limit(number, limit_bytes))
 
+    def device(self, chance: random.Random) -> None:
+        """An entry on the stand-in card: there, or offloaded into the ring, or dropped and put again."""
+        number = chance.randrange(_DEVICE_ENTRIES)
+        key = namespace(14, 0).key("crash", "bytes", number.to_bytes(4, "little"))
+        values = np.arange(1024, dtype=np.float32) + np.float32(2048 * number)
+        found = self._tensors.get(key)
+        if found is None:
+            self._tensors.put(key, {"a": self._vram.upload(values)})
+        else:
+            with found as lease:
+                leaf = lease.tree["a"]
+                held = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
+                assert np.array_equal(held, values), f"wrong: device entry {number}"
+        self._expect_daemon()
+
+    def fill_card(self, chance: random.Random) -> None:
+        """The governor has entries offloaded; not waited for where it wants none."""
+        size = self._tensors.size
+        self._card.occupy(int(0.9 * _CARD_BYTES))
+        looks = iter(range(_LOOKS))
+        self._await(lambda: self._tensors.size < size or next(looks, None) is None, "an offload")
+        self._card.occupy(0)
+
     def settle(self) -> None:
         """Waits for the answers to all puts that are on their way."""
         while self._puts:
@@ -229,6 +267,7 @@ class Instance:
     def finish(self) -> None:
         """Everything is let go, and must be gone."""
         self.held.clear()
+        self._tensors.close()
         while self._others:
             self._others.pop().close()
         # An error's traceback may hold a frame, and the frame a view.
@@ -320,26 +359,7 @@ class Instance:
             return match.offset == len(_tokens(number)) - 1
 
     def _fault_of_index(self) -> str:
-        """"" if slots and lines agree, spans do not overlap, and only what a view holds waits for its pins."""
-        memory = bytearray((SHM_FOLDER / f"tensord.{self.daemon.instance}.index").read_bytes())
-        superblock = Superblock.unpack(bytes(memory[:PAGE_BYTES]))
-        before = bytes(memory)
-        index = IndexWriter(memory, superblock.geometry)
-        if memory != before:
-            return "a line disagrees with its slots"
-        slots = sorted(index.slots(), key=lambda slot: slot.offset)
-        holding = {name.key for name, _, _ in self.held}
-        leaked = [slot for slot in slots if not slot.published and slot.key not in holding]
-        if leaked:
-            return f"slots that nobody holds: {leaked}"
-        for one, other in pairwise(slots):
-            if one.offset + span_bytes(one.image_bytes) > other.offset:
-                return f"spans that overlap: {one}, {other}"
-        try:
-            index.check_invariants()
-        except AssertionError as error:
-            return f"an index that is not sound: {error}"
-        return ""
+        return fault_of_index(self.daemon.instance, {name.key for name, _, _ in self.held})
 
 
 def _bytes_of(name: Name, tree: Any) -> int:

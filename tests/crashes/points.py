@@ -105,6 +105,13 @@ DAEMON: Final = {
         "daemon.core.sweeps:Sweeps.go_on",
         "daemon.core.sweeps:Sweeps.answer",
     ),
+    "offload": (
+        "daemon.core.governor.devices:Devices.register",
+        "daemon.core.governor.devices:Devices.sampled",
+        "daemon.core.governor.devices:Devices._begin",
+        "daemon.core.governor.devices:Devices.acknowledge",
+        "daemon.actors.governor:GovernorActor._handle",
+    ),
 }
 """The daemon's points, by what it is doing. Wherever memory that outlives it changes, a function is named."""
 
