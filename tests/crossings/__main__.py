@@ -1,8 +1,11 @@
-"""All cells again and again, in random order and with random pauses: `make crossings ROUNDS=200`."""
+"""All cells again and again, in random order, with random pauses, and half of them with a second disturbance after the
+first: `make crossings ROUNDS=200`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import secrets
 import sys
 import time
@@ -11,6 +14,7 @@ from random import Random
 
 from ..client.device.card import card_folder
 from .cell import Cells
+from .disturbances import BY_NAME as DISTURBANCES
 from .table import CELLS, name_of
 
 # About as long as the daemon takes for what is under way.
@@ -25,6 +29,8 @@ def main() -> int:
     parser.add_argument("--round", type=int, help="run this round's pauses every time")
     parser.add_argument("--only", default="", help="cells whose names contain this")
     asked = parser.parse_args()
+    # Refusals are outcomes that the cells look at.
+    logging.getLogger("tensord").setLevel(logging.CRITICAL)
     chosen = [cell for cell in CELLS if asked.only in name_of(*cell)]
     if not chosen:
         parser.error(f"no cell is called {asked.only!r}")
@@ -36,12 +42,15 @@ def main() -> int:
             number = turn if asked.round is None else asked.round
             Random(f"{asked.seed} {number}").shuffle(chosen)
             for cell in chosen:
+                seed = f"{asked.seed} {number} {name_of(*cell)}"
+                drawn = Random(seed)
+                second = [drawn.choice(list(DISTURBANCES))] if drawn.random() < 0.5 else []
                 try:
-                    cells.run(*cell, seed=f"{asked.seed} {number} {name_of(*cell)}", jitter_s=JITTER_S)
+                    cells.run(*cell, *second, seed=seed, jitter_s=JITTER_S)
                 except Exception:
                     failed += 1
                     traceback.print_exc()
-                    print(f"FAILED {name_of(*cell)}: repeat it by", file=sys.stderr)
+                    print(f"FAILED {name_of(*cell, *second)}: repeat it by", file=sys.stderr)
                     replay = f'make crossings ROUNDS=20 SEED={asked.seed} ROUND={number} ONLY="{name_of(*cell)}"'
                     print(f"    {replay}", file=sys.stderr, flush=True)
             print(f"round {turn + 1}: {failed} failed, {time.monotonic() - began:.0f} s", flush=True)

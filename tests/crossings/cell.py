@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import tensord
 from tensord.client.device.fake_card import FakeCard
+from tensord.errors import TensordError
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child
@@ -46,8 +47,9 @@ class Cells:
         self._cards = cards
         self._daemon: Daemon | None = None
 
-    def run(self, state: str, disturbance: str, *, seed: str = "", jitter_s: float = 0.0) -> None:
-        """Runs one cell. With `jitter_s` there are random pauses between its steps, drawn by `seed`.
+    def run(self, state: str, *disturbances: str, seed: str = "", jitter_s: float = 0.0) -> None:
+        """Runs one cell; several disturbances come one after another. With `jitter_s` there are random pauses between
+        its steps, drawn by `seed`.
 
         Raises:
             AssertionError: a promise is broken.
@@ -55,7 +57,7 @@ class Cells:
         if self._daemon is None:
             self._daemon = _daemon(self._cards)
             self._daemon.start()
-        cell = Cell(self._daemon, self._cards, state, disturbance, seed, jitter_s)
+        cell = Cell(self._daemon, self._cards, state, disturbances, seed, jitter_s)
         try:
             cell.run()
         except BaseException:
@@ -94,11 +96,11 @@ class Cell:
     """Runs once."""
 
     def __init__(
-        self, daemon: Daemon, cards: Path, state: str, disturbance: str, seed: str = "", jitter_s: float = 0.0
+        self, daemon: Daemon, cards: Path, state: str, disturbances: Sequence[str], seed: str, jitter_s: float
     ) -> None:
         self.daemon = daemon
         self.state = STATES[state]
-        self.disturbance = DISTURBANCES[disturbance]()
+        self.disturbances = [DISTURBANCES[name]() for name in disturbances]
         self.random = Random(f"{seed} cell")
         self._jitter_s = jitter_s
         # With random pauses the daemon also reads on while the state is entered.
@@ -125,10 +127,9 @@ class Cell:
             for name in ("kept", "beside"):
                 self.put(name)
             descriptors, segments = self.daemon.descriptors(), self.segments()
-            with (
-                Child(party.run, self._place, self.state.name) as self._party,
-                self.disturbance.around(self),
-            ):
+            with Child(party.run, self._place, self.state.name) as self._party, ExitStack() as stack:
+                for disturbance in self.disturbances:
+                    stack.enter_context(disturbance.around(self))
                 try:
                     assert self._party.hear() == "ready"
                     self._run()
@@ -141,13 +142,15 @@ class Cell:
         if self._stops:
             self.stop()
         self.tell("enter")
-        self.jitter()
-        self.disturbance.apply(self)
+        for disturbance in self.disturbances:
+            self.jitter()
+            disturbance.apply(self)
         self.tell("go_on", self._stopped)
         self.resume()
         used = self.tell("forked_uses") if self.forked else {}
         outcomes = self.tell("settle")
         outcomes.update(used)
+        self.attached()
         self.committed(outcomes)
         self.right(outcomes)
         self.press()
@@ -216,6 +219,8 @@ class Cell:
             except BaseException as error:
                 raised.append(error)
 
+        if not self._stopped:
+            self.attached()
         thread = threading.Thread(target=run)
         thread.start()
         try:
@@ -227,6 +232,18 @@ class Cell:
 
     def key(self, name: str) -> bytes:
         return key_of(self.namespace, name)
+
+    def attached(self) -> None:
+        """Waits until the daemon answers the other client."""
+
+        def answers() -> bool:
+            try:
+                self.other.touch(self.key("kept"))
+            except TensordError:
+                return False
+            return True
+
+        until(answers, "the daemon to answer the other client")
 
     def put(self, name: str, size_bytes: int = ENTRY_BYTES) -> None:
         """Another client stores it, by the weights of now."""
@@ -240,9 +257,10 @@ class Cell:
     def committed(self, outcomes: dict[str, str]) -> None:
         """What was stored is there; nothing is refused without a reason."""
         for name, outcome in outcomes.items():
-            allowed = {"stored", "existed", "lost", *(["refused"] if self.disturbance.refuses else [])}
+            refused = any(disturbance.refuses for disturbance in self.disturbances)
+            allowed = {"stored", "existed", "lost", *(["refused"] if refused else [])}
             assert outcome in allowed, f"the put of {name!r} was {outcome}"
-        if self.disturbance.loses:
+        if any(disturbance.loses for disturbance in self.disturbances):
             return
         stored = [name for name, outcome in outcomes.items() if outcome in ("stored", "existed")]
         for name in ("kept", "beside", *stored):
@@ -250,7 +268,7 @@ class Cell:
 
     def press(self) -> None:
         """Others store so much that nothing is left of an entry that nobody looks at."""
-        until(lambda: self.other.connected, "the other client to be attached")
+        self.attached()
         ring_bytes = self.daemon.status()["ring_bytes"]
         # Twice: what has left the ring by the end of the first is overwritten by the end of the second.
         for _ in range(2):
@@ -293,7 +311,7 @@ class Cell:
 
     def at_rest(self, descriptors: int, segments: set[Path]) -> None:
         """Nothing of the party is left."""
-        until(lambda: self.other.connected, "the other client to be attached")
+        self.attached()
         self.daemon.until(
             lambda s: (
                 s["clients"] == s["lanes"] == 1

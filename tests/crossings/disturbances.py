@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import tensord
+from tensord.errors import TensordError
 from tensord.ipc import messages
 
 from ..daemon_process import MIB, PATIENCE_S
@@ -150,8 +151,11 @@ class Busy(Disturbance):
                 keys = [key_of(cell.namespace, f"flood-{number}-{at}") for at in range(4)]
                 payloads = [words(key) for key in keys]
                 while not stop.is_set():
+                    with suppress(TensordError):
+                        client.evict(*keys)
                     for key, payload in zip(keys, payloads, strict=True):
                         client.put(key, payload, timeout_s=PATIENCE_S)
+                with suppress(TensordError):
                     client.evict(*keys)
 
         threads = [threading.Thread(target=flood, args=(number,)) for number in range(2)]
@@ -248,6 +252,8 @@ class Dropped(Disturbance):
     def apply(self, cell: Cell) -> None:
         cell.daemon.interrupt()
         cell.started()
+        # Generations last as long as the ring.
+        cell.generation = 0
 
 
 class OtherSettings(Disturbance):

@@ -144,9 +144,7 @@ class Party:
 
     def settle(self) -> dict[str, str]:
         """Waits until the client is attached again, and until every put has an outcome. Returns those by name."""
-        if self.client is None:
-            self.client = self.connect()
-        self.answered(self.client)
+        self.attached()
         self.state.settle()
         self.put("last", wait=True)
         return {name: put.wait(PATIENCE_S).state for name, put in self.outcomes.items()}
@@ -176,19 +174,21 @@ class Party:
 
     def cut(self) -> None:
         """The connection breaks."""
-        channel = self.client.link._channel
+        channel = self.client.link._channel if self.client is not None else None
         if channel is not None:
-            channel._sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                channel._sock.shutdown(socket.SHUT_RDWR)
 
     def cut_without_lane(self) -> None:
         """The connection breaks, and the client brings no lane to the next one, so that it gets a new lane."""
-        link = self.client.link
-        os.close(link._lane_fd)
-        link._lane_fd = -1
+        if self.client is not None and self.client.link._lane_fd >= 0:
+            os.close(self.client.link._lane_fd)
+            self.client.link._lane_fd = -1
         self.cut()
 
     def close_client(self) -> None:
-        self.client.close()
+        if self.client is not None:
+            self.client.close()
         self.client = None
 
     def collect_client(self) -> None:
@@ -197,12 +197,16 @@ class Party:
 
     def attached(self) -> None:
         """Attached again."""
+        if self.client is None:
+            self.client = self.connect()
         self.answered(self.client)
 
     def attached_and_took(self) -> None:
         """Attached again; one more view, under the lane of now."""
-        self.answered(self.client)
-        self.taken.append(("beside", self.got("beside").tree))
+        self.attached()
+        lease = self.client.get(self.key("beside"))
+        if lease is not None:
+            self.taken.append(("beside", lease.tree))
 
     def look(self) -> None:
         """Every byte held is right now."""
@@ -216,10 +220,11 @@ class Party:
             ours.close()
             _Child(self, theirs).run(child)
         theirs.close()
-        self.forked = _Forked(pid, ours)
+        forked = _Forked(pid, ours)
         if child == "exits":
-            self.forked.end()
-            self.forked = None
+            forked.end()
+        else:
+            self.forked = forked
 
     def fork_in_thread(self) -> None:
         thread = threading.Thread(target=self.fork, args=("exits",))
@@ -233,8 +238,7 @@ class Party:
 
         def take() -> None:
             now.wait()
-            client = self.client
-            lease = client.get(self.key("beside"))
+            lease = self.client.get(self.key("beside")) if self.client is not None else None
             if lease is not None:
                 self.taken.append(("beside", lease.tree))
             del lease

@@ -14,6 +14,6 @@ CELLS: Final = [
 ]
 
 
-def name_of(state: str, disturbance: str) -> str:
+def name_of(*cell: str) -> str:
     """How a cell is called."""
-    return f"{state} x {disturbance}"
+    return " x ".join(cell)
