@@ -275,12 +275,19 @@ class OtherSettings(Disturbance):
         cell.restart()
 
 
-class LargerRing(OtherSettings):
+class OtherRing(OtherSettings):
+    def apply(self, cell: Cell) -> None:
+        super().apply(cell)
+        wanted = self.settings["ring_bytes"]
+        cell.daemon.until(lambda s: s["ring_bytes"] == wanted, f"a ring of {wanted} bytes")
+
+
+class LargerRing(OtherRing):
     name = "restart with a larger ring"
-    settings: ClassVar = {"ring_bytes": 6 * MIB}
+    settings: ClassVar = {"ring_bytes": 7 * MIB}
 
 
-class SmallerRing(OtherSettings):
+class SmallerRing(OtherRing):
     name = "restart with a smaller ring"
     settings: ClassVar = {"ring_bytes": 3 * MIB}
     loses = True
