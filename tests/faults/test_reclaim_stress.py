@@ -140,7 +140,7 @@ class PausedLane(Lane):
 def as_kind(kind: type[Any], made: Any) -> Any:
     """A copy of `made` as a subclass of its type, whose properties stand in for some of its parts."""
     copy = object.__new__(kind)
-    for name in type(made).__slots__:
+    for name in set(type(made).__slots__) - {"__weakref__"}:
         member = type(made).__dict__[name]
         member.__set__(copy, member.__get__(made))
     return copy
