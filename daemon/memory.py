@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from mmap import mmap
 from typing import Any, Final, Self
 
@@ -44,6 +45,8 @@ from .sizes import Asked
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _LANE_COUNTER_BITS: Final = 32
+LANES_READ_MAX: Final = 1024
+"""Lanes that one question about pins has read: 6 to 8 ms."""
 _LANE_NAMES_TRIED: Final = 64
 _FOREIGN_TOLD: Final = 16
 
@@ -245,28 +248,31 @@ class Memory:
 
     @property
     def fence_is_quick(self) -> bool:
-        """Whether every lane's process registered for the expedited fence; else `pins` takes 8 to 16 ms."""
+        """Whether every lane's process registered for the expedited fence; else `fence` takes 8 to 16 ms."""
         return all(lane.fenced for lane in self._lanes.values())
 
-    def pins(self) -> frozenset[int]:
-        """Every span id that any lane pins, as of now or later: what was pinned before this call is in it."""
-        lanes = self.lanes
-        if lanes:
-            fence(expedited=all(lane.fenced for lane in lanes))
-        pinned: set[int] = set()
-        for lane in lanes:
-            pinned.update(lane.reader.pins(self._scratch).tolist())
-        return frozenset(pinned)
+    def fence(self) -> None:
+        """Orders what was unpublished before it and pins of readers that still saw it; before the lanes are read.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        if self._lanes:
+            fence(expedited=self.fence_is_quick)
+
+    @property
+    def readers(self) -> list[LaneReader]:
+        """The lanes as they are read; `forget_abandoned` closes some."""
+        return [lane.reader for lane in self._lanes.values()]
 
     def read_pins(self) -> list[HeldLane]:
-        """The lanes, with their numbers of pins brought up to date: to look at, not to reclaim by."""
-        for lane in self._lanes.values():
+        """The lanes, with their numbers of pins brought up to date: to look at, not to reclaim by.
+
+        Of the lanes behind the first LANES_READ_MAX, the numbers are as of the last scan or count.
+        """
+        for lane in islice(self._lanes.values(), LANES_READ_MAX):
             lane.reader.pins(self._scratch)
         return self.lanes
-
-    def pins_by_lane(self) -> list[Array]:
-        """The span ids that each lane pins, (n,) uint64 with repetitions: to look at, not to reclaim by."""
-        return [lane.reader.pins(self._scratch) for lane in self._lanes.values()]
 
     @property
     def lanes(self) -> list[HeldLane]:

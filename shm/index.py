@@ -254,6 +254,11 @@ class IndexWriter:
         spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
         return spans[slots], holders[slots]
 
+    def span_ids(self) -> Array:
+        """The ids of all allocated slots, published or not, sorted, (n,) uint64."""
+        spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
+        return np.sort(spans[spans != 0])
+
     def candidates(self, key: bytes) -> list[int]:
         """The slots in which `key` may stand."""
         buckets = dict.fromkeys(self._buckets(key))

@@ -336,8 +336,10 @@ class LaneReader:
         """The span ids that the lane pins now; `into` is (4096,) uint64 scratch.
 
         A word that is torn while it is read belongs to a pin made after the fence, whose reader will find its slot
-        changed; whole words are all that earlier readers left.
+        changed; whole words are all that earlier readers left. A closed reader finds none: no process holds the lane.
         """
+        if self._fd < 0:
+            return into[:0]
         got = os.preadv(self._fd, [into.data], PAGE_BYTES)
         words = into[: got // 8]
         found: Array = words[words != 0]
@@ -347,7 +349,7 @@ class LaneReader:
     def drain(self, most: int = LANE_LOG_WORDS) -> Drained | None:
         """What was recorded since the last call, the latest `most` of it; None if nothing was."""
         header = self._header
-        if os.preadv(self._fd, [header.data], 0) < header.nbytes:
+        if self._fd < 0 or os.preadv(self._fd, [header.data], 0) < header.nbytes:
             return None
         self.hits, self.misses = int(header[HEAD_AT]), int(header[MISSES_AT])
         fresh = self.hits - self._seen
@@ -376,4 +378,6 @@ class LaneReader:
         return True
 
     def close(self) -> None:
+        """Closes its descriptor."""
         os.close(self._fd)
+        self._fd = -1

@@ -35,7 +35,7 @@ RING_BYTES: Final = 16 * MIB
 # How long anything may take before a test gives up on it. No measurement: a loaded machine is slow.
 PATIENCE_S: Final = 30.0
 # Who holds what is counted twenty times as often as it would be: for tests that wait for it.
-COUNTING_OFTEN: Final = {"tensord.daemon.actors.store._HOLDERS_EVERY_S": 0.05}
+COUNTING_OFTEN: Final = {"tensord.daemon.actors.lanes.HOLDERS_EVERY_S": 0.05}
 
 Found = TypeVar("Found")
 _numbers = count(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ..core.turns import Turns
@@ -65,18 +66,26 @@ class Inbox(Generic[Message]):
         self._closed = True
         return self.drain()
 
+    def next(self) -> Message | None:
+        """Takes the next message, without waiting; None if there is none."""
+        taken = self._taken(min(1, len(self)))
+        return taken[0] if taken else None
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Returns once there is a message, or `timeout_s` has passed."""
+        if len(self):
+            return
+        self._arrived.clear()
+        if timeout_s is None:
+            await self._arrived.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""
-        if not len(self):
-            self._arrived.clear()
-            if timeout_s is None:
-                await self._arrived.wait()
-            else:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await self._arrived.wait()
-                except TimeoutError:
-                    return []
+        await self.wait(timeout_s)
         return self._taken(min(most, len(self)))
 
     def _waiting(self, sender: Sender | None) -> int:

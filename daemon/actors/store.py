@@ -7,7 +7,6 @@ what is stored, refused or evicted is the core's to say.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,17 +24,18 @@ from ..copier import Copier
 from ..core import effects, events
 from ..core.governor.events import HostHolds
 from ..core.store import Store
-from ..holders import Array, Holders
 from ..logs import logger
 from ..memory import Memory
 from .inbox import Inbox
 from .lane_room import LaneRoom
+from .lanes import LaneJobs
+from .pump import Pump
 from .words import (
     Asked,
     Deliver,
+    Fenced,
     Grown,
     Happened,
-    HoldersChanged,
     Joined,
     Left,
     Question,
@@ -45,16 +45,6 @@ from .words import (
     StoreMessage,
 )
 
-# How long a turn lasts before timers, lanes and everybody else on the loop get theirs: a put goes through the loop four
-# times, and waits for a turn each time.
-_TURN_S: Final = 0.0005
-_DRAIN_EVERY_S: Final = 0.1
-# Of all lanes together, and at least _DRAIN_RECORDS_MIN of each. Clients that read faster are sampled, by what they
-# read last: to know their every read better would cost everybody else their turn.
-_DRAIN_RECORDS: Final = 4096
-_DRAIN_RECORDS_MIN: Final = 64
-_HOLDERS_EVERY_S: Final = 1.0
-_HOLDERS_AT_ONCE: Final = 1024
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 _log = logger("store")
@@ -81,10 +71,7 @@ class StoreActor:
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
-        self._busy = False
-        self._drain_at = 0.0
-        self._holders = Holders(*memory.index.held())
-        self._holders_at = 0.0
+        self._pump = Pump(self.inbox, self._receive, clock)
         self._grown_bytes = 0
         self._grow_error = ""
         self._lane_room = LaneRoom()
@@ -96,6 +83,13 @@ class StoreActor:
             memory.ring,
             config.limits.tree_depth_max,
             lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied),
+        )
+        self._lanes = LaneJobs(
+            memory,
+            clock=clock,
+            handle=self._handle,
+            begin=self._pump.begin,
+            report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
 
     @property
@@ -111,83 +105,73 @@ class StoreActor:
     @property
     def settled(self) -> bool:
         """Whether all messages are taken up, and no put whose last part has come is unanswered."""
-        return not (self._busy or len(self.inbox) or any(put.whole for put in self._store.intake.puts))
+        return not (len(self.inbox) or any(put.whole for put in self._store.intake.puts))
 
     async def run(self) -> None:
         """Serves until it is cancelled; then waits for the copies under way, so that whole commits are kept."""
         self._copier.start()
         try:
             while True:
-                self._busy = False
-                taken = await self.inbox.take(1, self._idle_s())
-                self._busy = True
-                ends_at = self._clock() + _TURN_S
-                while taken:
-                    await self._receive(taken[0])
-                    more = len(self.inbox) and self._clock() < ends_at
-                    taken = await self.inbox.take(1) if more else []
-                # Answers go out before what may wait is done, such as counting the uses of what was matched. And a full
-                # inbox would be taken up without a pause, so that nobody else on the loop would get a turn.
+                idle_s = self._idle_s()
+                if idle_s > 0:
+                    await self.inbox.wait(idle_s)
+                self._pump.turn()
+                # Answers go out before what may wait is done, such as counting the uses of what was matched; and
+                # everybody else on the loop gets a turn.
                 await asyncio.sleep(0)
-                await self._keep_time()
+                self._keep_time()
         finally:
             await self._finish()
 
     def _idle_s(self) -> float:
-        due = self._drain_at
-        timer = self._store.next_timer()
-        if timer is not None:
-            due = min(due, timer)
-        return max(0.0, due - self._clock())
+        if self._pump.busy:
+            return 0.0
+        due, timer = self._lanes.timer, self._store.next_timer()
+        return max(0.0, (due if timer is None else min(due, timer)) - self._clock())
 
-    async def _keep_time(self) -> None:
+    def _keep_time(self) -> None:
         now = self._clock()
         timer = self._store.next_timer()
         if timer is not None and timer <= now:
-            await self._handle(events.Tick())
-        if now >= self._drain_at:
-            await self._drain()
-            self._memory.forget_abandoned()
-            self._drain_at = self._clock() + _DRAIN_EVERY_S
-        if now >= self._holders_at:
-            self._count_holders()
+            self._handle(events.Tick())
+        self._lanes.keep_time(now)
 
-    async def _receive(self, message: StoreMessage) -> None:
+    def _receive(self, message: StoreMessage) -> None:
         match message:
             case Requested(client, request):
                 if client not in self._clients:
                     return
                 if isinstance(request, messages.MatchPrefix):
-                    await self._match(client, request)
+                    self._match(client, request)
                 else:
-                    await self._handle(events.Received(client, request))
+                    self._handle(events.Received(client, request))
             case events.Copied() | events.Pressed() | events.Punched() | events.Allocated():
-                await self._handle(message)
+                self._handle(message)
             case Joined():
                 self._clients[message.client] = message
-                await self._handle(events.ClientJoined(message.client, message.peer.uid, message.name))
+                self._handle(events.ClientJoined(message.client, message.peer.uid, message.name))
             case Asked():
                 self._serve_memory(message)
             case Left(client):
                 if self._clients.pop(client, None) is not None:
                     self._memory.orphan(client)
-                    await self._handle(events.ClientLeft(client))
+                    self._handle(events.ClientLeft(client))
             case Grown():
-                await self._grow(message)
+                self._grow(message)
             case Scrubbed():
-                await self._scrubbed(message)
-            case HoldersChanged(holders):
-                await self._show_holders(holders)
+                self._scrubbed(message)
+            case Fenced():
+                self._lanes.fenced(message)
             case Question():
                 self._answer(message)
             case Reconfigured(limits, config):
                 self._config = config
-                await self._handle(events.LimitsChanged(limits))
+                self._handle(events.LimitsChanged(limits))
             case _:
                 assert_never(message)
 
-    async def _handle(self, event: events.Event) -> None:
-        """One event through the core, and its effects out, those of the scan that it may ask for included."""
+    def _handle(self, event: events.Event) -> None:
+        """One event through the core, and its effects out. What they bring about comes later, as a message or job."""
         for effect in self._store.handle(event, self._clock()):
             match effect:
                 case effects.Send(client, message):
@@ -197,7 +181,7 @@ class StoreActor:
                 case effects.WriteExpiry(offset, expires_s):
                     self._memory.write_expiry(offset, expires_s)
                 case effects.Scan():
-                    await self._handle(events.Scanned(await self._scan()))
+                    self._lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self._pages.submit(self._carry_out, effect)
                 case effects.Holds(resident_bytes, wanted_bytes, settled):
@@ -211,7 +195,7 @@ class StoreActor:
                 case _:
                     assert_never(effect)
 
-    async def _match(self, client: int, query: messages.MatchPrefix) -> None:
+    def _match(self, client: int, query: messages.MatchPrefix) -> None:
         """Takes a query out of the client's inbox, who may write there meanwhile: what was copied is what is asked."""
         try:
             tokens_max = self._config.limits.prefix_tokens_max
@@ -226,14 +210,7 @@ class StoreActor:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
             return
         folded = np.frombuffer(record, np.uint32, piece.count, piece.text_at)
-        await self._handle(events.PrefixAsked(client, query, piece, folded))
-        # A long query takes milliseconds: others get their turn before the next.
-        await asyncio.sleep(0)
-
-    async def _scan(self) -> frozenset[int]:
-        if self._memory.fence_is_quick:
-            return self._memory.pins()
-        return await asyncio.to_thread(self._memory.pins)
+        self._handle(events.PrefixAsked(client, query, piece, folded))
 
     def _carry_out(self, effect: effects.Punch | effects.Allocate) -> None:
         """In the pages' thread: gives pages of the ring back, or takes them back."""
@@ -259,52 +236,16 @@ class StoreActor:
             return events.Allocated(effect.offset, TensordError(f"the pages could not be had: {error!r}"))
         return events.Allocated(effect.offset)
 
-    async def _drain(self) -> None:
-        lanes = self._memory.lanes
-        most = max(_DRAIN_RECORDS // max(1, len(lanes)), _DRAIN_RECORDS_MIN)
-        for lane in lanes:
-            drained = lane.reader.drain(most)
-            if drained is not None:
-                ids = drained.span_ids.tolist()
-                await self._handle(events.Accessed(ids, drained.misses, drained.lost, drained.again))
-                await asyncio.sleep(0)
-
-    def _count_holders(self) -> None:
-        """Has the pins of all lanes counted, in a thread: there may be 4,096 in each of them."""
-        pinned = self._memory.pins_by_lane()
-        if not pinned and not self._holders:
-            self._holders_at = self._clock() + _HOLDERS_EVERY_S
-            return
-        # Until they are counted, and shown.
-        self._holders_at = math.inf
-        self._loop.run_in_executor(None, self._counted, pinned)
-
-    def _counted(self, pinned: list[Array]) -> None:
-        """In a thread."""
-        changes: list[tuple[int, int]] = []
-        try:
-            changes = self._holders.changes(pinned)
-        except Exception as error:
-            # What is shown stays as it was. Said all the same, for the next count to be made.
-            _log.error("holders could not be counted", lanes=len(pinned), why=repr(error))
-        self._loop.call_soon_threadsafe(self.inbox.tell_now, HoldersChanged(changes))
-
-    async def _show_holders(self, holders: list[tuple[int, int]]) -> None:
-        for start in range(0, len(holders), _HOLDERS_AT_ONCE):
-            await self._handle(events.HoldersCounted(holders[start : start + _HOLDERS_AT_ONCE]))
-            await asyncio.sleep(0)
-        self._holders_at = self._clock() + _HOLDERS_EVERY_S
-
-    async def _grow(self, grown: Grown) -> None:
+    def _grow(self, grown: Grown) -> None:
         ring_bytes = self._memory.superblock.ring_bytes
         self._grown_bytes = grown.ring_bytes
         if grown.error is not None:
             self._grow_error = str(grown.error)
             _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
         more = grown.error is None and grown.ring_bytes < ring_bytes
-        await self._handle(events.RingGrown(grown.ring_bytes, more))
+        self._handle(events.RingGrown(grown.ring_bytes, more))
 
-    async def _scrubbed(self, scrubbed: Scrubbed) -> None:
+    def _scrubbed(self, scrubbed: Scrubbed) -> None:
         """Believes the check only if the slot still stands for the span that was checked."""
         slot = self._memory.index.read(scrubbed.slot)
         if not slot.published or slot.span_id != scrubbed.span_id:
@@ -313,7 +254,7 @@ class StoreActor:
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
             _log.error("a recovered entry is not what was stored; evicted", key=slot.key.hex())
-            await self._handle(events.FoundCorrupt(scrubbed.span_id))
+            self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _serve_memory(self, asked: Asked) -> None:
         client = self._clients.get(asked.client)
@@ -391,14 +332,16 @@ class StoreActor:
 
     async def _finish(self) -> None:
         """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""
-        for message in self.inbox.drain():
-            await self._receive(message)
+        while self._pump.busy or self._lanes.fencing:
+            if not self._pump.busy:
+                await self.inbox.wait()
+            self._pump.turn()
         self._copier.stop()
         # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
             if isinstance(message, events.Copied):
-                await self._handle(message)
+                self._handle(message)
         # What is left undone the next daemon finds as it is.
         self._pages.shutdown(cancel_futures=True)
 

@@ -104,10 +104,10 @@ class Scrubbed:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldersChanged:
-    """To the store: how many lanes pin each of these spans now, where that has changed; `holders` of (id, lanes)."""
+class Fenced:
+    """To the store, from the thread that makes slow fences: lanes may be read now, or `error`: why not."""
 
-    holders: list[tuple[int, int]]
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ StoreMessage = (
     | Requested
     | Left
     | Copied
-    | HoldersChanged
+    | Fenced
     | Grown
     | Scrubbed
     | Question

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.client.lease import lease_over
+from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.copier import Copier, Job
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.entries import Entry
@@ -19,7 +21,6 @@ from tensord.daemon.core.governor import effects as governor_effects
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.store import Store
-from tensord.daemon.holders import Holders
 from tensord.daemon.memory import Memory
 from tensord.daemon.policy.replacement import by_name
 from tensord.errors import NotEnoughMemory, TensordError
@@ -80,12 +81,17 @@ class Daemon:
         )
         self.governor = Governor(settings.governor_limits())
         self.copier = Copier(self.memory.ring, 32, lambda _: None)
-        self.holders = Holders(*self.memory.index.held())
+        self.jobs: deque[Iterator[None]] = deque()
+        self.lanes = LaneJobs(
+            self.memory,
+            clock=lambda: world.now,
+            handle=self.do,
+            begin=self.jobs.append,
+            report=lambda fenced: self.lanes.fenced(fenced),
+        )
         self.wires: dict[int, Wire] = {}
         self.copies: deque[Job] = deque()
         self.pages: deque[effects.Punch | effects.Allocate] = deque()
-        self.scan_asked = False
-        self.scanned: frozenset[int] | None = None
         self.scrubbed: tuple[int, int] | None = None
         self.matched: messages.Matched | None = None
         self.answered: int | None = None
@@ -109,9 +115,7 @@ class Daemon:
                 case effects.WriteExpiry(offset, expires_s):
                     self.memory.write_expiry(offset, expires_s)
                 case effects.Scan():
-                    assert not self.scan_asked
-                    assert self.scanned is None
-                    self.scan_asked = True
+                    self.lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self.pages.append(effect)
                 case effects.Holds(resident_bytes, wanted_bytes, settled):
@@ -272,14 +276,14 @@ class Daemon:
             self.memory.allocate(effect.offset, effect.size_bytes, prefault=False)
             self.do(events.Allocated(effect.offset))
 
-    def scan(self) -> None:
-        """A scan's two halves, with anything else between them."""
-        if self.scan_asked:
-            self.scan_asked, self.scanned = False, self.memory.pins()
-        elif self.scanned is not None:
-            pinned, self.scanned = self.scanned, None
-            self.world.say("scanned", pinned=len(pinned))
-            self.do(events.Scanned(pinned))
+    def work(self) -> None:
+        """One slice of a job: a scan, a count of holders, or a look at the lanes' logs."""
+        if not self.jobs:
+            return
+        job = self.jobs.popleft()
+        for _ in job:
+            self.jobs.append(job)
+            return
 
     def scrub(self) -> None:
         """A recovered entry is checked; what was found is believed a step later, if the slot still stands for it."""
@@ -297,17 +301,9 @@ class Daemon:
                 return
             self.scrubbed = slot.number, slot.span_id
 
-    def count_holders(self) -> None:
-        """How many lanes pin each span is shown to clients."""
-        self.do(events.HoldersCounted(self.holders.changes(self.memory.pins_by_lane())))
-
-    def drain(self) -> None:
-        """The lanes' logs are read, and lanes that nobody holds any more are forgotten."""
-        for lane in self.memory.lanes:
-            drained = lane.reader.drain(self.world.chance.choice([4, 8192]))
-            if drained is not None:
-                self.do(events.Accessed(drained.span_ids.tolist(), drained.misses, drained.lost, drained.again))
-        self.memory.forget_abandoned()
+    def keep_time(self) -> None:
+        """Jobs on the lanes that are due begin: logs are read, holders counted, lanes that nobody holds forgotten."""
+        self.lanes.keep_time(self.world.now)
 
     def tick(self) -> None:
         """Timers that are due."""
@@ -406,7 +402,7 @@ class Daemon:
         """Whether something is under way that comes to its end by itself."""
         status = self.store.status()
         under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
-        return under_way or bool(self.copies or self.pages or self.scan_asked or self.scanned is not None)
+        return under_way or bool(self.copies or self.pages or self.store.memory.scan_in_flight)
 
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to this key."""

@@ -53,8 +53,8 @@ def test_a_seed_is_the_same_run_each_time() -> None:
 
 SABOTAGES = {
     "pins are not looked at": """
-from tensord.daemon.memory import Memory
-Memory.pins = lambda self: frozenset()
+from tensord.daemon.lane_scan import LaneScan
+LaneScan._add = lambda self, words: None
 """,
     "a fork leaves the lanes as they are": """
 from tensord.shm.lanes import Lane

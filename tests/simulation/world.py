@@ -90,10 +90,9 @@ class World:
             self.hear: 60,
             self.receive: 40,
             self.of_daemon(Daemon.copy): 40,
-            self.of_daemon(Daemon.scan): 24,
+            self.of_daemon(Daemon.work): 30,
             self.of_daemon(Daemon.move_pages): 14,
-            self.of_daemon(Daemon.drain): 5,
-            self.of_daemon(Daemon.count_holders): 3,
+            self.of_daemon(Daemon.keep_time): 8,
             self.of_daemon(Daemon.scrub): 4,
             self.of_daemon(Daemon.press): 1,
             self.of_daemon(Daemon.sample): 4,
@@ -519,11 +518,11 @@ class World:
             daemon.finish_copies()
             while daemon.pages:
                 daemon.move_pages(short=False)
-            for _ in range(2):
-                daemon.scan()
+            while daemon.jobs:
+                daemon.work()
             self.now += 2.0
             daemon.tick()
-            daemon.drain()
+            daemon.keep_time()
         raise AssertionError("the daemon does not come to rest though nothing happens")
 
     def close(self) -> None:

@@ -1,0 +1,153 @@
+"""What the store actor does with the lanes: scans for the core, access logs, and who holds what. All of it in slices.
+
+Owns: when logs are drained and holders counted, and the jobs that do so. Does not own the lanes (`memory`) nor what the
+core makes of them: each outcome is an event for `handle`.
+
+A round of draining takes DRAIN_RECORDS records of all lanes together, and of one lane at least DRAIN_RECORDS_MIN. The
+next round begins where the last one ended. Reads beyond that rate are sampled: the latest of each lane count. Counting
+holders takes at most a twentieth of the loop's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from ...shm.layout import LANE_WORDS
+from ..core import events
+from ..holders import Holders
+from ..lane_scan import LANES_AT_ONCE, LaneScan
+from ..logs import logger
+from ..memory import Memory
+from .words import Fenced
+
+DRAIN_EVERY_S: Final = 0.1
+DRAIN_RECORDS: Final = 4096
+DRAIN_RECORDS_MIN: Final = 64
+HOLDERS_EVERY_S: Final = 1.0
+HOLDERS_SHARE: Final = 20
+"""Counting that took long is put off until the loop had so many times as long for other things."""
+HOLDERS_AT_ONCE: Final = 1024
+
+_log = logger("lanes")
+
+
+class LaneJobs:
+    """The lanes of `memory`.
+
+    `begin` takes a job, whose slices are carried out by and by; `report` takes the outcome of a thread, in that thread.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        clock: Callable[[], float],
+        handle: Callable[[events.Event], None],
+        begin: Callable[[Iterator[None]], None],
+        report: Callable[[Fenced], object],
+    ) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._handle = handle
+        self._begin = begin
+        self._report = report
+        self._holders = Holders(*memory.index.held())
+        self._drain_at = self._holders_at = 0.0
+        self._drain_from = 0
+        self._scratch = np.empty(LANE_WORDS, np.uint64)
+        self.fencing = False
+        """Whether a thread is about to report `Fenced`."""
+
+    @property
+    def timer(self) -> float:
+        """When `keep_time` has something to do next."""
+        return min(self._drain_at, self._holders_at)
+
+    def keep_time(self, now: float) -> None:
+        """Begins what is due."""
+        if now >= self._drain_at:
+            self._drain_at = math.inf
+            self._begin(self._drain())
+        if now >= self._holders_at:
+            self._holders_at = math.inf
+            self._begin(self._count_holders())
+
+    def scan(self) -> None:
+        """Begins a scan, which ends in a Scanned event; after a fence in a thread where that takes 8 to 16 ms."""
+        if self._memory.fence_is_quick:
+            self._memory.fence()
+            self._begin(self._scan())
+        else:
+            self.fencing = True
+            asyncio.get_running_loop().run_in_executor(None, self._fence)
+
+    def fenced(self, fenced: Fenced) -> None:
+        """The thread's fence is done.
+
+        Raises:
+            OSError: there was none, so no pin can be ruled out, and nothing may be reused.
+        """
+        self.fencing = False
+        if fenced.error is not None:
+            raise fenced.error
+        self._begin(self._scan())
+
+    def _fence(self) -> None:
+        error: Exception | None = None
+        try:
+            self._memory.fence()
+        except Exception as failure:
+            error = failure
+        self._report(Fenced(error))
+
+    def _scan(self) -> Iterator[None]:
+        scan = LaneScan(self._memory.readers, self._memory.index.span_ids)
+        yield from scan
+        self._handle(events.Scanned(frozenset(scan.pinned)))
+
+    def _drain(self) -> Iterator[None]:
+        readers = self._memory.readers
+        most = max(DRAIN_RECORDS // max(1, len(readers)), DRAIN_RECORDS_MIN)
+        left = DRAIN_RECORDS
+        for number in range(len(readers)):
+            reader = readers[(self._drain_from + number) % len(readers)]
+            drained = reader.drain(most)
+            if drained is not None:
+                ids = drained.span_ids.tolist()
+                self._handle(events.Accessed(ids, drained.misses, drained.lost, drained.again))
+                left -= len(ids)
+            if left <= 0:
+                self._drain_from = (self._drain_from + number + 1) % len(readers)
+                break
+            if drained is not None or number % LANES_AT_ONCE == 0:
+                yield
+        self._memory.forget_abandoned()
+        self._drain_at = self._clock() + DRAIN_EVERY_S
+
+    def _count_holders(self) -> Iterator[None]:
+        spent_s = 0.0
+        try:
+            count = self._holders.count(self._memory.index.span_ids)
+            readers = self._memory.readers
+            for first in range(0, len(readers), LANES_AT_ONCE):
+                began = self._clock()
+                for reader in readers[first : first + LANES_AT_ONCE]:
+                    count.add(reader.pins(self._scratch))
+                spent_s += self._clock() - began
+                yield
+            began = self._clock()
+            changes = count.changes()
+            spent_s += self._clock() - began
+            for start in range(0, len(changes), HOLDERS_AT_ONCE):
+                self._handle(events.HoldersCounted(changes[start : start + HOLDERS_AT_ONCE]))
+                yield
+        except Exception as error:
+            # What is shown stays as it was until the next count.
+            _log.error("holders could not be counted", lanes=len(self._memory.readers), why=repr(error))
+        finally:
+            self._holders_at = self._clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)

@@ -1,0 +1,163 @@
+"""The store actor's jobs on lanes: scans, logs and holders, over real lanes."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.daemon.actors.lanes import DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
+from tensord.daemon.core import events
+from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, LaneScan
+from tensord.shm.lanes import LOG_AT, PINS_AT, LaneReader
+from tensord.shm.layout import LANE_WORDS
+
+from ...memory_bench import lane_file
+
+
+def lane_with(*pins: int, log: tuple[int, ...] = ()) -> LaneReader:
+    """A lane that a client has written these words into."""
+    fd = lane_file()
+    os.pwrite(fd, np.array(pins, np.uint64).tobytes(), 8 * PINS_AT)
+    reader = LaneReader(fd, 1)
+    os.pwrite(fd, np.array(log, np.uint64).tobytes(), 8 * LOG_AT)
+    os.pwrite(fd, np.array([len(log)], np.uint64).tobytes(), 8 * 8)
+    return reader
+
+
+@pytest.fixture
+def readers() -> Iterator[list[LaneReader]]:
+    made: list[LaneReader] = []
+    yield made
+    for reader in made:
+        reader.close()
+
+
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.uint64)
+
+
+def test_a_scan_finds_every_pin_of_every_lane(readers: list[LaneReader]) -> None:
+    readers += [lane_with(number, 1000 + number) for number in range(1, 3 * LANES_AT_ONCE)]
+    scan = LaneScan(readers, lambda: ids())
+    slices = sum(1 for _ in scan)
+    assert slices == 3, "as many lanes a slice as there may be"
+    assert scan.pinned == {base + number for base in (0, 1000) for number in range(1, 3 * LANES_AT_ONCE)}
+
+
+def test_made_up_pins_cost_no_memory_and_hide_no_real_one(readers: list[LaneReader]) -> None:
+    stored = (5, 7, 2**63)
+    invented = range(10**6, 10**6 + LANE_WORDS - 1)
+    readers += [lane_with(*(base * 10**7 + number for number in invented), 7) for base in range(1, 33)]
+    readers += [lane_with(5, 2**63)]
+    scan = LaneScan(readers, lambda: ids(*stored))
+    tracemalloc.start()
+    try:
+        for _ in scan:
+            pass
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert set(stored) <= scan.pinned
+    assert len(scan.pinned) <= UNCHECKED_MAX + len(stored)
+    # A set of all 131,000 words alone would take 12 MiB.
+    assert peak_bytes < 8 << 20
+
+
+class Stand:
+    """Lane jobs over real lanes, with literal time; `heard` are the core's events."""
+
+    def __init__(self, readers: list[LaneReader], span_ids: Any) -> None:
+        self.now = 0.0
+        self.heard: list[events.Event] = []
+        self.jobs: deque[Iterator[None]] = deque()
+        self.fences = 0
+        self.forgotten = 0
+        nothing = ids()
+        memory: Any = SimpleNamespace(
+            index=SimpleNamespace(held=lambda: (nothing, nothing), span_ids=lambda: span_ids),
+            readers=readers,
+            fence_is_quick=True,
+            fence=self._fence,
+            forget_abandoned=self._forget,
+        )
+        self.lanes = LaneJobs(
+            memory,
+            clock=lambda: self.now,
+            handle=self.heard.append,
+            begin=self.jobs.append,
+            report=lambda fenced: None,
+        )
+
+    def _fence(self) -> None:
+        self.fences += 1
+
+    def _forget(self) -> None:
+        self.forgotten += 1
+
+    def work(self) -> None:
+        """All jobs to their ends."""
+        while self.jobs:
+            for _ in self.jobs.popleft():
+                pass
+
+
+def test_a_scan_is_answered_by_one_event_after_one_fence(readers: list[LaneReader]) -> None:
+    readers += [lane_with(3), lane_with(4)]
+    stand = Stand(readers, ids(3, 4))
+    stand.lanes.scan()
+    assert stand.heard == [], "the scan is a job of its own"
+    stand.work()
+    assert stand.heard == [events.Scanned(frozenset({3, 4}))]
+    assert stand.fences == 1
+
+
+def test_logs_are_drained_and_holders_counted_when_due_and_not_before(readers: list[LaneReader]) -> None:
+    readers += [lane_with(3, log=(3, 3, 9)), lane_with(3)]
+    stand = Stand(readers, ids(3, 9))
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    accessed = [event for event in stand.heard if isinstance(event, events.Accessed)]
+    counted = [event for event in stand.heard if isinstance(event, events.HoldersCounted)]
+    assert [event.span_ids for event in accessed] == [[3, 3, 9]]
+    assert [event.holders for event in counted] == [[(3, 2)]]
+    assert stand.forgotten == 1
+    stand.heard.clear()
+    assert stand.lanes.timer == DRAIN_EVERY_S
+    stand.lanes.keep_time(DRAIN_EVERY_S / 2)
+    assert not stand.jobs
+    stand.now = HOLDERS_EVERY_S
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    assert stand.heard == [], "nothing has changed"
+
+
+def test_a_count_of_holders_that_fails_is_logged_and_the_next_one_is_made(
+    readers: list[LaneReader], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def pins(self, into: Any) -> Any:
+            raise MemoryError("not this time")
+
+        def drain(self, most: int) -> None:
+            return None
+
+    broken: Any = Broken()
+    readers.append(lane_with(3))
+    stand = Stand([broken, *readers], ids(3))
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    logged = capsys.readouterr()
+    assert "not this time" in logged.out + logged.err
+    assert stand.heard == []
+    del stand.lanes._memory.readers[0]
+    stand.now = 2 * HOLDERS_EVERY_S
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    assert stand.heard == [events.HoldersCounted([(3, 1)])]
