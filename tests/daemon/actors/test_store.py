@@ -1,0 +1,67 @@
+"""The store actor over a real core: whoever asks is answered between two slices of long work."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tensord.daemon.actors.store import StoreActor
+from tensord.daemon.actors.words import Question, Reconfigured
+from tensord.daemon.config import Config
+from tensord.ipc import messages
+
+from ...daemon_process import PATIENCE_S
+from ..core.stand import SPAN, Stand
+
+ENTRIES = 2000
+
+
+def filled() -> Stand:
+    """A store with 2,000 entries of one token each."""
+    stand = Stand(SPAN * ENTRIES, max_entries=ENTRIES)
+    stand.join(1)
+    for number in range(ENTRIES):
+        assert stand.put(number, tokens=1) == "stored"
+    return stand
+
+
+def actor_of(stand: Stand) -> StoreActor:
+    """An actor over the stand's core and index, without lanes."""
+    nothing = np.empty(0, np.uint64)
+    memory: Any = SimpleNamespace(
+        ring=np.frombuffer(stand.bytes, np.uint8),
+        index=SimpleNamespace(held=lambda: (nothing, nothing), span_ids=stand.index.span_ids),
+        readers=[],
+        lanes=[],
+        fence_is_quick=True,
+        fence=lambda: None,
+        forget_abandoned=lambda: 0,
+    )
+    return StoreActor(
+        stand.store, memory, Config.load([], {}), clock=lambda: stand.now, tell_watchers=lambda _: None
+    )
+
+
+def test_who_asks_while_many_entries_go_is_answered_before_all_of_them_have_gone() -> None:
+    stand = filled()
+
+    async def scene() -> int:
+        actor = actor_of(stand)
+        asked: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        actor.inbox.tell_now(Reconfigured(replace(stand.limits, max_tokens=10), Config.load([], {})))
+        actor.inbox.tell_now(Question(messages.EntriesQuery(1, None, 1000), asked))
+        serving = asyncio.create_task(actor.run())
+        async with asyncio.timeout(PATIENCE_S):
+            there = len((await asked)["entries"])
+            while stand.store.status()["entries"] > 10:
+                await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return there
+
+    assert asyncio.run(scene()) > 10
+    stand.store.check_invariants()
