@@ -248,6 +248,10 @@ class Process:
             self.let_go()
         return version
 
+    def held_as_copy(self, lease: Lease | None) -> bool:
+        """Whether a lease is a copy, as a full lane gives."""
+        return lease is not None and lease.handle() is None
+
     def let_go(self) -> None:
         """One payload is looked at no more."""
         if self.held:

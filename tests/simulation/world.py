@@ -334,8 +334,11 @@ class World:
         else:
             leases = [self._found(view, way, number) for number in numbers]
         for number, lease in zip(numbers, leases, strict=True):
-            there = lease is not None or (self.damaged and view.contains(at(number)))
-            assert view.contains(at(number)) == there, f"key {number}: {way} and contains differ"
+            contained = view.contains(at(number))
+            there = lease is not None or (self.damaged and contained)
+            # Of a ring that has grown since it was mapped, a full lane copies out more than there is a view of.
+            copied = there and not contained and not view.is_whole and process.held_as_copy(lease)
+            assert contained == there or copied, f"key {number}: {way} and contains differ"
             if lease is not None:
                 self.hits += 1
                 found = process.keep(number, lease)
