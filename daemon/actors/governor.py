@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 from ...ipc import messages
 from ..core import events as store_events
@@ -16,9 +16,9 @@ from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..logs import logger
 from .inbox import Inbox
+from .pump import Pump
 from .words import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
 
-_TURN_MESSAGES: Final = 64
 _log = logger("governor")
 
 
@@ -46,6 +46,7 @@ class GovernorActor:
         self._hasten = hasten
         self._tell_watchers = tell_watchers
         self._clients: dict[int, Joined] = {}
+        self._pump = Pump(self.inbox, self._receive, clock)
         self._every_s = governor.sample_every_s
 
     @property
@@ -56,8 +57,10 @@ class GovernorActor:
     async def run(self) -> None:
         """Serves until it is cancelled."""
         while True:
-            for message in await self.inbox.take(_TURN_MESSAGES, self._idle_s()):
-                self._receive(message)
+            idle_s = self._idle_s()
+            if idle_s is None or idle_s > 0:
+                await self.inbox.wait(idle_s)
+            self._pump.turn()
             timer = self._governor.next_timer()
             if timer is not None and timer <= self._clock():
                 self._handle(events.Tick())
@@ -68,6 +71,8 @@ class GovernorActor:
             await asyncio.sleep(0)
 
     def _idle_s(self) -> float | None:
+        if self._pump.busy:
+            return 0.0
         timer = self._governor.next_timer()
         return None if timer is None else max(0.0, timer - self._clock())
 

@@ -1,0 +1,60 @@
+"""The store actor over real shared memory: during a large eviction everybody else is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tensord.daemon.actors.words import Requested
+from tensord.daemon.core import room
+from tensord.ipc import messages
+
+from ...memory_bench import key
+from .stand import serving
+
+ENTRIES = 1_500
+
+
+@pytest.fixture(autouse=True)
+def _one_victim_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "VICTIMS_MAX", 1)
+
+
+def test_an_eviction_of_more_rounds_than_the_stack_is_deep_comes_to_its_end() -> None:
+    async def evicts() -> None:
+        async with serving() as stand:
+            await stand.fill(ENTRIES)
+            stand.reconfigure(max_tokens=10)
+            status = await stand.until(lambda status: status["store"]["entries"] <= 10)
+            assert status["store"]["evictions"]["tokens"] == ENTRIES - 10
+
+    asyncio.run(evicts())
+
+
+def test_status_and_requests_are_answered_while_a_large_eviction_is_under_way() -> None:
+    async def evicts() -> None:
+        async with serving() as stand:
+            client = await stand.fill(ENTRIES)
+            stand.reconfigure(max_tokens=10)
+            told = stand.ask(messages.StatusQuery(0))
+            client.tell(Requested(client.number, messages.Touch(client.request(), [key(ENTRIES - 1)])))
+            status = await told
+            assert status["store"]["entries"] > ENTRIES // 2, "the question waited for the eviction"
+            assert (await client.heard(messages.Counted)).count == 1
+            assert (await stand.status())["store"]["entries"] > ENTRIES // 2, "the request waited for the eviction"
+            await stand.until(lambda status: status["store"]["entries"] <= 10)
+
+    asyncio.run(evicts())
+
+
+def test_a_stop_carries_out_what_had_arrived_though_room_has_to_be_made() -> None:
+    async def stops() -> None:
+        async with serving(max_entries=64) as stand:
+            client = await stand.fill(64)
+            for number in range(64, 96):
+                client.commit(number, stand.image_bytes, stand.tree_bytes, 1)
+            store = stand.store
+        assert store.status()["puts"]["stored"] == 96
+
+    asyncio.run(stops())
