@@ -44,7 +44,7 @@ DAEMON: Final = {
         "daemon.core.memory:Memory.hide",
         "shm.index:IndexWriter.unpublish",
         "daemon.core.memory:Memory.begin_scan",
-        "daemon.memory:Memory.pins",
+        "daemon.actors.lanes:*._scan",
         "daemon.core.memory:Memory.scanned",
         "daemon.core.memory:Memory._free",
         "shm.index:IndexWriter.release",
