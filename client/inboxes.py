@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ..errors import DaemonUnavailable, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut
+from ..errors import DaemonUnavailable, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
 from ..shm.layout import ALIGN_BYTES, aligned
 from .inbox import Inbox, Region
@@ -58,8 +58,12 @@ class Inboxes:
             if inbox is None or inbox.size_bytes > most:
                 return self._make(wanted if self._may_grow() else min(wanted, START_BYTES))
             if inbox.size_bytes < wanted and self._may_grow():
-                with suppress(TensordError):
+                try:
                     return self._make(wanted)
+                except TensordError as error:
+                    # A put that is larger than the inbox is streamed through it, but not without a daemon.
+                    if isinstance(error, Unavailable) and aligned(size_bytes) > inbox.size_bytes:
+                        raise
             connected = self._connection()
             if connected is not None:
                 self.tell(inbox, connected, self._send)

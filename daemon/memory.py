@@ -182,10 +182,6 @@ class Memory:
         except BadPrefix:
             return None
 
-    def unverified(self) -> list[Slot]:
-        """The published slots whose spans nobody has checked since they were found."""
-        return [slot for slot in self.index.slots() if slot.published and slot.unverified]
-
     def read(self, offset: int, size_bytes: int) -> memoryview:
         """What stands at a place of the ring where a span is: looked at, not copied."""
         return self._ring_view[offset : offset + size_bytes]

@@ -284,6 +284,8 @@ class Hazard:
     def _forget(self, span: Span) -> None:
         if span.age is not None:
             self._ages.end(span.age)
+            # An age and its span refer to each other. The daemon collects cycles seldom, so they would pile up.
+            span.age = None
         self._disown(span)
 
     def _remembered_max(self) -> int:

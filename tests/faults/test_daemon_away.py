@@ -280,3 +280,12 @@ def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_dist
         second.close()
         third = daemon.client()
         assert third.contains(key(1))
+
+
+def test_a_reservation_that_needs_a_larger_inbox_says_that_the_daemon_is_away(daemon: Daemon) -> None:
+    client = daemon.client()
+    assert client.put(key(1), payload(1), wait=True).state == "stored"
+    daemon.interrupt()
+    until(lambda: not client.connected, "the client to notice")
+    with pytest.raises(DaemonUnavailable):
+        client.reserve(tensord.Spec((4 << 20,), "uint8"))

@@ -293,7 +293,7 @@ class Daemon:
             slot = self.memory.index.read(number)
             if slot.published and slot.span_id == span_id:
                 self.memory.index.mark(number, unverified=False)
-        elif unverified := self.memory.unverified():
+        elif unverified := [slot for slot in self.memory.index.slots() if slot.published and slot.unverified]:
             slot = self.world.chance.choice(unverified)
             if not self.memory.is_sound(slot):
                 assert self.world.damaged, "a recovered entry is not what was stored"
