@@ -69,8 +69,9 @@ class Inboxes:
                 self.tell(inbox, connected, self._send)
             return inbox
 
-    def region(self, size_bytes: int, deadline: float) -> Region:
-        """A region of the current inbox, which grows rather than have a put wait for room.
+    def region(self, size_bytes: int, deadline: float, inbox: Inbox | None = None) -> Region:
+        """A region of the current inbox, which grows rather than have a put wait for room. `inbox`: the one that `fit`
+        just gave.
 
         Raises:
             ObjectTooLarge: it fits in no inbox.
@@ -78,7 +79,7 @@ class Inboxes:
             DaemonUnavailable, NotEnoughMemory: there is no inbox.
         """
         while True:
-            inbox = self.fit(size_bytes)
+            inbox = inbox or self.fit(size_bytes)
             if aligned(size_bytes) > inbox.size_bytes:
                 if aligned(size_bytes) <= self._most_bytes and self._refusal is not None:
                     raise self._refusal
@@ -89,12 +90,14 @@ class Inboxes:
             region = inbox.take(size_bytes, 0.0)
             if region is None and not inbox.retired:
                 if self._grown(inbox):
+                    inbox = None
                     continue
                 region = inbox.take(size_bytes, deadline)
             if region is not None:
                 return region
             if not inbox.retired:
                 raise no_room(inbox, size_bytes)
+            inbox = None
 
     def tell(self, inbox: Inbox, connected: object | None, send: Callable[..., None]) -> None:
         """Has the daemon know of an inbox before anything names it on this connection.

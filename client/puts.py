@@ -81,7 +81,7 @@ class Puts:
                         self._stream(pending, image, deadline)
                         return put
                 inbox = self.inboxes.fit(size_bytes)
-            region = self.inboxes.region(size_bytes, deadline)
+            region = self.inboxes.region(size_bytes, deadline, inbox)
             try:
                 pending = self._begin(put, region.inbox, size_bytes, tree_bytes, terms, deadline)
             except BaseException:
