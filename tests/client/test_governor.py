@@ -156,9 +156,9 @@ def test_a_subscription_outlives_the_daemon_and_tells_what_changed_meanwhile(run
     until(lambda: not client.connected, "the client to notice")
     gauges.show(card0=100, card1=870)
     running.start()
-    until(lambda: len(heard) >= 3, "the differences")
-    now = {change.gauge: change.mode for change in heard}
-    assert now == {"card0": Mode.RELAXED, "card1": Mode.PRESSURE}
+    # A gauge that is read late may come down in more than one step.
+    now = {"card0": Mode.RELAXED, "card1": Mode.PRESSURE}
+    until(lambda: {change.gauge: change.mode for change in heard} == now, "the differences")
     gauges.show(card1=100)
     until(lambda: heard[-1].gauge == "card1" and heard[-1].mode is Mode.RELAXED, "changes of the new daemon")
 
