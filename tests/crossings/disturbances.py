@@ -36,7 +36,7 @@ class Disturbance:
 
     def apply(self, cell: Cell) -> None:
         """Where the state is under way the daemon is stopped until `cell.resume()`."""
-        raise NotImplementedError
+        raise NotImplementedError  # every one has its own
 
 
 # ---- in the process that holds the state

@@ -33,7 +33,7 @@ class State:
 
     def enter(self) -> None:
         """Begins to hold."""
-        raise NotImplementedError
+        raise NotImplementedError  # every one has its own
 
     def settle(self) -> None:
         """After the disturbance; the daemon serves: waits until it is known what became of what was under way."""
@@ -47,4 +47,4 @@ class State:
 
     def drop(self) -> None:
         """Lets go of all of it. In both processes after a fork."""
-        raise NotImplementedError
+        raise NotImplementedError  # every one has its own

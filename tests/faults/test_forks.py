@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,10 @@ import pytest
 
 import tensord
 
-from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
-from .payloads import is_payload, key, lap, payload
-
-RING_BYTES = 2 * MIB
-PINNED, UNPINNED = 1, 2
-
-
-@pytest.fixture
-def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
-        running.start()
-        writer = running.client()
-        for number in (PINNED, UNPINNED):
-            assert writer.put(key(number), payload(number), wait=True).state == "stored"
-        writer.close()
-        yield running
-
-
-def overwrite(daemon: Daemon) -> None:
-    """A hundred laps, of which one that shows they would have met any entry that nobody pins."""
-    writer = daemon.client()
-    lap(writer, RING_BYTES)
-    assert not writer.contains(key(UNPINNED)), "the ring was not overwritten"
-    writer.close()
-
-
-def released(daemon: Daemon) -> None:
-    """Waits until nothing is pinned, and no lane is left but those of clients that are connected."""
-    daemon.until(lambda s: not s["pins"] and s["lanes"] == s["clients"], "all pins and their lanes to go")
+from .payloads import is_payload, key, payload
+from .small_ring import PINNED, overwrite, released
 
 
 def viewed(client: tensord.Client) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,33 +18,7 @@ import tensord
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
 from .payloads import is_payload, key, lap, payload
-
-RING_BYTES = 2 * MIB
-PINNED, UNPINNED = 1, 2
-
-
-@pytest.fixture
-def small() -> Iterator[Daemon]:
-    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
-        running.start()
-        writer = running.client()
-        for number in (PINNED, UNPINNED):
-            assert writer.put(key(number), payload(number), wait=True).state == "stored"
-        writer.close()
-        yield running
-
-
-def overwrite(daemon: Daemon) -> None:
-    """A hundred laps, of which one that shows they would have met any entry that nobody pins."""
-    writer = daemon.client()
-    lap(writer, RING_BYTES)
-    assert not writer.contains(key(UNPINNED)), "the ring was not overwritten"
-    writer.close()
-
-
-def released(daemon: Daemon) -> None:
-    """Waits until nothing is pinned, and no lane is left but those of clients that are connected."""
-    daemon.until(lambda s: not s["pins"] and s["lanes"] == s["clients"], "all pins and their lanes to go")
+from .small_ring import PINNED, RING_BYTES, UNPINNED, overwrite, released
 
 
 def shut_socket(daemon: Daemon, client: tensord.Client) -> None:

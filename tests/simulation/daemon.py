@@ -41,22 +41,6 @@ if TYPE_CHECKING:
 
 GPU = "gpu"
 _MIB = 1 << 20
-_STORE_REQUESTS = (
-    messages.Commit
-    | messages.Part
-    | messages.Claim
-    | messages.Renew
-    | messages.Abandon
-    | messages.Evict
-    | messages.Touch
-    | messages.Clear
-    | messages.Invalidate
-    | messages.Pin
-    | messages.Unpin
-    | messages.Limit
-    | messages.EvictPrefixes
-    | messages.AgentTurn
-)
 
 
 class Daemon:
@@ -212,7 +196,7 @@ class Daemon:
             case messages.Touch():
                 self.do(events.Received(number, message))
                 self._touched(message)
-            case _ if isinstance(message, _STORE_REQUESTS):
+            case _ if isinstance(message, events.Request):
                 self.do(events.Received(number, message))
             case _:
                 self.govern(governor_events.Received(number, message))
