@@ -54,8 +54,9 @@ class Conversation(RuleBasedStateMachine):
         for _ in range(2000):
             self.upkeep.wake()
             self.upkeep.turn()
-            # What has left by itself is said a turn later.
-            quiet = 0 if self.wire.said or self.wire.answered else quiet + 1
+            # One errand of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
+            busy = self.wire.said or self.wire.answered or self.upkeep._orders
+            quiet = 0 if busy else quiet + 1
             if quiet > 2:
                 return
             self.wire.deliver_up()
@@ -167,3 +168,12 @@ Conversation.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestWhateverCrossesBothSidesKnowTheSameEntries = Conversation.TestCase
+
+
+def test_many_errands_that_end_without_a_word_leave_both_sides_in_agreement() -> None:
+    conversation = Conversation()
+    for _ in range(4):
+        conversation.send_away({KEYS[0]})
+    conversation.deliver_up(4)
+    conversation.send_away({KEYS[0], KEYS[1]})
+    conversation.teardown()
