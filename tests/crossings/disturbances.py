@@ -329,10 +329,15 @@ class PagePressure(Disturbance):
     def apply(self, cell: Cell) -> None:
         cell.host.occupy(int(0.90 * cell.host.capacity_bytes))
         cell.resume()
-        cell.daemon.until(lambda s: s["store"]["withdrawn_bytes"], "pages to be given back")
+        # A ring that was made smaller before keeps pages withdrawn: those beyond its new size.
+        cell.daemon.until(lambda s: not self._whole(s["store"]), "pages to be given back")
         cell.tell("look")
         cell.host.occupy(0)
-        cell.daemon.until(lambda s: not s["store"]["withdrawn_bytes"], "pages to be taken again")
+        cell.daemon.until(lambda s: self._whole(s["store"]), "pages to be taken again")
+
+    @staticmethod
+    def _whole(store: dict[str, Any]) -> bool:
+        return bool(store["resident_bytes"] >= store["max_bytes"])
 
 
 # ---- to the entries
