@@ -107,6 +107,7 @@ class Governor:
         self._subscriptions: tuple[Subscription, ...] = ()
         self._restored: tuple[Restored, ...] = ()
         self._wanted = False
+        self._unread = False
         self._subscribed: Connected | None = None
         self._changes: deque[ModeChange] = deque()
         self._thread: threading.Thread | None = None
@@ -194,17 +195,27 @@ class Governor:
         match message:
             case messages.Modes():
                 self._subscribed = connected
-                before, self._states = self._states, {state.gauge: state for state in message.tiers}
-                for state in message.tiers:
-                    known = before.get(state.gauge)
-                    if known is not None and known.mode != state.mode:
-                        self._changed(known.mode, state)
-            case messages.ModeChanged():
-                state = message.state
+                # A daemon that has just begun has read no gauge yet: it pushes each at its first reading.
+                self._unread = not message.tiers
+                if message.tiers:
+                    self._learned({state.gauge: state for state in message.tiers})
+            case messages.ModeChanged(before=before, state=state):
+                if self._unread:
+                    # All are read now: which of those that the former daemon had are gone?
+                    self._unread = False
+                    self._link.ask(messages.Subscribe, SAY_S, connected=connected)
+                known = self._states.get(state.gauge)
                 self._states = {**self._states, state.gauge: state}
-                self._changed(message.before, state)
+                self._compared(before if known is None else known.mode, state)
             case _:
                 pass
+
+    def _learned(self, states: dict[str, TierState]) -> None:
+        """These are all gauges that there are. One that is gone counts as relaxed."""
+        known, self._states = self._states, states
+        for name, last in known.items():
+            gone = TierState(name, last.tier, Mode.RELAXED, last.used_bytes, last.total_bytes)
+            self._compared(last.mode, states.get(name, gone))
 
     def forked(self) -> None:
         """Subscriptions and workflows are the parent's."""
@@ -213,6 +224,10 @@ class Governor:
         self._begin()
 
     # ---- the thread of callbacks
+
+    def _compared(self, before: Mode, state: TierState) -> None:
+        if before is not state.mode:
+            self._changed(before, state)
 
     def _changed(self, before: Mode, state: TierState) -> None:
         change = ModeChange(

@@ -63,7 +63,7 @@ class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
 
 
 class Subscribe(Message, frozen=True):
-    """Answered by Modes; a ModeChanged follows at every transition."""
+    """Answered by Modes; a ModeChanged follows at every transition, and for every new gauge."""
 
     id: Id
 
@@ -195,14 +195,14 @@ class Drill(Message, frozen=True):
 
 
 class Modes(Message, frozen=True):
-    """Answers Subscribe, with every gauge there is."""
+    """Answers Subscribe, with every gauge there is; none before the daemon's first sample."""
 
     id: Id
     tiers: Annotated[list[TierState], Meta(max_length=GAUGES_MAX)]
 
 
 class ModeChanged(Message, frozen=True):
-    """A push, to whoever subscribed."""
+    """A push, to whoever subscribed. `before` is the state's mode where the gauge is new, and relaxed."""
 
     before: Mode
     state: TierState

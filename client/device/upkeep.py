@@ -131,6 +131,8 @@ class Upkeep:
                 self._events.put(self.ledger.say_what_is_missing)
             case messages.Modes(tiers=tiers):
                 self.state = next((state for state in tiers if state.gauge == self.device.name), self.state)
+            case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
+                self.state = state
             case messages.Order(device=device) if device == self.device.name:
                 self._orders.told(message, connected)
             case _:
@@ -225,8 +227,6 @@ class Upkeep:
         if error is None:
             opened = answer.result()
             self._report_every_s = opened.report_every_s if self.device.reports else 0.0
-            if opened.state is not None and self.state is None and self.ledger.connected is not None:
-                self.state = opened.state
         elif not isinstance(error, Unavailable):
             _log.warning("the daemon does not take entries of %s: %s", self.device.name, error)
             self.error = error if isinstance(error, Exception) else None

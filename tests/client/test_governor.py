@@ -16,7 +16,7 @@ import tensord
 from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, UsageError
 from tensord.ipc.modes import Mode, Tier
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 
 TOTAL = 1000
 
@@ -34,6 +34,15 @@ class Gauges:
         draft = self.path.with_suffix(".draft")
         draft.write_text("".join(f"{name} {bytes_} {TOTAL}\n" for name, bytes_ in self._used.items()))
         draft.replace(self.path)
+
+    def take_out(self, name: str) -> None:
+        """The gauge is no more."""
+        del self._used[name]
+        self.show()
+
+    def hide(self) -> None:
+        """None of them can be read until `show`."""
+        self.path.unlink()
 
 
 @pytest.fixture
@@ -161,6 +170,56 @@ def test_a_subscription_outlives_the_daemon_and_tells_what_changed_meanwhile(run
     until(lambda: {change.gauge: change.mode for change in heard} == now, "the differences")
     gauges.show(card1=100)
     until(lambda: heard[-1].gauge == "card1" and heard[-1].mode is Mode.RELAXED, "changes of the new daemon")
+
+
+def changes(heard: list[tensord.ModeChange]) -> list[tuple[str, Mode, Mode]]:
+    return [(change.gauge, change.before, change.mode) for change in heard]
+
+
+def test_what_changed_while_the_daemon_was_away_is_told_though_it_reads_the_gauges_late(
+    running: Daemon, gauges: Gauges
+) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    subscription = client.on_mode(heard.append)
+    gauges.show(card0=930)
+    until(lambda: heard, "the change")
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    gauges.hide()
+    running.start()
+    assert client.wait_connected(PATIENCE_S)
+    client.modes()
+    gauges.show(card0=100, card1=750)
+    until(lambda: len(heard) == 3, "the differences")
+    assert sorted(changes(heard)[1:]) == [
+        ("card0", Mode.CRITICAL, Mode.RELAXED),
+        ("card1", Mode.RELAXED, Mode.NORMAL),
+    ]
+    assert [subscription.states[name].mode for name in ("card0", "card1")] == [Mode.RELAXED, Mode.NORMAL]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gauge_that_the_next_daemon_does_not_have_counts_as_relaxed(
+    running: Daemon, gauges: Gauges, late: bool
+) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    subscription = client.on_mode(heard.append)
+    gauges.show(card0=930)
+    until(lambda: heard, "the change")
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    gauges.take_out("card0")
+    if late:
+        gauges.hide()
+    running.start()
+    assert client.wait_connected(PATIENCE_S)
+    client.modes()
+    gauges.show()
+    until(lambda: len(heard) == 2, "the difference")
+    assert changes(heard)[1:] == [("card0", Mode.CRITICAL, Mode.RELAXED)]
+    assert list(subscription.states) == ["card1"]
 
 
 def test_without_a_daemon_one_subscribes_to_the_next_and_cannot_ask(gauges: Gauges, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ A gauge has two readings where somebody drills it: the real one goes on being ta
 again as soon as the drill ends. What `find` gives is the drilled one, as long as there is one.
 
 Invariants: every change of what `find` says of a gauge's mode is told once, as a transition, also that of a gauge that
-is gone (to relaxed). A reading that is stale, or not newer than the last, changes no mode; one that is
-older changes nothing.
+is gone (to relaxed). A new gauge is pushed to subscribers also where it is relaxed, which is no transition. A reading
+that is stale, or not newer than the last, changes no mode; one that is older changes nothing.
 """
 
 from __future__ import annotations
@@ -206,7 +206,11 @@ class Tiers:
         moved = []
         for gauge in self:
             name = gauge.sample.gauge
+            is_new = name not in self._told
             before, _ = self._told.setdefault(name, (Mode.RELAXED, now))
+            if is_new and gauge.mode is before:
+                # A subscriber may know the gauge in another mode, from the daemon before this one.
+                self._push(messages.ModeChanged(before, gauge.to_message()))
             if gauge.mode is not before:
                 self._told[name] = (gauge.mode, now)
                 self._tell(gauge, before, gauge.to_message(), now)
@@ -233,5 +237,8 @@ class Tiers:
         pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
         self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **said)
         self._outbox.announce("mode", **said)
+        self._push(messages.ModeChanged(before, state))
+
+    def _push(self, change: messages.ModeChanged) -> None:
         for client in sorted(self.subscribers):
-            self._outbox.send(client, messages.ModeChanged(before, state))
+            self._outbox.send(client, change)

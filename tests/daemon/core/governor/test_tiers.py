@@ -14,8 +14,8 @@ OTHER = "0000:66:00.0"
 
 def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Make) -> None:
     stand = make()
-    stand.ask(1, messages.Subscribe)
     stand.sample(0.5)
+    stand.ask(1, messages.Subscribe)
     stand.sample(0.93)
     stand.sample(0.93)
     said = {"gauge": GPU, "tier": "device", "before": "relaxed", "mode": "critical", "share": 0.93}
@@ -28,6 +28,17 @@ def test_a_transition_is_logged_counted_shown_announced_and_pushed_once(make: Ma
     state = messages.TierState(GPU, Tier.DEVICE, Mode.CRITICAL, round(0.93 * TOTAL), TOTAL)
     assert stand.pushes(1) == [messages.ModeChanged(Mode.RELAXED, state)]
     assert stand.pushes(2) == []
+
+
+def test_a_gauge_that_is_new_is_pushed_once_and_is_a_transition_only_if_it_is_not_relaxed(make: Make) -> None:
+    stand = make()
+    assert stand.ask(1, messages.Subscribe).tiers == []
+    stand.sample(0.5)
+    stand.sample(0.5)
+    stand.sample(0.93, OTHER)
+    pushes = [(push.state.gauge, push.before, push.state.mode) for push in stand.pushes(1)]
+    assert pushes == [(GPU, Mode.RELAXED, Mode.RELAXED), (OTHER, Mode.RELAXED, Mode.CRITICAL)]
+    assert stand.status()["counters"]["transitions"] == {"critical": 1}
 
 
 def test_a_mode_is_left_after_two_readings_that_lie_below_it(make: Make) -> None:
