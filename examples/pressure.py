@@ -277,7 +277,7 @@ class Demonstration:
         for step, agent in enumerate(AGENTS):
             graph.add_step(tensord.AgentStep(agent, depends_on=AGENTS[:step][-1:], step_index=step))
         with self._cache.workflow("ticket", graph) as workflow:
-            workflow.advance(1)
+            workflow.advance(1, wait=True)  # the daemon knows it before the card fills up
             self._timeline.tell("workflow", f"{AGENTS[0]} is finished, {AGENTS[1]} at work, {AGENTS[2]} up next")
             before = {agent.name: agent.ask("here") for agent in self._agents}
             self._fill_to(0.87, "workflow_aware")

@@ -28,7 +28,7 @@ from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
 from tensord.shm.prefix import Media, piece_key
 
 from ..daemon_process import PATIENCE_S, Daemon, until
-from .device.card import CARD, card_folder, filled, watching
+from .device.card import CARD, card_folder, filled, filled_until, watching
 from .device.standin import Accelerator
 
 _numbers = count()
@@ -437,8 +437,7 @@ def test_orders_and_emergencies_of_the_governor_and_a_daemon_that_is_away(
     with watching(card) as daemon, tensord.DeviceCache(daemon.start().client(), vram) as held:
         cache = made(held, namespace, 8)
         put(cache, vram, 1, 2)
-        filled(card, 0.93)
-        until(lambda: held.size == 0, "the card to be emptied")
+        filled_until(card, 0.93, lambda: held.size == 0, "the card to be emptied")
         for number in (1, 2):
             found = blocks_of(held.client, key_of(namespace, cache, number))
             assert found is not None and np.array_equal(found[0], values(number, 0))

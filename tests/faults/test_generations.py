@@ -27,7 +27,7 @@ from tensord.ipc import messages
 from tensord.shm.generations import GenerationWriter
 from tensord.shm.layout import PAGE_BYTES, Superblock
 
-from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, values, watching
+from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled_until, values, watching
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
 
@@ -292,12 +292,7 @@ def test_what_a_device_holds_of_old_weights_does_not_come_to_the_host() -> None:
                 registered = cache.put(key(OLD, number), {"a": vram.upload(values(number))}, wait=True)
                 assert registered.state == "registered"
             daemon.client().invalidate(OLD)
-
-            def all_left() -> bool:
-                filled(card, 0.94)
-                return cache.size == 0
-
-            until(all_left, "all of them to leave the device")
+            filled_until(card, 0.94, lambda: cache.size == 0, "all of them to leave the device")
             daemon.until(lambda status: status["governor"]["counters"]["dropped"] == 4, "the daemon to be told")
             assert daemon.status()["governor"]["counters"]["offloaded"] == 0
             card.occupy(0)

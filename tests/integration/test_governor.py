@@ -20,6 +20,7 @@ from ..client.device.card import (
     TOTAL_BYTES,
     card_folder,
     filled,
+    filled_until,
     held,
     host_values,
     key,
@@ -93,13 +94,7 @@ def test_a_card_that_fills_through_all_modes_and_empties_again_loses_nothing(car
         daemon.start()
         with started(daemon, card, 0) as one, started(daemon, card, 100) as two:
             assert resident(daemon) == 2 * ENTRIES
-
-            def all_went() -> bool:
-                # What went made room; the engine next door takes it.
-                filled(card, 0.94)
-                return resident(daemon) == 0
-
-            until(all_went, "all idle entries to be offloaded")
+            filled_until(card, 0.94, lambda: resident(daemon) == 0, "all idle entries to be offloaded")
             assert asked(one, "size") == asked(two, "size") == 0
             filled(card, 0.99)
             until(lambda: mode(daemon) == Mode.EMERGENCY, "the emergency")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import tensord
 from tensord.client.device.fake_vram import FakeCard, FakeTensor, FakeVram
+from tensord.errors import DeviceFull
 
-from ...daemon_process import Daemon
+from ...daemon_process import Daemon, until
+
+Found = TypeVar("Found")
 
 CARD = "card0"
 TOTAL_BYTES = 1 << 20
@@ -60,6 +63,21 @@ def filled(card: FakeCard, share: float) -> None:
     used_bytes, total_bytes = card.reading()
     others_bytes = used_bytes - card._occupied_bytes
     card.occupy(max(0, int(share * total_bytes) - others_bytes))
+
+
+def filled_until(card: FakeCard, share: float, condition: Callable[[], Found], what: str) -> Found:
+    """Keeps the card at `share` until `condition()` is true, and gives its value.
+
+    In critical, entries leave in the order in which they become idle, and the first that leave end the mode: what they
+    free has to be taken again for the others to leave.
+    """
+
+    def found() -> Found:
+        with suppress(DeviceFull):  # an owner was quicker
+            filled(card, share)
+        return condition()
+
+    return until(found, what)
 
 
 def host_values(tree: Any) -> Any:

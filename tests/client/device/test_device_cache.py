@@ -23,6 +23,7 @@ from .card import (
     TOTAL_BYTES,
     card_folder,
     filled,
+    filled_until,
     held,
     host_values,
     key,
@@ -81,6 +82,15 @@ def test_what_was_put_comes_back_as_the_very_tensors_and_the_daemon_knows_of_it(
     row = device_row(running)
     assert (row["entries"], row["bytes"], row["tokens"]) == (1, ENTRY_BYTES, 7)
     assert cache.get(key(2)) is None
+
+
+def test_the_mode_is_known_as_soon_as_the_daemon_has_read_the_gauge(card: FakeCard, vram: FakeVram) -> None:
+    card.gauge_file.unlink()
+    with watching(card) as daemon, tensord.DeviceCache(daemon.start().client(), vram) as cache:
+        put_some(cache, vram, range(1))  # the device was opened by then
+        assert cache.mode is None
+        card.refresh()
+        until(lambda: cache.mode is Mode.RELAXED, "the first reading")
 
 
 def test_an_entry_put_again_is_counted_once_with_its_new_size(
@@ -150,8 +160,7 @@ def test_what_is_offloaded_comes_back_bit_identical_from_the_host_and_to_the_dev
     cache: tensord.DeviceCache, vram: FakeVram, card: FakeCard, running: Daemon
 ) -> None:
     put_some(cache, vram, range(6), tokens=3, agent="planner")
-    filled(card, 0.93)
-    until(lambda: cache.size == 0, "all of it to be offloaded")
+    filled_until(card, 0.93, lambda: cache.size == 0, "all of it to be offloaded")
     running.until(lambda status: status["governor"]["counters"]["offloaded"] == 6, "the acknowledgements")
     assert counters(running)["freed_bytes"] == 6 * ENTRY_BYTES
     card.occupy(0)
