@@ -58,6 +58,7 @@ class Client:
         socket: the daemon's control socket; without it $TENSORD_SOCKET, the user's own, or the system's.
         name: shown by `tensorctl clients`; without it the program's name.
         timeout_s: how long a call may take, where the call does not say otherwise.
+        attach_s: how long to wait here for the daemon, `timeout_s` unless given. It is attached later, too.
         required: raise at once if there is no daemon, instead of missing until there is one.
 
     Raises:
@@ -70,6 +71,7 @@ class Client:
         *,
         name: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        attach_s: float | None = None,
         required: bool = False,
     ) -> None:
         path = Path(socket) if socket is not None else control_socket(os.environ)
@@ -80,7 +82,7 @@ class Client:
         self._governor = Governor(self._link)
         self._closed = weakref.finalize(self, self._link.close)
         forks.watch(self._link)
-        self._link.start()
+        self._link.start(attach_s)
         if required and not self._link.connected:
             self.close()
             raise self._link.unavailable()

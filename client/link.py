@@ -81,6 +81,8 @@ class Link:
         self.view: View | None = None
         self.limits = Limits()
         self.epoch = 0
+        self.instance = ""
+        self.version = ""
         self.error: TensordError | None = None
         self._attach_timeout_s = attach_timeout_s
         self._ids = count(1)
@@ -105,14 +107,17 @@ class Link:
 
     # ---- for callers
 
-    def start(self) -> None:
-        """Starts the thread, if it does not run, and waits until it has attached or failed to."""
+    def start(self, wait_s: float | None = None) -> None:
+        """Starts the thread, if it does not run, and waits until it has attached or failed to; for `wait_s`, or as long
+        as attaching may take. Who came too late for one attempt does not wait for it again.
+        """
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
                 self._tried.clear()
                 self._thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
                 self._thread.start()
-        self._tried.wait(self._attach_timeout_s)
+        if not self._tried.wait(self._attach_timeout_s if wait_s is None else wait_s):
+            self._tried.set()
 
     def close(self) -> None:
         """Ends the connection. Views of leases stay, and their pins with them."""
@@ -348,6 +353,7 @@ class Link:
             raise
         self.limits = self.puts.limits = welcome.limits
         self.epoch = welcome.epoch
+        self.instance, self.version = welcome.instance, welcome.version
         self.error = None
         return channel
 

@@ -12,7 +12,7 @@ from .daemon import Daemon, pass_daemon, understood
 from .tables import number, short, table
 
 _HEAD: Final = ("CLIENT", "NAME", "PID", "UID", "LANE", "LEASES", "HITS", "MISSES", "STATE")
-_NAME_CHARS_MAX: Final = 20
+_NAME_CHARS_MAX: Final = 24
 
 
 def clients_text(rows: Iterable[dict[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 
 from ...errors import TensordError
 from ..cache import Client
+from .presence import ATTACH_S
 from .stats import Counts
 
 JOBS_MAX: Final = 1024
@@ -37,12 +38,12 @@ class SharedClients:
         self._lock = threading.Lock()
         self._clients: dict[str | None, tuple[Client, int]] = {}
 
-    def take(self, socket: str | None) -> Client:
-        """May take a second where the daemon is there and does not answer."""
+    def take(self, socket: str | None, name: str) -> Client:
+        """`name` is the client's, if this is its first user. Waits for ATTACH_S at most."""
         with self._lock:
             client, users = self._clients.get(socket, (None, 0))
             if client is None:
-                client = Client(socket, name="vllm", timeout_s=TIMEOUT_S)
+                client = Client(socket, name=name, timeout_s=TIMEOUT_S, attach_s=ATTACH_S)
             self._clients[socket] = (client, users + 1)
             return client
 
@@ -62,11 +63,15 @@ class Background:
     """The thread. It runs jobs in their order, and `tick` after each and in between.
 
     Args:
+        client_name: what `tensorctl clients` shows.
         tick: what is to be looked at again and again; gives the seconds after which it wants to be called again.
     """
 
-    def __init__(self, socket: str | None, name: str, tick: Callable[[Client], float], counts: Counts) -> None:
+    def __init__(
+        self, socket: str | None, client_name: str, name: str, tick: Callable[[Client], float], counts: Counts
+    ) -> None:
         self._socket = socket
+        self._client_name = client_name
         self._tick = tick
         self._counts = counts
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -105,7 +110,7 @@ class Background:
 
     def _run(self) -> None:
         self._busy_since = time.monotonic()
-        client = CLIENTS.take(self._socket)
+        client = CLIENTS.take(self._socket, self._client_name)
         try:
             self._serve(client)
         finally:

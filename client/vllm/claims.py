@@ -116,6 +116,11 @@ class Claims:
         """Claims that are not over."""
         return len(self._wanted) + len(self._saving)
 
+    @property
+    def silent(self) -> bool:
+        """Whether the daemon owes an answer for too long."""
+        return self._silent is not None
+
     # ---- the background thread
 
     def tick(self, client: Client) -> float:

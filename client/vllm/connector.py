@@ -18,6 +18,8 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 
 from . import encoder_cache
 from .identity import dtype_name, namespace_of
+from .plugin import log_with_vllm
+from .presence import client_name
 from .scheduler import SchedulerSide
 from .settings import Settings
 from .stats import TensordECStats, TensordPromMetrics
@@ -38,6 +40,8 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
+        # Where vLLM's plugins are off, nobody else has.
+        log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -150,17 +154,25 @@ def _ranks(vllm_config: Any) -> int:
     return ranks
 
 
+def _client_name(vllm_config: Any, part: str) -> str:
+    """Where scheduler and worker are one process, they have one client."""
+    one_process = vllm_config.parallel_config.distributed_executor_backend == "uni"
+    return client_name(vllm_config, "engine" if one_process else part)
+
+
 def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> SchedulerSide:
     model = vllm_config.model_config
     namespace = None
+    why = ""
     try:
         namespace = namespace_of(vllm_config, settings)
     except OSError as error:
-        _log.warning("tensord: the weights of %s cannot be named: %s", model.model, error)
+        why = f" ({error})"
     if namespace is None:
-        _log.warning(
-            "tensord: nothing is shared, for want of a name for the weights of %s: give tensord.revision", model.model
-        )
+        shares = f"the weights of {model.model} have no name, so nothing is shared{why}: give tensord.revision"
+    else:
+        does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
+        shares = f"encoder outputs of {namespace.model} are {does} in namespace {namespace.tag.hex()}"
     lora = getattr(vllm_config, "lora_config", None)
     measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
     hidden = model.get_inputs_embeds_size()
@@ -171,7 +183,9 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
 
     return SchedulerSide(
         settings.socket,
+        _client_name(vllm_config, "scheduler"),
         namespace,
+        shares=shares,
         ranks=_ranks(vllm_config),
         dtype=dtype_name(model.dtype),
         width_fits=width_fits,
@@ -188,6 +202,7 @@ def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> Worker
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
     return WorkerSide(
         settings.socket,
+        _client_name(vllm_config, f"worker {vllm_config.parallel_config.rank}"),
         rank=rank,
         saves=producer and rank == 0,
         dtype=vllm_config.model_config.dtype,

@@ -1,12 +1,13 @@
 """What vLLM calls in each of its processes, when tensord is installed beside it.
 
-Owns: what is put in the place of vLLM's own, and upon which setting.
+Owns: what is put in the place of vLLM's own, and upon which setting; the way of the library's log into vLLM's.
 
     TENSORD_VLLM_PROCESSOR_CACHE=1    processor outputs are shared by all frontends and engines of the host
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Final
 
@@ -18,7 +19,8 @@ _SWITCHES: Final = {"": False, "0": False, "1": True}
 
 
 def register() -> None:
-    """Makes the EC connector known by its name alone, and the processor cache vLLM's where it is switched on.
+    """Makes the EC connector known by its name alone, the processor cache vLLM's where it is switched on, and the
+    library's log part of vLLM's.
 
     Called several times in a process, it does so once.
 
@@ -27,12 +29,23 @@ def register() -> None:
     """
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
+    log_with_vllm()
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
     if _is_on(PROCESSOR_CACHE):
         from . import processor
 
         processor.install()
+
+
+def log_with_vllm() -> None:
+    """What the library logs in this process goes where vLLM's own lines go, in their form and from their level on.
+
+    vLLM gives handlers to its own logger alone. Where somebody gave the library's logger handlers nothing changes.
+    """
+    library = logging.getLogger("tensord")
+    if not library.handlers:
+        library.parent = logging.getLogger("vllm")
 
 
 def _is_on(name: str) -> bool:

@@ -48,6 +48,7 @@ from ..cache import Client
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from .identity import DIGEST_ATTRIBUTE, content_digest
 from .items import item_tree, tree_item, tree_updates
+from .presence import ATTACH_S, Presence, client_name
 from .processor_identity import processor_namespace
 
 COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
@@ -78,7 +79,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
 
     def __init__(self, vllm_config: VllmConfig, socket: str | os.PathLike[str] | None = None, **limits: Any) -> None:
         super().__init__()
-        self._client = Client(socket, name="vllm-frontend")
+        self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
+        self._presence = Presence(self._client, "processor outputs are found and stored")
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
         self.cache = ProcessorCache(self._client, namespace, **limits)
         self._named: OrderedDict[str, None] = OrderedDict()
@@ -227,7 +229,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         super().__init__()
         if copy is None:
             copy = "on_write" if current_platform.is_cpu() else False
-        self._client = Client(socket, name="vllm-engine")
+        self._client = Client(socket, name=client_name(vllm_config, "receiver"), attach_s=ATTACH_S)
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
         self.cache = ProcessorCache(self._client, namespace, copy=copy)
 

@@ -37,7 +37,8 @@ from ..namespace import Namespace
 from .background import Background
 from .claims import Claims
 from .lookups import Input, Lookups
-from .stats import Counts, TensordECStats
+from .presence import Presence
+from .stats import CONNECTED, Counts, TensordECStats
 from .step import NOTHING, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
@@ -75,6 +76,8 @@ class _Asking:
 
 class SchedulerSide:
     """Args:
+    client_name: what `tensorctl clients` shows.
+    shares: what is shared, or why nothing is: for the log's first line.
     namespace: of the engine's outputs; None shares nothing.
     ranks: how many workers load each input.
     width_fits: whether outputs of a modality may have so many columns.
@@ -84,8 +87,10 @@ class SchedulerSide:
     def __init__(
         self,
         socket: str | None,
+        client_name: str,
         namespace: Namespace | None,
         *,
+        shares: str,
         ranks: int,
         dtype: str,
         width_fits: Callable[[str, int], bool],
@@ -99,6 +104,9 @@ class SchedulerSide:
         self._producer = producer
         self._consumer = consumer
         self._tower_lora = tower_lora
+        self._shares = shares
+        self._presence: Presence | None = None
+        self._connected_told: bool | None = None
         self._counts = Counts()
         self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
         # Requests, and what of their inputs is in the engine's own encoder cache.
@@ -116,7 +124,7 @@ class SchedulerSide:
         self._rings: dict[int, set[bytes]] = {}
         self._deferred = False
         self._row_s: float | None = None
-        self._background = Background(socket, "tensord-vllm-scheduler", self._tick, self._counts)
+        self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = Claims(self._background, computes=producer)
         self._background.start()
 
@@ -249,9 +257,14 @@ class SchedulerSide:
         return taken
 
     def stats(self) -> TensordECStats | None:
-        """What was counted since it was last asked; None if nothing was."""
+        """What was counted since it was last asked, and whether the daemon is there; None if neither is new."""
         taken = self._counts.take()
-        return TensordECStats(dict(taken)) if taken is not None else None
+        presence = self._presence
+        connected = presence is not None and presence.connected
+        if taken is None and connected == self._connected_told:
+            return None
+        self._connected_told = connected
+        return TensordECStats({**(taken or {}), CONNECTED: int(connected)})
 
     @property
     def held(self) -> dict[str, int]:
@@ -414,7 +427,10 @@ class SchedulerSide:
     # ---- the background thread
 
     def _tick(self, client: Client) -> float:
-        return self._claims.tick(client)
+        again_s = self._claims.tick(client)
+        self._presence = self._presence or Presence(client, self._shares)
+        self._presence.look(silent=self._claims.silent)
+        return again_s
 
 
 def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:

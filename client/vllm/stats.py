@@ -28,6 +28,9 @@ COUNTERS: Final = {
     "errors": "Errors in the connector's threads; the log has the first of each kind.",
 }
 
+CONNECTED: Final = "connected"
+_CONNECTED_TEXT: Final = "1 while the engine is connected to tensord and that answers, as of the engine's last step."
+
 
 class Counts:
     """Sums, added to by several threads and taken by one."""
@@ -52,7 +55,7 @@ class Counts:
 
 
 class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]
-    """Sums by the names of COUNTERS."""
+    """Sums by the names of COUNTERS, and CONNECTED as it was last seen."""
 
     data: dict[str, int | float]
 
@@ -61,18 +64,19 @@ class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]
 
     def aggregate(self, other: ECConnectorStats) -> ECConnectorStats:
         for name, amount in other.data.items():
-            self.data[name] = self.data.get(name, 0) + amount
+            self.data[name] = amount if name == CONNECTED else self.data.get(name, 0) + amount
         return self
 
     def reduce(self) -> dict[str, int | float]:
         return dict(self.data)
 
     def is_empty(self) -> bool:
-        return not any(self.data.values())
+        # vLLM hands on nothing that is empty: that the daemon went away is something.
+        return CONNECTED not in self.data and not any(self.data.values())
 
 
 class TensordPromMetrics(ECConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
-    """`vllm:ec_tensord_NAME`, one counter for each of COUNTERS and each engine."""
+    """`vllm:ec_tensord_NAME`, for each engine: a counter for each of COUNTERS, and the gauge CONNECTED."""
 
     def __init__(
         self,
@@ -89,8 +93,19 @@ class TensordPromMetrics(ECConnectorPromMetrics):  # type: ignore[misc, unused-i
             )
             for name, text in COUNTERS.items()
         }
+        self._connected = create_metric_per_engine(
+            self._gauge_cls(
+                name=f"vllm:ec_tensord_{CONNECTED}",
+                documentation=_CONNECTED_TEXT,
+                labelnames=labelnames,
+                multiprocess_mode="mostrecent",
+            ),
+            per_engine_labelvalues,
+        )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        if CONNECTED in transfer_stats_data:
+            self._connected[engine_idx].set(transfer_stats_data[CONNECTED])
         for name, amount in transfer_stats_data.items():
             if amount and (counter := self._counters.get(name)) is not None:
                 counter[engine_idx].inc(amount)

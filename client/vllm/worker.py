@@ -43,7 +43,16 @@ class WorkerSide:
     dtype: of the outputs, as torch names it.
     """
 
-    def __init__(self, socket: str | None, *, rank: int, saves: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        socket: str | None,
+        client_name: str,
+        *,
+        rank: int,
+        saves: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._rank = rank
         self._saves = saves
         self._dtype = dtype
@@ -62,7 +71,7 @@ class WorkerSide:
         # The background thread's.
         self._puts: list[tuple[Put, Save, int, float]] = []
         self._copies: Any = None
-        self._background = Background(socket, "tensord-vllm-worker", self._tick, self._counts)
+        self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, self._counts)
         self._background.start()
 
     # ---- the step's thread

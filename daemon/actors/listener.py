@@ -19,6 +19,7 @@ from ...ipc.frames import pack
 from ...ipc.peer import peer_of
 from ..core.quotas import Kind, Quotas
 from ..logs import logger
+from .repeats import Repeats
 
 _log = logger("listener")
 # Out of descriptors or memory: the connection stays in the kernel's queue until somebody leaves.
@@ -41,6 +42,7 @@ class Listener:
         self._quotas = quotas
         self._serve = serve
         self._numbers = count(1)
+        self._said = Repeats()
         self.sessions: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
@@ -77,11 +79,14 @@ class Listener:
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
                 continue
             accepted.setblocking(False)
-            uid = peer_of(accepted).uid
+            peer = peer_of(accepted)
+            uid = peer.uid
             try:
                 self._admit(uid)
             except LimitReached as refusal:
-                self._turn_away(accepted, refusal)
+                if self._said.is_new((uid, peer.pid), loop.time()):
+                    _log.warning("turned away", pid=peer.pid, why=str(refusal))
+                _turn_away(accepted, refusal)
                 continue
             task = asyncio.create_task(self._serve(next(self._numbers), accepted))
             self.sessions.add(task)
@@ -105,10 +110,10 @@ class Listener:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a session failed", exc_info=error)
 
-    def _turn_away(self, accepted: socket.socket, refusal: LimitReached) -> None:
-        _log.warning("turned away", why=str(refusal))
-        try:
-            accepted.send(pack(messages.Error.of(refusal)))
-        except (OSError, TensordError):
-            pass
-        accepted.close()
+
+def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:
+    try:
+        accepted.send(pack(messages.Error.of(refusal)))
+    except (OSError, TensordError):
+        pass
+    accepted.close()

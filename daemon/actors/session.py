@@ -23,6 +23,7 @@ from ..core.rates import Rates
 from ..logs import logger
 from .inbox import Inbox, Sender
 from .pace import paced
+from .repeats import Repeats
 from .words import (
     Asked,
     Deliver,
@@ -37,6 +38,7 @@ from .words import (
 )
 
 _log = logger("session")
+_said = Repeats()
 _TURN_MESSAGES = 64
 _GOVERNED = frozenset(get_args(messages.GovernorRequest))
 
@@ -85,9 +87,11 @@ class Session:
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
-            _log.warning("client told off", client=self._client, pid=self._peer.pid, why=str(error))
+            if self._is_new("told off", type(error)):
+                _log.warning("client told off", client=self._client, pid=self._peer.pid, why=str(error))
         except (TensordError, OSError) as error:
-            _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
+            if self._is_new("ended", type(error)):
+                _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
         finally:
             speaking.cancel()
             self._channel.close()
@@ -120,8 +124,13 @@ class Session:
                     self._channel.send(self._welcome(message.id))
                     return True
         except TimeoutError:
-            _log.warning("no Hello", client=self._client, pid=self._peer.pid, hello_s_max=self._hello_s_max)
+            if self._is_new("no Hello"):
+                _log.warning("no Hello", client=self._client, pid=self._peer.pid, hello_s_max=self._hello_s_max)
         return False
+
+    def _is_new(self, *what: object) -> bool:
+        """Whether it is to be logged. A client that is turned away tries again every second."""
+        return _said.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
 
     async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
         match message:

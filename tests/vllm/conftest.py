@@ -8,6 +8,7 @@ running, with all engines attached.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,6 +40,12 @@ _pictures = count(1)
 def fresh() -> int:
     """A picture that no engine has seen."""
     return next(_pictures)
+
+
+@pytest.fixture(autouse=True)
+def librarys_log_goes_where_pytest_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within vLLM the library's log is a part of vLLM's, which keeps its lines to itself."""
+    monkeypatch.setattr(logging.getLogger("tensord"), "parent", logging.root)
 
 
 class Stand:

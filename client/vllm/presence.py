@@ -1,0 +1,143 @@
+"""What vLLM's log says of the daemon: one line when an engine starts, one at each change, none twice.
+
+Owns: those lines, and what engines are called among the daemon's clients.
+Does not own the connection: the client keeps it up by itself.
+
+Invariants
+- Changes are said once a process and socket, however many parts of the process have clients of that daemon.
+- While there is no connection, each kind of reason is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, Final
+
+from ...errors import ProtocolError, SocketForbidden, TensordError, TimedOut, VersionMismatch
+from ..cache import Client
+from ..link import Connected, Told
+
+ATTACH_S: Final = 0.4
+"""How long making a client may keep an engine's start waiting; there are at most two in a row. It attaches later."""
+
+_NOT_YET: Final = TimedOut("the first attempt to attach has not ended")
+_log = logging.getLogger("tensord")
+_said: dict[str, str] = {}
+"""By socket: the last change that was said in this process."""
+_said_lock = threading.Lock()
+
+
+def client_name(vllm_config: Any, part: str) -> str:
+    """What `tensorctl clients` calls a part of an engine: "vllm-1a2b3 scheduler". `part` names the rank where there are
+    several.
+    """
+    return f"vllm-{vllm_config.instance_id} {part}"[:128]
+
+
+class Presence:
+    """Says whether the daemon is there.
+
+    Args:
+        shares: what this part of the engine shares through it, for the first line; or why it shares nothing.
+    """
+
+    def __init__(self, client: Client, shares: str) -> None:
+        self._link = client.link
+        self._lock = threading.Lock()
+        self._state = ""
+        self._reasons: set[type] = set()
+        self._silent = False
+        self._shares = shares
+        self.look()
+        self._link.listen(self)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the daemon is there and, as far as is known, answers."""
+        return self._link.connected and not self._silent
+
+    def look(self, *, silent: bool = False) -> None:
+        """Says what has changed. `silent`: the daemon owes an answer for too long."""
+        with self._lock:
+            self._silent = silent
+            if self._link.closed:
+                return
+            if self._link.connected:
+                self._reasons.clear()
+                self._look_at_answers()
+            elif (kind := type(self._link.error or _NOT_YET)) not in self._reasons:
+                self._reasons.add(kind)
+                self._away()
+
+    # ---- what the link tells, in its thread
+
+    def attached(self, connected: Connected) -> None:
+        self.look()
+
+    def detached(self) -> None:
+        self.look()
+
+    def told(self, message: Told, connected: Connected) -> None:
+        pass
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()
+
+    # ---- inside
+
+    def _look_at_answers(self) -> None:
+        link, before = self._link, self._state
+        self._state = "silent" if self._silent else "there"
+        if self._state == before:
+            return
+        if not before:
+            _log.info(
+                "tensord: connected to the daemon at %s (instance %s, version %s) as %r; %s",
+                *(link.path, link.instance, link.version, link.name, self._shares),
+            )
+            _note(str(link.path), "there")
+        elif self._silent:
+            self._change(
+                logging.WARNING,
+                "does not answer: what is stored is found, what is missing is computed here; see `tensorctl health`",
+            )
+        elif before == "silent":
+            self._change(logging.INFO, "answers again")
+        else:
+            self._change(logging.INFO, f"is there (instance {link.instance}, version {link.version}); {self._shares}")
+
+    def _away(self) -> None:
+        link, before = self._link, self._state
+        self._state = "away"
+        error = link.error or _NOT_YET
+        why = f"the daemon at {link.path} has not answered yet" if error is _NOT_YET else str(error)
+        then = f"{why}{_remedy(error)}. Until it is connected, this process computes by itself and shares nothing"
+        if not before:
+            _log.warning("tensord: not connected: %s; then %s", then, self._shares)
+            _note(str(link.path), then)
+        else:
+            self._change(logging.WARNING, f"is away: {then}")
+
+    def _change(self, level: int, text: str) -> None:
+        if _note(str(self._link.path), text):
+            _log.log(level, "tensord: the daemon at %s %s", self._link.path, text)
+
+
+def _note(path: str, text: str) -> bool:
+    """Whether the text is another than the last one."""
+    with _said_lock:
+        known, _said[path] = _said.get(path), text
+        return known != text
+
+
+def _remedy(error: TensordError) -> str:
+    """What to do, where the error itself does not say it."""
+    match error:
+        case VersionMismatch() | SocketForbidden():
+            return ""
+        case TimedOut():
+            return ": it is stopped or busy; see `tensorctl health`"
+        case ProtocolError():
+            return ": if that is no tensord daemon, name another socket by tensord.socket or TENSORD_SOCKET"
+    return ""

@@ -1,0 +1,53 @@
+"""A client that is turned away and tries again gets one line in the log, however often it comes."""
+
+from __future__ import annotations
+
+import socket
+
+from tensord.daemon.actors.repeats import Repeats
+from tensord.ipc import messages
+from tensord.ipc.frames import pack
+from tensord.ipc.words import PROTOCOL_VERSION
+from tests.daemon_process import Daemon
+
+
+def said_to(path: str, words: bytes) -> bytes:
+    """What the daemon answers, to its last byte."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(path)
+        visitor.sendall(words)
+        answered = b""
+        while more := visitor.recv(1 << 16):
+            answered += more
+        return answered
+
+
+def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        for _ in range(5):
+            hello = pack(messages.Hello(1, PROTOCOL_VERSION + 1, "old", 1, True))
+            assert b"VersionMismatch" in said_to(str(daemon.socket), hello)
+        assert daemon.log.count("told off") == 1
+        # Another reason is another line.
+        said_to(str(daemon.socket), b"GET / HTTP/1.1")
+        assert daemon.log.count("told off") == 2
+
+
+def test_clients_over_the_limit_that_try_again_are_logged_once() -> None:
+    with Daemon(limits_clients_max=1) as daemon:
+        holding = daemon.start().client()
+        assert holding.wait_connected(30)
+        for _ in range(5):
+            assert b"LimitReached" in said_to(str(daemon.socket), b"")
+        assert daemon.log.count("turned away") == 1
+
+
+def test_what_did_not_happen_for_long_is_new_again_and_no_more_is_remembered_than_allowed() -> None:
+    repeats = Repeats(forgotten_s=10, most=2)
+    assert repeats.is_new("a", 0)
+    assert not repeats.is_new("a", 9)
+    assert not repeats.is_new("a", 19)
+    assert repeats.is_new("a", 30)
+    assert repeats.is_new("b", 30) and repeats.is_new("c", 30)
+    assert repeats.is_new("a", 31), "the oldest of three was forgotten"

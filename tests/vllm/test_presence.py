@@ -1,0 +1,219 @@
+"""What vLLM's log says of the daemon: at the start, at each change, and nothing twice."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.plugin import log_with_vllm
+from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
+from tensord.client.vllm.stats import TensordECStats
+from tensord.ipc import messages
+from tensord.ipc.frames import pack
+from tensord.ipc.words import PROTOCOL_VERSION, Limits
+from tests.daemon_process import Daemon, until
+
+from .conftest import Stand
+from .step_bench import Steps, request, right, vllm_config
+
+_numbers = count(50_000)
+
+
+class Log(logging.Handler):
+    """The library's lines, as it logs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    handler, library = Log(), logging.getLogger("tensord")
+    level = library.level
+    library.addHandler(handler)
+    library.setLevel(logging.INFO)
+    yield handler
+    library.removeHandler(handler)
+    library.setLevel(level)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with Daemon() as nobody:
+        yield nobody.folder
+
+
+class Stranger:
+    """Something at a socket that says `words` to whoever connects, and hangs up. Counts who did."""
+
+    def __init__(self, path: Path, words: bytes) -> None:
+        self.visits = 0
+        self._words = words
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                visitor, _ = self._listening.accept()
+            except OSError:
+                return
+            with visitor:
+                visitor.sendall(self._words)
+                visitor.recv(1 << 16)
+            self.visits += 1
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def one_line(log: Log, engine: Steps, *, lines: int = 1) -> str:
+    """The last line, once there are so many and the engine has answered a request."""
+    until(lambda: len(log.lines) >= lines, f"{lines} lines; there are {log.lines}")
+    asked = request(next(_numbers))
+    assert right([asked], engine.run(asked))
+    assert len(log.lines) == lines
+    return log.lines[-1]
+
+
+def test_an_engine_says_once_which_daemon_it_is_connected_to_and_what_it_shares(log: Log) -> None:
+    with Daemon() as daemon, Steps(daemon.start().socket) as engine:
+        line = one_line(log, engine)
+        assert line.startswith(f"INFO tensord: connected to the daemon at {daemon.socket} (instance {daemon.instance},")
+        side = engine.connector._scheduler
+        assert side is not None and side._lookups._namespace is not None
+        assert line.endswith(f"are found and stored in namespace {side._lookups._namespace.tag.hex()}")
+
+
+def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_change(log: Log) -> None:
+    with Daemon() as daemon, Steps(daemon.socket) as engine:
+        line = one_line(log, engine)
+        assert line.startswith(f"WARNING tensord: not connected: no daemon at {daemon.socket} (")
+        assert "`systemctl start tensord`" in line and "computes by itself and shares nothing" in line
+        for lines in (2, 4):
+            daemon.start()
+            assert f"INFO tensord: the daemon at {daemon.socket} is there" in one_line(log, engine, lines=lines)
+            daemon.kill()
+            assert f"WARNING tensord: the daemon at {daemon.socket} is away: " in one_line(log, engine, lines=lines + 1)
+
+
+def test_an_engine_does_not_start_later_for_a_daemon_that_hangs_and_says_so_once(log: Log) -> None:
+    config = vllm_config()
+    with Daemon() as daemon, ExitStack() as opened:
+        daemon.start()
+        daemon.pause()
+        try:
+            began = time.monotonic()
+            sender = TensordSenderCache(config, daemon.socket)
+            opened.callback(sender.close)
+            receiver = TensordReceiverCache(config, daemon.socket)
+            opened.callback(receiver.cache._client.close)
+            engine = opened.enter_context(Steps(daemon.socket))
+            # A second, and what a busy machine adds: each of the two clients used to wait for five.
+            assert time.monotonic() - began < 3
+            line = one_line(log, engine, lines=2)
+            assert all("WARNING tensord: not connected: " in line for line in log.lines)
+            assert "it is stopped or busy; see `tensorctl health`" in line
+        finally:
+            daemon.resume()
+
+
+def test_a_daemon_that_stops_answering_is_told_once_and_so_is_its_return(log: Log) -> None:
+    with Daemon() as daemon, Steps(daemon.start().socket) as engine:
+        one_line(log, engine)
+        daemon.pause()
+        try:
+            for _ in range(3):
+                asked = request(next(_numbers))
+                assert right([asked], engine.run(asked))
+            assert "WARNING tensord: the daemon at" in one_line(log, engine, lines=2)
+            assert "does not answer" in log.lines[-1]
+            side = engine.connector._scheduler
+            assert side is not None and side._presence is not None and not side._presence.connected
+        finally:
+            daemon.resume()
+        assert "answers again" in one_line(log, engine, lines=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "name another socket by tensord.socket or TENSORD_SOCKET"),
+        (
+            pack(messages.Welcome(1, PROTOCOL_VERSION + 1, "99", "other", 1, Limits())),
+            f"the daemon speaks protocol version {PROTOCOL_VERSION + 1}, this client {PROTOCOL_VERSION}",
+        ),
+    ],
+    ids=["garbage", "another version"],
+)
+def test_what_is_no_daemon_of_this_version_is_told_once(log: Log, folder: Path, words: bytes, said: str) -> None:
+    stranger = Stranger(folder / "control.sock", words)
+    with Steps(folder / "control.sock") as engine:
+        line = one_line(log, engine)
+        assert line.startswith("WARNING tensord: not connected: ") and said in line
+        until(lambda: stranger.visits >= 4, "more attempts")
+        one_line(log, engine)
+    stranger.close()
+
+
+def test_lines_appear_in_vllms_log_in_its_form(stand: Stand) -> None:
+    form = r"(?m)^.*WARNING \d\d-\d\d [\d:]+ \[presence\.py:\d+\] tensord: not connected: no daemon at .*$"
+    assert len(re.findall(form, stand.first.log)) == 1, "the engine was started before the daemon"
+
+
+def test_a_log_configuration_of_ones_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = logging.getLogger("tensord")
+    monkeypatch.setattr(library, "handlers", [])
+    monkeypatch.setattr(library, "parent", logging.root)
+    library.addHandler(own := Log())
+    log_with_vllm()
+    assert library.parent is logging.root
+    library.removeHandler(own)
+    log_with_vllm()
+    assert library.parent is logging.getLogger("vllm")
+
+
+def test_the_gauge_follows_the_daemon() -> None:
+    unregister_vllm_metrics()
+    registry = CollectorRegistry()
+    kinds: dict[Any, Any] = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    metrics = TensordECConnector.build_prom_metrics(vllm_config(), kinds, ["engine"], {0: ["0"]})
+
+    def gauge(engine: Steps) -> float | None:
+        stats = engine.connector.get_ec_connector_stats()
+        if stats is not None and not stats.is_empty():
+            metrics.observe(stats.data)
+        return registry.get_sample_value("vllm:ec_tensord_connected", {"engine": "0"})
+
+    with Daemon() as daemon, Steps(daemon.socket) as engine:
+        until(lambda: gauge(engine) == 0, "no daemon")
+        daemon.start()
+        until(lambda: gauge(engine) == 1, "a daemon")
+        daemon.kill()
+        until(lambda: gauge(engine) == 0, "none again")
+
+
+def test_a_later_sum_of_stats_tells_the_later_state() -> None:
+    first, second = TensordECStats({"hits": 1, "connected": 1}), TensordECStats({"hits": 2, "connected": 0})
+    assert first.aggregate(second).data == {"hits": 3, "connected": 0}
+    assert not TensordECStats({"connected": 0}).is_empty() and TensordECStats({"hits": 0}).is_empty()
