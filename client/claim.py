@@ -54,6 +54,12 @@ class Claim:
             return "alone"
         return claimed.answer
 
+    @property
+    def token(self) -> int:
+        """What names the claim in a put by another client of the same user; 0 while it is not granted."""
+        claimed = _outcome(self._answer) if self._answer.done() and self._ended is None else None
+        return claimed.token if claimed is not None and claimed.answer == "compute" else 0
+
     def stored(self) -> None:
         """The key was stored, by whichever client: the claim is renewed no more."""
         self._end("hit")

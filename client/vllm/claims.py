@@ -38,7 +38,7 @@ State = Literal["asked", "waiting", "compute", "hit", "alone", "saving", "over"]
 class Wanted:
     """One key that is wanted. `state` is what the step may go by; `lease` comes with "hit"."""
 
-    __slots__ = ("asked_at", "claim", "key", "lease", "state", "users")
+    __slots__ = ("asked_at", "claim", "key", "lease", "state", "token", "users")
 
     def __init__(self, key: bytes, now: float) -> None:
         self.key = key
@@ -46,6 +46,7 @@ class Wanted:
         self.state: State = "asked"
         self.claim: Claim | None = None
         self.lease: Lease | None = None
+        self.token = 0
         self.users: set[Hashable] = set()
 
 
@@ -90,8 +91,12 @@ class Claims:
             del self._wanted[wanted.key]
             self._background.post_end(partial(self._give_back, wanted))
 
-    def save(self, wanted: Wanted) -> None:
-        """It is being encoded here, and will be stored by a worker: kept until then, whatever becomes of its users."""
+    def save(self, wanted: Wanted) -> int:
+        """It is being encoded here, and will be stored by a worker: kept until then, whatever becomes of its users.
+
+        Returns:
+            The claim's token, 0 where it is not this engine's.
+        """
         if wanted.state == "compute" and self._wanted.get(wanted.key) is wanted:
             del self._wanted[wanted.key]
             wanted.users.clear()
@@ -99,6 +104,8 @@ class Claims:
             wanted.state = "saving"
             self._saving[wanted.key] = wanted
             self._background.post_end(lambda _: self._watched.add(wanted))
+            return wanted.token
+        return 0
 
     def settled(self, key: bytes) -> None:
         """A worker says that it is stored, or will not be."""
@@ -163,6 +170,7 @@ class Claims:
             wanted.lease = client.get(wanted.key)
             wanted.state = "hit" if wanted.lease is not None else "alone"
         elif state == "compute" and self._computes:
+            wanted.token = claim.token
             wanted.state = "compute"
         else:
             claim.abandon()

@@ -176,9 +176,8 @@ class SchedulerSide:
         else:
             self._counts.add("misses")
             if wanted is not None and wanted.key is not None and self._stores(wanted):
-                self._saves[identifier] = Save(wanted.key, wanted.rows)
-                if wanted.wanted is not None:
-                    self._claims.save(wanted.wanted)
+                claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
+                self._saves[identifier] = Save(wanted.key, wanted.rows, claim)
         if wanted is not None:
             self._let_go(wanted, asking)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ WAIT_S_MOST: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The connector's settings. Keys of others are left to them.
+    """The connector's settings. Keys of others are left to them, but for those that are ours without their prefix.
 
     Args:
         socket: `tensord.socket`, the daemon's control socket; without it as `Client` finds it.
@@ -34,10 +35,14 @@ class Settings:
         """Reads them.
 
         Raises:
-            BadConfiguration: an unknown key of ours, or a value that it cannot have.
+            BadConfiguration: an unknown key of ours, one of ours without its prefix, or a value that it cannot have.
         """
-        ours = {name.removeprefix(PREFIX): value for name, value in extra_config.items() if name.startswith(PREFIX)}
         known = cls.__dataclass_fields__
+        for name in extra_config:
+            bare = re.sub(r"^tensord[._-]*", "", name.lower()).replace("-", "_")
+            if not name.startswith(PREFIX) and bare in known:
+                raise BadConfiguration(f"{name} in ec_connector_extra_config has no effect: write {PREFIX}{bare}")
+        ours = {name.removeprefix(PREFIX): value for name, value in extra_config.items() if name.startswith(PREFIX)}
         for name in ours:
             if name not in known:
                 names = ", ".join(f"{PREFIX}{field}" for field in known)

@@ -27,10 +27,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """An encoder output that is to be stored under `key`; it is `rows` encoder tokens."""
+    """An encoder output that is to be stored under `key`; it is `rows` encoder tokens.
+
+    `claim` is the token of the claim that the scheduler's side holds for it, 0 where it has none: with it whoever waits
+    hears at once that nothing will be stored, also from an engine that makes no more steps.
+    """
 
     key: bytes
     rows: int
+    claim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

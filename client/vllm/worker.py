@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, Final
@@ -23,8 +24,10 @@ from typing import Any, Final
 import torch
 
 from ...errors import TensordError
+from ...ipc.messages import Abandon
 from ...shm.tensors import tensor_copy
 from ..cache import Client
+from ..link import SAY_S
 from ..puts import Put
 from ..ring import Ring
 from .background import IDLE_S, SOON_S, Background
@@ -211,12 +214,17 @@ class WorkerSide:
     def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, client: Client) -> None:
         try:
             if client.connected:
-                put = client.put(save.key, self._fetched(output, made), tokens=save.rows)
+                fetched = self._fetched(output, made)
+                put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
                 self._puts.append((put, save, output.nbytes, began_s))
             else:
                 self._counts.add("refused")
                 self._tell(settled=save.key)
         except (TensordError, RuntimeError):
+            if save.claim:
+                # The scheduler's side hears of it in its next step, which may be long in coming.
+                with suppress(TensordError):
+                    client.link.send(Abandon(save.claim), timeout_s=SAY_S)
             self._tell(settled=save.key)
             raise
         finally:

@@ -13,6 +13,9 @@ A key's claim, from the first who asks to the last answer:
             B fails likewise → every waiter: alone
         voided               → every waiter: alone
 
+Whoever holds a claim may have another client of its uid store the payload: that one names the token in its commit, or
+abandons it. An engine's scheduler claims, and a worker in another process stores.
+
 "alone" means: compute, without a claim, and nobody waits for you. So what can never be computed costs each waiter one
 attempt.
 
@@ -50,6 +53,7 @@ class Verdict:
 class _Claim:
     key: bytes
     client: int
+    uid: int
     token: int
     ends_at: float
     handed_over: bool = False
@@ -146,20 +150,20 @@ class Claims:
         if claim is not None and claim.client == client and not claim.committing:
             self._timers.set(token, min(now + self._claim_s, claim.ends_at))
 
-    def abandon(self, token: int, client: int, now: float) -> list[Verdict]:
+    def abandon(self, token: int, uid: int, now: float) -> list[Verdict]:
         """Whoever computes gives up. Nothing happens where the claim has ended."""
         claim = self._by_token.get(token)
-        if claim is None or claim.client != client or claim.committing:
+        if claim is None or claim.uid != uid or claim.committing:
             return []
         return self._failed(claim, now)
 
-    def committing(self, token: int, client: int, key: bytes) -> None:
+    def committing(self, token: int, uid: int, key: bytes) -> None:
         """A commit under the claim was wholly received: its holder may go, and time no longer counts.
 
         Nothing happens where the claim has ended. One of `committed`, `refused` follows.
         """
         claim = self._by_token.get(token)
-        if claim is not None and claim.client == client and claim.key == key:
+        if claim is not None and claim.uid == uid and claim.key == key:
             claim.committing = True
             self._timers.drop(token)
 
@@ -168,10 +172,10 @@ class Claims:
         claim = self._by_key.get(key)
         return [] if claim is None else self._end(claim, "hit")
 
-    def refused(self, token: int, client: int, key: bytes) -> list[Verdict]:
+    def refused(self, token: int, uid: int, key: bytes) -> list[Verdict]:
         """A commit under this claim was refused. Nothing happens where the claim has ended."""
         claim = self._by_token.get(token)
-        if claim is None or claim.client != client or claim.key != key:
+        if claim is None or claim.uid != uid or claim.key != key:
             return []
         return self._end(claim, "alone")
 
@@ -253,7 +257,7 @@ class Claims:
 
     def _grant(self, key: bytes, client: int, uid: int, request: int, now: float) -> Verdict:
         self._last_token += 1
-        claim = _Claim(key, client, self._last_token, now + self._claim_s_max)
+        claim = _Claim(key, client, uid, self._last_token, now + self._claim_s_max)
         self._by_key[key] = self._by_token[claim.token] = claim
         self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
         self._stake(client, uid).held.add(claim.token)

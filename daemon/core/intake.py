@@ -139,7 +139,7 @@ class Intake:
             return
         self.puts.received(put, part, now)
         if put.whole and commit.claim is not None:
-            self._claims.committing(commit.claim, client, commit.key)
+            self._claims.committing(commit.claim, put.uid, commit.key)
         self.stirred = True
         if put.stage is Stage.FILLING:
             self._hand_over(put)
@@ -417,7 +417,8 @@ class Intake:
         body = messages.ErrorBody.of(error)
         self._outbox.send(client, messages.Committed(commit.id, "refused", body))
         if commit.claim is not None:
-            self._outbox.tell(self._claims.refused(commit.claim, client, commit.key))
+            uid = self._outbox.clients[client].uid
+            self._outbox.tell(self._claims.refused(commit.claim, uid, commit.key))
 
     def _acknowledge(self, put: Put, inbox_offset: int) -> None:
         if put.commit.acks:

@@ -450,7 +450,7 @@ class Store:
             self.claims.renew(token, client, now)
 
     def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
-        self._outbox.tell(self.claims.abandon(request.token, client, now))
+        self._outbox.tell(self.claims.abandon(request.token, self._outbox.clients[client].uid, now))
 
     def _evict(self, client: int, request: messages.Evict, now: float) -> None:
         self._check_keys(request.keys)

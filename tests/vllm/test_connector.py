@@ -25,6 +25,7 @@ from vllm.v1.outputs import ECConnectorOutput
 import tensord
 from tensord.client.vllm import background, claims
 from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.settings import Settings
 from tensord.client.vllm.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.step import NOTHING, Report
 from tensord.errors import BadConfiguration
@@ -689,6 +690,29 @@ def test_a_full_ring_refuses_and_ends_the_claim() -> None:
         daemon.until(lambda status: not status["store"]["claims_held"], "the claim to be over")
 
 
+def test_who_waits_hears_at_once_that_nothing_is_stored_though_the_other_engine_makes_no_more_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tensord.client.vllm.claims.SAVE_S", 10 * PATIENCE_S)
+    rows = 2048
+    with Daemon(ring_bytes=2 * MIB) as daemon, ExitStack() as engines:
+        client = daemon.start().client()
+        one = engines.enter_context(Steps(daemon.socket, capacity=1 << 20))
+        another = engines.enter_context(Steps(other_name(daemon.socket, 1), capacity=1 << 20))
+        mapped(one)
+        assert client.put(b"k" * 32, np.zeros(int(1.9 * MIB), np.uint8), wait=True).state == "stored"
+        pinned = client.get(b"k" * 32)
+        assert pinned is not None
+        large = feature(item(fresh(), rows), "large", rows=rows)
+        settled(one, one.add(request(large)))
+        another.add(waiting := request(large))
+        until(lambda: another.step() is not None and daemon.store("claims_waiting"), "the other to wait")
+        until(one.step, "the picture to be encoded")
+        until(lambda: waiting.request_id in another.step(), "the other not to wait any longer")
+        assert another.encoded == ["large"]
+        assert not counted(another, "wait_timeouts")
+
+
 # ---- weights that change
 
 
@@ -928,6 +952,10 @@ def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_al
         Steps(shared.socket, wait_ms=3)
     with pytest.raises(BadConfiguration, match=r"tensord\.wait_s_max='long'"):
         Steps(shared.socket, wait_s_max="long")
+
+    for name in ("socket", "tensord_socket", "Tensord.Wait-S-Max"):
+        with pytest.raises(BadConfiguration, match=r"write tensord\.(socket|wait_s_max)$"):
+            Settings.read({name: "1"})
 
     def others(config: Any) -> None:
         config.ec_transfer_config.ec_connector_extra_config["shared_storage_path"] = "/tmp"

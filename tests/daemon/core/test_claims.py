@@ -17,6 +17,11 @@ CLIENTS = [1, 2, 3]
 KEY = KEYS[0]
 
 
+def uid_of(client: int) -> int:
+    """Clients 2 and 3 are one user's."""
+    return client // 2
+
+
 class ClaimsAgainstAList(RuleBasedStateMachine):
     """The model: per key its holder, token, both ends, its waiters, and how far it has come."""
 
@@ -42,6 +47,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     def grant(self, key: bytes, client: int, verdict: Verdict, *, handed_over: bool) -> None:
         self.model[key] = {
             "client": client,
+            "uid": uid_of(client),
             "token": verdict.token,
             "until": self.now + 10,
             "end": self.now + 35,
@@ -75,10 +81,10 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
         self.request += 1
         if self.held_by(client) >= 6:
             with pytest.raises(LimitReached, match="claims_per_client_max is 6"):
-                self.claims.claim(key, client, self.request, self.now)
+                self.claims.claim(key, client, self.request, self.now, uid_of(client))
             return
         self.open.add((client, self.request))
-        verdict = self.claims.claim(key, client, self.request, self.now)
+        verdict = self.claims.claim(key, client, self.request, self.now, uid_of(client))
         if key in self.model:
             assert self.told([verdict]) == [(client, self.request, "wait")]
             self.model[key]["waiters"].append((client, self.request))
@@ -103,8 +109,8 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     @rule(data=st.data(), client=st.sampled_from(CLIENTS))
     def abandon(self, data: st.DataObject, client: int) -> None:
         token, claim = self.some_token(data)
-        verdicts = self.claims.abandon(token, client, self.now)
-        if claim is None or claim["client"] != client or claim["committing"]:
+        verdicts = self.claims.abandon(token, uid_of(client), self.now)
+        if claim is None or claim["uid"] != uid_of(client) or claim["committing"]:
             assert verdicts == []
         else:
             self.failed(self.tokens[token][1], verdicts)
@@ -113,7 +119,8 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit_arrives_whole(self, data: st.DataObject) -> None:
         token, claim = self.some_token(data)
-        self.claims.committing(token, *self.tokens[token])
+        client, key = self.tokens[token]
+        self.claims.committing(token, uid_of(client), key)
         if claim is not None:
             claim["committing"] = True
 
@@ -121,7 +128,8 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit_is_refused(self, data: st.DataObject) -> None:
         token, claim = self.some_token(data)
-        verdicts = self.claims.refused(token, *self.tokens[token])
+        client, key = self.tokens[token]
+        verdicts = self.claims.refused(token, uid_of(client), key)
         expected = [] if claim is None else self.ended(self.tokens[token][1], "alone")
         assert self.told(verdicts) == expected
 
@@ -208,7 +216,7 @@ def test_what_always_fails_costs_each_waiter_one_attempt(claims: Claims) -> None
     tokens = [claims.claim(KEY, client, 0, 0.0).token for client in range(5)]
     first = claims.abandon(tokens[0], 0, 1.0)
     assert answers(first) == [(1, "compute")]
-    assert answers(claims.abandon(first[0].token, 1, 2.0)) == [(n, "alone") for n in (2, 3, 4)]
+    assert answers(claims.abandon(first[0].token, 0, 2.0)) == [(n, "alone") for n in (2, 3, 4)]
     assert len(claims) == 0
 
 
@@ -224,7 +232,7 @@ def test_a_claim_ends_at_claim_s_max_whatever_its_renewals(claims: Claims) -> No
 def test_a_wholly_received_commit_keeps_its_claim_though_its_client_dies(claims: Claims) -> None:
     token = claims.claim(KEY, 1, 0, 0.0).token
     claims.claim(KEY, 2, 7, 0.0)
-    claims.committing(token, 1, KEY)
+    claims.committing(token, 0, KEY)
     assert claims.client_left(1, 1.0) == []
     assert claims.expire(1000.0, 10) == []
     assert answers(claims.committed(KEY)) == [(2, "hit")]
@@ -236,9 +244,16 @@ def test_a_client_waits_for_its_own_claim_like_anybody(claims: Claims) -> None:
     assert answers(claims.committed(KEY)) == [(1, "hit")]
 
 
-def test_nobody_abandons_the_claim_of_another(claims: Claims) -> None:
-    token = claims.claim(KEY, 1, 0, 0.0).token
-    claims.claim(KEY, 2, 0, 0.0)
-    assert claims.abandon(token, 2, 0.0) == []
-    assert claims.refused(token, 2, KEY) == []
+def test_nobody_abandons_the_claim_of_another_user(claims: Claims) -> None:
+    token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
+    claims.claim(KEY, 2, 0, 0.0, uid=1001)
+    assert claims.abandon(token, 1001, 0.0) == []
+    assert claims.refused(token, 1001, KEY) == []
     assert len(claims) == 1
+
+
+def test_a_users_other_client_may_end_a_claim_that_it_was_handed(claims: Claims) -> None:
+    token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
+    claims.claim(KEY, 2, 7, 0.0, uid=1000)
+    assert answers(claims.refused(token, 1000, KEY)) == [(2, "alone")]
+    claims.check_invariants()
