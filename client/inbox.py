@@ -3,11 +3,13 @@
 Owns: which regions of the memfd are taken. A region is free again when the daemon has acknowledged it AND no array of
 it lives, so that an array from `reserve` that is written to after its commit never reaches another key.
 
-Invariant: two regions never overlap; a region's bytes belong to one put.
+Invariants: two regions never overlap; a region's bytes belong to one put; nobody in this process writes the memfd of a
+retired inbox: its arrays live, and what is written to them stays here.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -28,6 +30,7 @@ from ..shm.unshared import Unshared
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # How often a waiter for room looks for collected arrays: a finalizer may not wake it, since that takes a lock.
 _LOOK_EVERY_S: Final = 0.02
+_log = logging.getLogger("tensord")
 
 
 class Region:
@@ -54,6 +57,10 @@ class Region:
         self.memory = None
         return memory
 
+    def bytes(self, size_bytes: int) -> Bytes:
+        """Its first `size_bytes` as this process sees them, also after they were handed out."""
+        return self.inbox.bytes(self.offset, size_bytes)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keeps the region for whoever writes it, though the daemon may need it no more before they have finished."""
@@ -75,8 +82,8 @@ class Region:
 class Inbox:
     """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
 
-    `retired`: no region is taken from it any more. `told`: the connection on which the daemon knows of it. `refusal`:
-    why the daemon did not take it.
+    `retired`: no region is taken from it any more, nor a put begun. `told`: the connection on which the daemon knows of
+    it. `refusal`: why the daemon did not take it.
     """
 
     def __init__(self, size_bytes: int, number: int = 0) -> None:
@@ -102,6 +109,9 @@ class Inbox:
         """Maps all pages in; the first touch of each would cost a put 5 to 30 µs. For a background thread."""
         address = self._mapped.address
         for start in range(0, self.size_bytes, PREFAULT_PIECE_BYTES):
+            if self.retired:
+                # Pages of its own are made for what is written there, and no others.
+                return
             prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
 
     def take(self, size_bytes: int, deadline: float) -> Region | None:
@@ -115,20 +125,35 @@ class Inbox:
                 self._sweep()
                 offset = self._regions.allocate(wanted)
                 if offset is not None:
-                    # Over the mapping and not over another array: views of views keep only their last array alive.
-                    memory: Bytes = np.ndarray((size_bytes,), np.uint8, self._mapped.memory, offset)
-                    return Region(self, offset, memory)
+                    return Region(self, offset, self.bytes(offset, size_bytes))
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     return None
                 self._changed.wait(min(remaining, _LOOK_EVERY_S))
         return None
 
+    def bytes(self, offset: int, size_bytes: int) -> Bytes:
+        """(size_bytes,) uint8 at `offset`."""
+        # Over the mapping and not over another array: views of views keep only their last array alive.
+        return np.ndarray((size_bytes,), np.uint8, self._mapped.memory, offset)
+
     def retire(self) -> None:
-        """Gives no more regions."""
+        """Gives no more regions, and keeps what is written to those it gave in this process."""
         with self._changed:
             self.retired = True
+            self._make_private()
             self._changed.notify_all()
+
+    def _make_private(self) -> None:
+        try:
+            self._mapped.make_private()
+        except OSError as error:
+            _log.error(
+                "an inbox of %d bytes cannot be mapped privately (%s): the daemon may still read it, so do not write "
+                "to arrays of committed reservations; let go of them",
+                self.size_bytes,
+                error,
+            )
 
     def retire_if_unused(self) -> bool:
         """Retires it if it has no region; whether it has none."""

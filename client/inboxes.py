@@ -7,7 +7,9 @@ regions (inbox.py), nor the puts that stand there (puts.py).
                    └ its connection ended with puts unanswered → retired ─ no region of it is left ─→ closed
 
 Invariant: a region that a daemon may still read is not written. A daemon whose connection ended may read the inbox for
-as long as it likes, so no region is taken from a retired inbox, though its puts are answered on the next connection.
+as long as it likes. So a retired inbox is mapped privately from then on: no region is taken from it, what is written to
+its arrays reaches nobody, and what is still to be committed there is copied to the current inbox. What stands whole in
+it is sent again from there, since it cannot change.
 """
 
 from __future__ import annotations

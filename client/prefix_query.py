@@ -48,6 +48,11 @@ class Asker:
         link = self._client.link
         if not link.connected:
             link.start()
+        # On this connection or not at all. When it ends, the region's inbox may be retired: what is written there then
+        # stays here, and a daemon that is told of the inbox again would read the query before.
+        connected = link.connection
+        if connected is None:
+            return None
         piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
         size_bytes = piece.record_bytes
         try:
@@ -62,6 +67,7 @@ class Asker:
                     number, self._tag, region.offset, size_bytes, agent, region.inbox.number
                 ),
                 max(0.0, deadline - time.monotonic()),
+                connected=connected,
             )
             answer: messages.Matched = link.answer(asked, deadline - time.monotonic())
         except BadPrefix:

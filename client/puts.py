@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, Unavailable
 from ..ipc import messages
 from ..ipc.words import Limits
+from ..shm.image import Image, Leaf
 from ..shm.layout import NAMESPACE_TAG_BYTES, aligned
-from ..shm.tree import Image
 from .inbox import Inbox, Region
 from .inboxes import Inboxes, no_room
 from .put import Pending
@@ -68,29 +68,12 @@ class Puts:
     def put(self, key: bytes, image: Image, terms: Terms, *, deadline: float) -> Put:
         """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
-        size_bytes, tree_bytes = image.image_bytes, len(image.header)
         try:
             self._check_generation(key)
-            self._check_size(size_bytes)
-            inbox = self.inboxes.fit(size_bytes)
-            # A payload that takes more than half of the inbox is streamed through it.
-            while aligned(size_bytes) > inbox.size_bytes // 2:
-                with inbox.streaming():
-                    if not inbox.retired:
-                        pending = self._begin(put, inbox, size_bytes, tree_bytes, terms, deadline, whole=False)
-                        self._stream(pending, image, deadline)
-                        return put
-                inbox = self.inboxes.fit(size_bytes)
-            region = self.inboxes.region(size_bytes, deadline, inbox)
-            try:
-                pending = self._begin(put, region.inbox, size_bytes, tree_bytes, terms, deadline)
-            except BaseException:
-                region.release()
-                raise
+            self._check_size(image.image_bytes)
+            self._put(put, image, terms, deadline)
         except TensordError as error:
             self._end(put, _state_for(error), error)
-            return put
-        self._copy(pending, image, region)
         return put
 
     def reserve(self, image_bytes: int, deadline: float) -> Region:
@@ -105,14 +88,20 @@ class Puts:
     def commit(
         self, key: bytes, region: Region, image_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
     ) -> Put:
-        """Sends a region that holds a whole image."""
+        """Sends a region that holds a whole image; copies it first where its inbox was retired."""
         put = Put(key)
         try:
             self._check_generation(key)
             pending = self._begin(put, region.inbox, image_bytes, tree_bytes, terms, deadline)
+            if pending is None:
+                image = region.bytes(image_bytes)
+                rest = Leaf(tree_bytes, image_bytes - tree_bytes, image[tree_bytes:])
+                self._put(put, Image(image[:tree_bytes].tobytes(), [rest], image_bytes), terms, deadline)
         except TensordError as error:
-            region.release()
+            pending = None
             self._end(put, _state_for(error), error)
+        if pending is None:
+            region.release()
             return put
         if not self._hold(pending, region):
             return put
@@ -139,14 +128,12 @@ class Puts:
 
     def refused(self, request: int, error: TensordError) -> bool:
         """A put, or an inbox, was answered with an error. False if the request was neither."""
-        inbox = self.inboxes.refused(request, error)
-        if inbox is not None:
-            with self._lock:
-                left = [p for p in self._pending.values() if p.inbox is inbox]
-            for each in left:
-                self._settle(each, "refused", error)
-            return True
         with self._lock:
+            inbox = self.inboxes.refused(request, error)
+            if inbox is not None:
+                for each in [p for p in self._pending.values() if p.inbox is inbox]:
+                    self._settle(each, "refused", error)
+                return True
             pending = self._pending.get(request)
         if pending is None:
             return False
@@ -156,17 +143,19 @@ class Puts:
     def disconnected(self) -> None:
         """The connection is gone: what stands whole in its inbox is sent again, once, when there is a new one.
 
-        The daemon may carry out whatever it knows of, at any time. So the inboxes of puts that were sent are retired
-        before any of their regions comes free.
+        The daemon may carry out whatever it knows of, at any time: the inboxes of puts that were sent are retired.
+
+        SYNC POINT: under one lock with the beginning of puts, and with the last look before a Commit is sent. So what
+        was not whole when its inbox was retired, and is written on where nobody reads it, is never sent.
         """
         self.inboxes.disconnected()
         with self._lock:
             hopeless = [p for p in self._pending.values() if p.sent_again or not p.complete]
-            read = {p.inbox for p in self._pending.values() if p.sent}
-        for inbox in read:
-            self.inboxes.retire(inbox)
-        for pending in hopeless:
-            self._settle(pending, "lost", DaemonUnavailable("the daemon went away while the payload was on its way"))
+            for inbox in {p.inbox for p in self._pending.values() if p.sent}:
+                self.inboxes.retire(inbox)
+            for pending in hopeless:
+                lost = DaemonUnavailable("the daemon went away while the payload was on its way")
+                self._settle(pending, "lost", lost)
 
     def send_again(self, send: Callable[..., None], connected: object) -> None:
         """There is a new connection: sends every put on it that nobody acknowledged, by `send`, and its inbox before.
@@ -186,12 +175,12 @@ class Puts:
 
     def close(self) -> None:
         """Ends all that is on its way, as lost."""
-        # First: what the daemon may still read is given to nobody.
-        self.inboxes.close()
         with self._lock:
-            left = list(self._pending.values())
-        for pending in left:
-            self._settle(pending, "lost", DaemonUnavailable("the client was closed before the daemon answered"))
+            # First: what the daemon may still read is written by nobody.
+            self.inboxes.close()
+            for pending in list(self._pending.values()):
+                closed = DaemonUnavailable("the client was closed before the daemon answered")
+                self._settle(pending, "lost", closed)
 
     def close_in_child(self) -> None:
         """After a fork: the inboxes, and what is on its way from them, are the parent's."""
@@ -211,6 +200,34 @@ class Puts:
                 "raise it (and ring_bytes with it), or store the payload in pieces"
             )
 
+    def _put(self, put: Put, image: Image, terms: Terms, deadline: float) -> None:
+        """Has a put begin, and copies its image.
+
+        Raises:
+            TensordError: why it did not begin.
+        """
+        size_bytes, tree_bytes = image.image_bytes, len(image.header)
+        while True:
+            inbox = self.inboxes.fit(size_bytes)
+            if aligned(size_bytes) > inbox.size_bytes // 2:
+                # A payload that takes more than half of the inbox is streamed through it.
+                with inbox.streaming():
+                    pending = self._begin(put, inbox, size_bytes, tree_bytes, terms, deadline, whole=False)
+                    if pending is not None:
+                        self._stream(pending, image, deadline)
+                        return
+                continue
+            region = self.inboxes.region(size_bytes, deadline, inbox)
+            try:
+                pending = self._begin(put, region.inbox, size_bytes, tree_bytes, terms, deadline)
+            except BaseException:
+                region.release()
+                raise
+            if pending is not None:
+                self._copy(pending, image, region)
+                return
+            region.release()
+
     def _begin(
         self,
         put: Put,
@@ -221,7 +238,8 @@ class Puts:
         deadline: float,
         *,
         whole: bool = True,
-    ) -> Pending:
+    ) -> Pending | None:
+        """The put, from now on among those on their way; None where its inbox was retired."""
         commit = messages.Commit(
             self._next_id(),
             put.key,
@@ -245,8 +263,10 @@ class Puts:
                     f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
                     "put less at once, or allow more time"
                 )
+            if inbox.retired:
+                return None
             if not self.inboxes.knows(inbox):
-                raise inbox.refusal or DaemonUnavailable("the inbox it stands in was given up")
+                raise DaemonUnavailable("the inbox it stands in is another process's")
             self._pending[commit.id] = pending
         return pending
 

@@ -16,8 +16,8 @@ from .terms import Terms
 class Reservation:
     """Arrays in the inbox, to be filled in place and committed without another copy on this side.
 
-    `tree` has writable numpy arrays for leaves. They may be written until `commit`; what is written later reaches
-    either this entry, while it is being copied, or nobody.
+    `tree` has writable numpy arrays for leaves. They may be written until `commit`, and again once the put has
+    ended: that reaches nobody. What is written in between may reach this entry.
     """
 
     __slots__ = ("_commit", "_region", "tree")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tensord.client.inbox import Region
 from tensord.client.inboxes import START_BYTES
 from tensord.client.put import Put
 from tensord.client.puts import Puts
@@ -16,6 +19,7 @@ from tensord.client.terms import Terms
 from tensord.errors import LimitReached
 from tensord.ipc import messages
 from tensord.ipc.words import Limits
+from tensord.shm.image import Image
 from tensord.shm.tree import encode
 
 MIB = 1 << 20
@@ -181,22 +185,135 @@ def test_an_inbox_whose_puts_were_all_answered_is_used_on_the_next_connection() 
     desk.puts.close()
 
 
-def test_a_reservation_keeps_its_inbox_and_is_committed_from_there_whatever_was_lost_beside_it() -> None:
-    desk = Desk()
-    region = desk.puts.reserve(1000, time.monotonic())
+def reserved(desk: Desk, image: Image) -> tuple[Region, Any]:
+    """A region that holds `image`, and its array."""
+    region = desk.puts.reserve(image.image_bytes, time.monotonic())
     array = region.hand_out()
+    image.write_into(array)
+    return region, array
+
+
+def commit(desk: Desk, region: Region, image: Image) -> Put:
+    deadline = time.monotonic()
+    return desk.puts.commit(bytes(32), region, image.image_bytes, len(image.header), Terms(), deadline=deadline)
+
+
+def file_of(region: Region, size_bytes: int) -> bytes:
+    """What a daemon that was told of the region's inbox reads."""
+    return os.pread(region.inbox.fd, size_bytes, region.offset)
+
+
+@pytest.mark.parametrize("image_bytes", [1000, 3 * MIB], ids=["whole", "streamed"])
+def test_what_is_reserved_when_its_inbox_is_retired_is_committed_from_another(image_bytes: int) -> None:
+    desk = Desk(4 * MIB)
+    image = encode(np.arange(image_bytes // 8 - 8))
+    region, array = reserved(desk, image)
     desk.put(1000)
     desk.lose_connection()
     desk.connect()
+    # The daemon that was told of the inbox may read it for ever, so this must not reach it.
+    before = file_of(region, image.image_bytes)
+    array[image.image_bytes // 2 :] = 7
+    assert file_of(region, image.image_bytes) == before
     desk.sent.clear()
-    put = desk.puts.commit(bytes(32), region, 1000, 10, Terms(), deadline=time.monotonic())
-    assert put.state == "sent"
-    (commit,) = desk.commits()
-    assert commit.inbox == region.inbox.number
-    assert region.inbox.told is desk.connected
+    assert commit(desk, region, image).state == "sent"
+    (sent,) = desk.commits()
+    parts = [message for message in desk.sent if isinstance(message, messages.Part)]
+    inbox = desk.puts.inboxes.current
+    assert inbox is not None and sent.inbox == inbox.number != region.inbox.number
+    assert sent.tree_bytes == len(image.header)
+    found = b"".join(os.pread(inbox.fd, part.part_bytes, part.inbox_offset) for part in parts)
+    assert found == array.tobytes()
     assert region.inbox.take(64, time.monotonic()) is None, "nothing else is written there"
     del array
     desk.puts.close()
+
+
+def is_refused(desk: Desk, put: Put) -> None:
+    """Sent again, and refused on the new connection."""
+    (sent,) = [message for message in desk.connect() if isinstance(message, messages.Commit)]
+    desk.puts.acknowledged(messages.Committed(sent.id, "refused", messages.ErrorBody.of(LimitReached("full"))))
+
+
+def exists(desk: Desk, put: Put) -> None:
+    (sent,) = [message for message in desk.connect() if isinstance(message, messages.Commit)]
+    desk.puts.acknowledged(messages.Committed(sent.id, "existed"))
+
+
+def is_lost_again(desk: Desk, put: Put) -> None:
+    desk.connect()
+    desk.lose_connection()
+
+
+def inbox_is_refused(desk: Desk, put: Put) -> None:
+    (opening,) = [message for message in desk.connect() if isinstance(message, messages.OpenInbox)]
+    assert desk.puts.refused(opening.id, LimitReached("inboxes_bytes_max"))
+
+
+@pytest.mark.parametrize("ends", [is_refused, exists, is_lost_again, inbox_is_refused])
+def test_an_array_written_to_after_its_put_has_ended_reaches_no_daemon_that_may_still_read_it(
+    ends: Callable[[Desk, Put], None],
+) -> None:
+    desk = Desk()
+    image = encode(np.arange(1000))
+    region, array = reserved(desk, image)
+    put = commit(desk, region, image)
+    fd = os.dup(region.inbox.fd)
+    desk.lose_connection()
+    ends(desk, put)
+    assert put.state != "sent"
+    array[:] = 7
+    assert os.pread(fd, image.image_bytes, region.offset) == bytes(written(image))
+    assert (array == 7).all()
+    os.close(fd)
+    desk.puts.close()
+
+
+def test_an_array_written_to_after_its_client_was_closed_reaches_no_daemon() -> None:
+    desk = Desk()
+    image = encode(np.arange(1000))
+    region, array = reserved(desk, image)
+    put = commit(desk, region, image)
+    fd = os.dup(region.inbox.fd)
+    desk.connected = None
+    desk.puts.close()
+    assert put.state == "lost"
+    array[:] = 7
+    assert os.pread(fd, image.image_bytes, region.offset) == bytes(written(image))
+    os.close(fd)
+
+
+def test_a_put_that_began_when_its_inbox_was_retired_is_made_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.put(1000)
+    puts, take = desk.puts, desk.puts.inboxes.region
+    first = desk.puts.inboxes.current
+
+    def lost_meanwhile(*arguments: Any) -> Region:
+        region = take(*arguments)
+        if region.inbox is first:
+            desk.lose_connection()
+            desk.connect()
+        return region
+
+    monkeypatch.setattr(puts.inboxes, "region", lost_meanwhile)
+    desk.sent.clear()
+    image = encode(np.arange(100))
+    assert puts.put(bytes(32), image, Terms(), deadline=time.monotonic()).state == "sent"
+    (sent,) = desk.commits()
+    current = desk.puts.inboxes.current
+    assert first is not None and current is not None
+    assert sent.inbox == current.number != first.number
+    (part,) = [message for message in desk.sent if isinstance(message, messages.Part)]
+    assert os.pread(current.fd, image.image_bytes, part.inbox_offset) == bytes(written(image))
+    desk.puts.close()
+
+
+def written(image: Image) -> bytearray:
+    """The bytes of an image."""
+    whole = bytearray(image.image_bytes)
+    image.write_into(whole)
+    return whole
 
 
 def test_no_array_is_made_over_what_a_closed_client_had_on_its_way() -> None:

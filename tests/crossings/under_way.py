@@ -162,6 +162,26 @@ class ReservedAndCommitted(Reserved):
         self.party.outcomes["mine"] = self.put.wait(self.party.patience_s)
 
 
+class ReservedAndWrittenTo(ReservedAndCommitted):
+    """Its owner writes other words there from the put's end on, whatever that is."""
+
+    name = "reserve committed, written to after its end"
+
+    def enter(self) -> None:
+        super().enter()
+        array, put = self.array, self.put
+
+        def scribble() -> None:
+            put.wait()
+            while not self.dropped.is_set():
+                array[:] = 0xBAD
+
+        threading.Thread(target=scribble, daemon=True).start()
+
+    def check(self) -> None:
+        """What stands there is nobody's business: others are to find what was committed."""
+
+
 class Claimed(State):
     """One client computes the key, another one waits for it."""
 
@@ -316,6 +336,7 @@ UNDER_WAY: list[type[State]] = [
     WaitingPut,
     Reserved,
     ReservedAndCommitted,
+    ReservedAndWrittenTo,
     Claimed,
     SequencePut,
     OnDevice,

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import tensord
+from tensord.client.device.fake_card import FakeCard
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
+from .held_copier import HOLD
 from .payloads import Words, is_payload, key, payload
 
 INBOX_BYTES = 4 * MIB
@@ -140,6 +142,66 @@ def test_what_is_reserved_before_a_connection_is_lost_is_committed_on_the_next(o
     del reserved
     gc.collect()
     one.until(lambda s: s["inboxes_bytes"] <= 2 * MIB, "the inbox of the lost connection to be closed")
+
+
+def committed(client: tensord.Client) -> tuple[tensord.Put, Any]:
+    """The first put, made in place; and its array, which its owner keeps."""
+    reserved = client.reserve(tensord.Spec((WHOLE_BYTES // 8,), "uint64"))
+    array = reserved.tree
+    array[:] = payload(FIRST, WHOLE_BYTES)
+    return reserved.commit(key(FIRST)), array
+
+
+def shows_the_first(one: Daemon) -> None:
+    """The put is carried out, and right."""
+    reader = one.client()
+    until(lambda: reader.contains(key(FIRST)), "the first put to be carried out")
+    found = reader.get(key(FIRST), verify=True)
+    assert found is not None and is_payload(found.tree, FIRST)
+
+
+def test_an_array_written_to_once_its_client_was_closed_never_reaches_its_key(one: Daemon) -> None:
+    client = one.client(timeout_s=PATIENCE_S)
+    assert client.put(key(101), payload(101, INBOX_BYTES), wait=True).state == "stored", "the inbox has grown"
+    one.pause()
+    put, array = committed(client)
+    client.close()
+    assert put.state == "lost"
+    array[:] = 0xBAD
+    one.resume()
+    shows_the_first(one)
+
+
+def test_an_array_written_to_once_its_put_was_refused_on_the_next_connection_never_reaches_its_key(
+    tmp_path: Path,
+) -> None:
+    half_way, go_on = tmp_path / "half way", tmp_path / "go on"
+    with (
+        FakeCard(tmp_path, "host", MIB) as host,
+        Daemon(
+            policy="lru",
+            limits_inbox_bytes_max=INBOX_BYTES,
+            gauges_device="none",
+            gauges_host="file",
+            gauges_file=host.gauge_file,
+            gauges_sample_s="10ms",
+            gauges_sample_pressed_s="10ms",
+        ) as one,
+    ):
+        one.before = HOLD, {"half_way": str(half_way), "go_on": str(go_on)}
+        one.start()
+        client, other = one.client(timeout_s=PATIENCE_S), one.client(timeout_s=PATIENCE_S)
+        put, array = committed(client)
+        until(half_way.exists, "half of it to be copied")
+        host.occupy(MIB)
+        until(lambda: other.modes()["host"].mode == "emergency", "puts to be refused")
+        cut(client)
+        assert put.wait(PATIENCE_S).state == "refused"
+        array[:] = 0xBAD
+        host.occupy(0)
+        until(lambda: other.modes()["host"].mode == "relaxed", "the host to have room again")
+        go_on.touch()
+        shows_the_first(one)
 
 
 def test_connections_that_are_lost_again_and_again_leave_no_inbox_behind(one: Daemon) -> None:

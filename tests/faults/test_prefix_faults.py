@@ -10,14 +10,18 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache
+from tensord.client import prefix_query
 from tensord.client.terms import Terms
 from tensord.errors import BadPrefix, LimitReached, TensordError
 from tensord.ipc import messages
 from tensord.shm.prefix import Media, Piece, piece_key
 
 from ..daemon.core.pieces import LAYOUT, SCOPE, block, query, text
-from ..daemon_process import MIB, PATIENCE_S, Daemon
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from .payloads import key as key_of
+from .payloads import payload
 from .raw import RawClient
+from .test_lost_connections import cut
 
 BLOCK = 16
 TOKENS_MAX = 4096
@@ -45,6 +49,35 @@ def joined(cache: PrefixCache, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, 
     with cache.match(tokens, timeout_s=PATIENCE_S) or pytest.fail("nothing is cached") as match:
         found: np.ndarray[Any, Any] = match.joined(0)
     return found
+
+
+def test_a_query_that_is_written_while_its_connection_is_lost_is_never_answered_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Daemon(ring_bytes=8 * MIB) as daemon:
+        client = daemon.start().client(timeout_s=PATIENCE_S)
+        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
+        stored, other = conversation(0), np.arange(200, dtype=np.uint32) + 7_000_000
+        assert cache.put(stored, [layer_of(stored)], wait=True, timeout_s=PATIENCE_S).state == "stored"
+        # Its place in the inbox is kept for the next query.
+        assert joined(cache, stored).shape[1]
+        written = vars(prefix_query)["fold"]
+
+        def lost_meanwhile(*arguments: Any) -> Any:
+            """The inbox is retired with a put that is sent again from it, so that the next connection knows it."""
+            folded = written(*arguments)
+            daemon.pause()
+            client.put(key_of(1), payload(1))
+            cut(client)
+            daemon.resume()
+            until(lambda: client.connected, "the client to be connected again")
+            return folded
+
+        monkeypatch.setattr(prefix_query, "fold", lost_meanwhile)
+        assert cache.match(other, timeout_s=PATIENCE_S) is None
+        monkeypatch.setattr(prefix_query, "fold", written)
+        assert cache.match(other, timeout_s=PATIENCE_S) is None
+        assert joined(cache, stored).shape[1]
 
 
 def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:

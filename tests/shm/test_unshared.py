@@ -6,9 +6,11 @@ import ctypes
 import gc
 import os
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tensord.shm import unshared
 from tensord.shm.unshared import Unshared
@@ -112,4 +114,58 @@ def test_a_child_leaves_alone_what_came_to_lie_in_its_place() -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+    os.close(fd)
+
+
+def test_what_is_made_private_stays_what_it_is_and_later_writes_reach_nobody() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
+    array[:] = 7
+    mapped.make_private()
+    mapped.make_private()
+    assert (array == 7).all()
+    array[: SIZE_BYTES // 2] = 9
+    assert os.pread(fd, SIZE_BYTES, 0) == bytes([7]) * SIZE_BYTES
+    assert (array[: SIZE_BYTES // 2] == 9).all() and (array[SIZE_BYTES // 2 :] == 7).all()
+    os.close(fd)
+
+
+def test_what_is_made_private_is_inherited_as_it_is_and_unmapped_with_the_last_array_on_both_sides() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    os.close(fd)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    arrays = [np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)]
+    mapped.make_private()
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1, "nobody needs its file any more"
+    arrays[0][:] = 9
+    address = mapped.address
+    del mapped
+
+    def drop() -> bool:
+        right = bool((arrays[0] == 9).all())
+        arrays.clear()
+        gc.collect()
+        return right and not is_mapped(address)
+
+    assert child_says(drop) == 0
+    assert is_mapped(address) and (arrays[0] == 9).all()
+    assert drop()
+
+
+def test_what_cannot_be_made_private_stays_as_it_is() -> None:
+    fd = memory_file(SIZE_BYTES)
+    mapped = Unshared(fd, SIZE_BYTES)
+    array = np.ndarray((SIZE_BYTES,), np.uint8, mapped.memory)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes, limits[1]))
+    try:
+        with pytest.raises(OSError, match="memory"):
+            mapped.make_private()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    array[:] = 9
+    assert os.pread(fd, SIZE_BYTES, 0) == bytes([9]) * SIZE_BYTES
     os.close(fd)

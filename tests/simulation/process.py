@@ -223,9 +223,9 @@ class Process:
         self.outcomes.append((put, number, version))
 
     def scribble(self) -> None:
-        """Writes into arrays whose put was answered: that must reach nobody."""
+        """Writes into arrays whose put has ended: that must reach nobody."""
         for put, memory in self.reserved:
-            if put.state in ("stored", "existed", "refused"):
+            if put.state != "sent":
                 memory[:] = 0xEE
         self.reserved = self.reserved[-3:]
 
