@@ -1,7 +1,7 @@
 """transformers' image and audio encoders, through the cache: one process on the host encodes, the others read.
 
 Owns: how a model is wrapped, and unwrapped. Does not own where families are cut open (seams), what becomes of a call
-(calls), how its output is taken apart (outputs), nor what names the weights (weights).
+(calls), how its output is taken apart (outputs), nor what names weights and settings (identity).
 
 Invariants: what is returned has the types of the unwrapped model's output, and memory of its own. Whatever fails in
 between, a missing daemon included, the model just computes. A model's state, copies and pickles know nothing of this.

@@ -1,7 +1,7 @@
 """A call of a wrapped encoder: what its items' keys are, which are found, which are encoded, and by whom.
 
 Owns: a call's items and their keys, and the order of look-up, claim, encoding, store and waiting. Does not own the
-pieces of an output (outputs), what names the weights (weights), nor what else an output follows from (conditions).
+pieces of an output (outputs), what names weights and settings (identity), nor when a call is left alone (conditions).
 
 Invariants: no claim outlives its call. While others encode something, what is ours to encode is encoded first; so two
 calls that want the same items in any order wait for each other only forwards. Nothing is raised but what the model
@@ -25,13 +25,14 @@ import transformers
 from ...errors import LimitReached, TensordError, TimedOut
 from ..cache import Client
 from ..claim import Claim
+from ..identity.modules import Fingerprint, tensor_bytes
+from ..identity.settings import described, machine, settings
 from ..lease import Lease
 from ..namespace import Namespace
 from ..puts import Put
-from .conditions import Untouchable, check_still, described, is_theirs_inside, machine, plain_tensor, settings
+from .conditions import Untouchable, check_still, is_theirs_inside, plain_tensor
 from .outputs import Batch, NotSplittable
 from .seams import Seam
-from .weights import Fingerprint, tensor_bytes
 
 __all__ = ["Encoder", "Tally"]
 

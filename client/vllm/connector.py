@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
+from ..identity.content import dtype_name
+from ..identity.engine import encoder_namespace
 from . import encoder_cache
-from .identity import dtype_name, namespace_of
 from .plugin import log_with_vllm
 from .presence import client_name
 from .scheduler import SchedulerSide
@@ -165,7 +166,7 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     namespace = None
     why = ""
     try:
-        namespace = namespace_of(vllm_config, settings)
+        namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
     except OSError as error:
         why = f" ({error})"
     if namespace is None:

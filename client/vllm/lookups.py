@@ -24,10 +24,12 @@ import numpy as np
 
 from ...errors import UnsupportedLeaf
 from ..cache import Client
+from ..identity.adapters import Adapters
+from ..identity.content import Digests
+from ..identity.engine import with_adapter
 from ..lease import Lease
 from ..namespace import Namespace
 from .claims import Wanted
-from .identity import Adapters, Digests, with_adapter
 from .stats import Counts
 
 RETRY_S: Final = 1.0

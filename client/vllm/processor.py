@@ -45,11 +45,11 @@ from vllm.utils.cache import CacheInfo
 from ...errors import BadConfiguration, ReferenceLost, TensordError, UnsupportedLeaf, UsageError
 from ...shm.layout import KEY_BYTES
 from ..cache import Client
+from ..identity.content import DIGEST_ATTRIBUTE, content_digest
+from ..identity.processors import processor_namespace
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
-from .identity import DIGEST_ATTRIBUTE, content_digest
 from .items import item_tree, tree_item, tree_updates
 from .presence import ATTACH_S, Presence, client_name
-from .processor_identity import processor_namespace
 
 COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
 _COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_write": "on_write", "always": True}
@@ -350,7 +350,7 @@ def _hash(scope: bytes, mm_hash: str) -> bytes:
 
 
 def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
-    """The item of a tree, with its content's digest (`identity.content_digest`): taking it anew reads all of it."""
+    """The item of a tree, with its `content_digest`: taking it anew reads all of it."""
     item = tree_item(tree)
     for elem in item.values():
         if elem.field.keep_on_cpu:

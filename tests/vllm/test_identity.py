@@ -13,9 +13,11 @@ import torch
 from transformers import PretrainedConfig
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
-from tensord.client.vllm import identity
-from tensord.client.vllm.identity import Digests, content_digest, namespace_of, weights_fingerprint
-from tensord.client.vllm.settings import Settings
+from tensord.client.identity import checkpoints
+from tensord.client.identity import content as contents
+from tensord.client.identity.checkpoints import weights_fingerprint
+from tensord.client.identity.content import Digests, content_digest
+from tensord.client.identity.engine import encoder_namespace
 from tensord.errors import UnsupportedLeaf
 
 from .tiny_llava import write_tiny_llava
@@ -53,12 +55,12 @@ def test_a_change_in_any_file_that_matters_changes_the_fingerprint(tmp_path: Pat
 def test_of_a_large_file_blocks_are_read_from_its_first_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "WHOLE_BYTES_MAX", 4096)
+    monkeypatch.setattr(checkpoints, "WHOLE_BYTES_MAX", 4096)
     path = tmp_path / "model.safetensors"
-    content = bytearray(identity.BLOCKS * identity.BLOCK_BYTES * 2)
+    content = bytearray(checkpoints.BLOCKS * checkpoints.BLOCK_BYTES * 2)
     path.write_bytes(content)
     before = weights_fingerprint(str(tmp_path))
-    for at in (0, len(content) - 1, (len(content) - identity.BLOCK_BYTES) * 7 // (identity.BLOCKS - 1)):
+    for at in (0, len(content) - 1, (len(content) - checkpoints.BLOCK_BYTES) * 7 // (checkpoints.BLOCKS - 1)):
         content[at] ^= 1
         path.write_bytes(content)
         assert weights_fingerprint(str(tmp_path)) != before
@@ -66,7 +68,7 @@ def test_of_a_large_file_blocks_are_read_from_its_first_to_its_last(
     path.write_bytes(content + b"\0")
     assert weights_fingerprint(str(tmp_path)) != before
     # The limit that is written down: what lies between two blocks is not seen.
-    content[identity.BLOCK_BYTES + 1] ^= 1
+    content[checkpoints.BLOCK_BYTES + 1] ^= 1
     path.write_bytes(content)
     assert weights_fingerprint(str(tmp_path)) == before
 
@@ -128,24 +130,23 @@ def _config(folder: Path, **about: Any) -> Any:
 
 def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: Path) -> None:
     folder = write_tiny_llava(tmp_path)
-    plain = namespace_of(_config(folder), Settings())
-    assert plain == namespace_of(_config(folder), Settings())
+    plain = encoder_namespace(_config(folder))
+    assert plain == encoder_namespace(_config(folder))
     assert plain is not None
     assert plain.dtype == "bfloat16"
     others = [
-        namespace_of(_config(folder, dtype=torch.float16), Settings()),
-        namespace_of(_config(folder, quantization="fp8"), Settings()),
-        namespace_of(_config(folder, hf_config=_resolved(-2)), Settings(revision="mine")),
-        namespace_of(_config(folder, architectures=["Other"]), Settings()),
-        namespace_of(
+        encoder_namespace(_config(folder, dtype=torch.float16)),
+        encoder_namespace(_config(folder, quantization="fp8")),
+        encoder_namespace(_config(folder, hf_config=_resolved(-2)), revision="mine"),
+        encoder_namespace(_config(folder, architectures=["Other"])),
+        encoder_namespace(
             _config(
                 folder, multimodal_config=SimpleNamespace(mm_processor_kwargs={"size": 1}, video_pruning_rate=None)
             ),
-            Settings(),
         ),
-        namespace_of(_config(folder, multimodal_config=SimpleNamespace(mm_encoder_attn_dtype="fp8")), Settings()),
-        namespace_of(_config(folder), Settings(tenant="another")),
-        namespace_of(_config(folder), Settings(revision="mine")),
+        encoder_namespace(_config(folder, multimodal_config=SimpleNamespace(mm_encoder_attn_dtype="fp8"))),
+        encoder_namespace(_config(folder), tenant="another"),
+        encoder_namespace(_config(folder), revision="mine"),
     ]
     tags = {plain.tag, *(other.tag for other in others if other is not None)}
     assert len(tags) == len(others) + 1
@@ -156,14 +157,14 @@ def test_one_model_in_two_folders_has_one_name(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "two"):
         config = _resolved(-1)
         config._name_or_path = str(write_tiny_llava(folder))
-        names.append(namespace_of(_config(folder, hf_config=config), Settings()))
+        names.append(encoder_namespace(_config(folder, hf_config=config)))
     assert names[0] == names[1]
 
 
 def test_a_given_revision_stands_for_weights_that_cannot_be_read() -> None:
     config = _config(Path("some/model"))
-    assert namespace_of(config, Settings()) is None
-    named = namespace_of(config, Settings(revision="v1"))
+    assert encoder_namespace(config) is None
+    named = encoder_namespace(config, revision="v1")
     assert named is not None and named.revision.startswith("v1")
 
 
@@ -212,8 +213,8 @@ def test_what_only_stands_for_content_has_no_digest(fields: dict[str, Any]) -> N
 def test_what_the_processor_cache_has_named_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     named = item(pixel_values=torch.zeros(3))
     digest = content_digest(named)
-    setattr(named, identity.DIGEST_ATTRIBUTE, digest)
-    monkeypatch.setattr(identity, "content_digest", lambda _: pytest.fail("it was hashed"))
+    setattr(named, contents.DIGEST_ATTRIBUTE, digest)
+    monkeypatch.setattr(contents, "content_digest", lambda _: pytest.fail("it was hashed"))
     assert Digests().of(named) == digest
 
 
@@ -224,7 +225,7 @@ def test_a_digest_is_taken_once_and_never_of_another_item(monkeypatch: pytest.Mo
         taken.append(id(one))
         return content_digest(one)
 
-    monkeypatch.setattr(identity, "content_digest", watched)
+    monkeypatch.setattr(contents, "content_digest", watched)
     digests = Digests()
     known = item(pixel_values=torch.zeros(3))
     assert digests.of(known) == digests.of(known)

@@ -37,11 +37,12 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, Prom
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from tensord.client.identity import content
+from tensord.client.identity.processors import processor_namespace
 from tensord.client.processor_cache import item_bytes, leaf_count
-from tensord.client.vllm import identity, plugin, processor
+from tensord.client.vllm import plugin, processor
 from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
-from tensord.client.vllm.processor_identity import processor_namespace
 from tensord.errors import BadConfiguration, UnsupportedLeaf, UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon
@@ -217,7 +218,7 @@ def test_the_content_digest_comes_with_the_item(pair: Pair) -> None:
     hash, item = fresh(), an_item(6)
     sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
     found = pair.p1.get_and_update_item(sent, hash)
-    assert getattr(found, identity.DIGEST_ATTRIBUTE) == identity.content_digest(item) == identity.content_digest(found)
+    assert getattr(found, content.DIGEST_ATTRIBUTE) == content.content_digest(item) == content.content_digest(found)
 
 
 def test_loras_share_what_the_processor_made(pair: Pair) -> None:
