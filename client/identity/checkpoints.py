@@ -6,87 +6,86 @@ Owns: which files count, and how much of each is read. Does not own what else ch
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-BLOCK_BYTES: Final = 64 << 10
-BLOCKS: Final = 64
-WHOLE_BYTES_MAX: Final = 64 << 20
-"""A weight file up to this size is read whole; of a larger one BLOCKS blocks, evenly spaced, both ends included."""
+from .remembered import remembered
+from .weight_files import FORM, weight_file_digest
 
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 
 
 def weights_fingerprint(
-    model: str, revision: str | None = None, load_format: str = "auto", *, seed: int = 0
+    model: str,
+    revision: str | None = None,
+    load_format: str = "auto",
+    *,
+    seed: int = 0,
+    download_folder: str | None = None,
 ) -> str | None:
     """A name for the weights of a model, the same in all processes that load them alike; None if there is none.
 
-    - A folder: SHA-256 over its configuration, its code and, by file name, each weight file's size and content; of
-      files over 64 MiB only 64 blocks of 64 KiB. What changes such a file between the blocks alone, leaving its size,
-      is not seen: give `tensord.revision` where weights are patched like that.
+    - A folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name, its
+      weight files: every byte of what an encoder may be made of, a sample of each large tensor that is the language
+      model's (weight_files). What was read once is remembered until the file changes (remembered).
     - A file: the same of this one.
-    - A model of the hub: the commit of its snapshot in the local cache. Files changed in the cache are not seen.
     - Random weights (`load_format="dummy"`): the seed, and the versions of what makes numbers of it.
 
     Args:
         model: a folder, a file, or a model's id.
-        revision: of the hub, as given to the engine.
+        revision: of the hub.
         load_format: as given to the engine; a format changes the names of files, not what they mean.
         seed: of random weights.
+        download_folder: where the hub's files are kept, if not in the usual place.
 
     Raises:
         OSError: a file cannot be read.
     """
     if Path(model).is_file():
         return _files_digest([Path(model)])
-    folder = Path(model) if Path(model).is_dir() else _snapshot(model, revision)
+    folder = model_folder(model, revision, download_folder)
     if load_format == "dummy":
-        config = _files_digest(_configuration(folder)) if folder is not None else ""
+        config = _files_digest(_configuration(folder), folder) if folder is not None else ""
         return f"dummy-{seed}-torch-{package_version('torch')}-vllm-{vllm_version()}-{config}"
     if folder is None:
         return None
-    if not Path(model).is_dir():
-        return folder.name
     weights = sorted(path for path in folder.rglob("*") if path.suffix in _WEIGHT_SUFFIXES and path.is_file())
     return _files_digest([*_configuration(folder), *weights], folder) if weights else None
 
 
-def _configuration(folder: Path) -> list[Path]:
-    """The files that say how the weights are used, and how media are processed; code of the model's own among them."""
-    documents = [path for path in folder.glob("*.json") if "config" in path.name or path.name.endswith("index.json")]
-    return sorted([*documents, *folder.glob("*.py")])
-
-
-def _snapshot(model: str, revision: str | None) -> Path | None:
-    """The folder of a hub's model in the local cache, named by its commit."""
+def model_folder(model: str, revision: str | None = None, download_folder: str | None = None) -> Path | None:
+    """Where a model's files stand on this host: the folder that it is, or its snapshot in the hub's local cache."""
+    if Path(model).is_dir():
+        return Path(model)
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(model, "config.json", revision=revision)
+        found = try_to_load_from_cache(model, "config.json", cache_dir=download_folder, revision=revision)
     except ValueError:
         # No id that a hub could have, as a folder that is not there.
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
+def _configuration(folder: Path) -> list[Path]:
+    """The files that say how the weights are used, and how media are processed; code of the model's own among them."""
+    documents = [path for path in folder.glob("*.json") if re.search(r"config|params\.json|index\.json", path.name)]
+    return sorted([*documents, *folder.rglob("*.py")])
+
+
 def _files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        size_bytes = path.stat().st_size
-        digest.update(f"{path.relative_to(folder) if folder else path.name}\0{size_bytes}\0".encode())
-        with path.open("rb", buffering=0) as file:
-            if size_bytes <= WHOLE_BYTES_MAX:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            else:
-                for number in range(BLOCKS):
-                    file.seek((size_bytes - BLOCK_BYTES) * number // (BLOCKS - 1))
-                    digest.update(file.read(BLOCK_BYTES))
+        if path.suffix in _WEIGHT_SUFFIXES:
+            content = remembered(path, FORM, weight_file_digest)
+        else:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(folder) if folder else path.name}\0{content}\0".encode())
     return digest.hexdigest()
 
 

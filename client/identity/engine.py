@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..namespace import Namespace
@@ -26,11 +25,16 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
     """
     model = vllm_config.model_config
     load = getattr(vllm_config.load_config, "load_format", "auto")
-    weights_name = revision or weights_fingerprint(model.model, model.revision, str(load), seed=model.seed or 0)
+    weights_name = revision or weights_fingerprint(
+        model.model,
+        # What was loaded, should the branch lead to something else by now.
+        getattr(model.hf_config, "_commit_hash", None) or model.revision,
+        str(load),
+        seed=model.seed or 0,
+        download_folder=getattr(vllm_config.load_config, "download_dir", None),
+    )
     if weights_name is None:
         return None
-    # The content of a folder is named by its fingerprint, wherever it lies.
-    called = "+".join(model.architectures) if Path(model.model).is_dir() else model.model
     # What was made of the configuration is what counts, wherever it came from: files, overrides, functions.
     config = _config_digest(model.hf_config)
     multimodal = getattr(model, "multimodal_config", None)
@@ -47,7 +51,8 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
         "scales": getattr(multimodal, "mm_encoder_fp8_scale_path", None),
     }
     return Namespace(
-        model=called,
+        # Named by content: wherever it lies, and whatever it is called there.
+        model="+".join(model.architectures),
         revision=_described(weights_name, weights),
         dtype=dtype_name(model.dtype),
         processor=_described("vllm", processor),

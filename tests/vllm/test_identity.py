@@ -13,7 +13,6 @@ import torch
 from transformers import PretrainedConfig
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
-from tensord.client.identity import checkpoints
 from tensord.client.identity import content as contents
 from tensord.client.identity.checkpoints import weights_fingerprint
 from tensord.client.identity.content import Digests, content_digest
@@ -32,60 +31,20 @@ def item(**fields: Any) -> MultiModalKwargsItem:
 # ---- weights
 
 
-def test_a_folders_fingerprint_goes_with_its_content_wherever_it_lies(tmp_path: Path) -> None:
-    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
-    for folder, seed in ((one, 0), (same, 0), (other, 1)):
-        write_tiny_llava(folder, seed)
-    named = weights_fingerprint(str(one))
-    assert named is not None
-    assert named == weights_fingerprint(str(same))
-    assert named != weights_fingerprint(str(other))
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.mark.parametrize("changed", ["config.json", "preprocessor_config.json", "model.safetensors"])
-def test_a_change_in_any_file_that_matters_changes_the_fingerprint(tmp_path: Path, changed: str) -> None:
-    before = weights_fingerprint(str(write_tiny_llava(tmp_path)))
-    path = tmp_path / changed
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-    assert weights_fingerprint(str(tmp_path)) != before
-
-
-def test_of_a_large_file_blocks_are_read_from_its_first_to_its_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "WHOLE_BYTES_MAX", 4096)
-    path = tmp_path / "model.safetensors"
-    content = bytearray(checkpoints.BLOCKS * checkpoints.BLOCK_BYTES * 2)
-    path.write_bytes(content)
-    before = weights_fingerprint(str(tmp_path))
-    for at in (0, len(content) - 1, (len(content) - checkpoints.BLOCK_BYTES) * 7 // (checkpoints.BLOCKS - 1)):
-        content[at] ^= 1
-        path.write_bytes(content)
-        assert weights_fingerprint(str(tmp_path)) != before
-        content[at] ^= 1
-    path.write_bytes(content + b"\0")
-    assert weights_fingerprint(str(tmp_path)) != before
-    # The limit that is written down: what lies between two blocks is not seen.
-    content[checkpoints.BLOCK_BYTES + 1] ^= 1
-    path.write_bytes(content)
-    assert weights_fingerprint(str(tmp_path)) == before
-
-
-def test_a_hub_models_snapshot_is_named_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    (snapshot := tmp_path / commit).mkdir()
-    (snapshot / "config.json").write_text("{}")
-
-    def found(model: str, name: str, revision: str | None = None) -> str | None:
-        return str(snapshot / name) if model == "some/model" else None
-
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", found)
-    assert weights_fingerprint("some/model") == commit
-    assert weights_fingerprint("another/model") is None
+def test_a_hub_models_snapshot_has_the_name_of_a_folder_with_its_content(tmp_path: Path) -> None:
+    folder = write_tiny_llava(tmp_path / "folder")
+    cache = tmp_path / "cache" / "models--some--model"
+    write_tiny_llava(cache / "snapshots" / COMMIT)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    for revision in (None, COMMIT):
+        named = weights_fingerprint("some/model", revision, download_folder=str(cache.parent))
+        assert named == weights_fingerprint(str(folder))
+    assert weights_fingerprint("some/model") is None, "it stands in another folder than the usual one"
+    assert weights_fingerprint("another/model", download_folder=str(cache.parent)) is None
 
 
 def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
@@ -93,17 +52,6 @@ def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
     named = [weights_fingerprint(folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
     assert named[0] == named[1] != named[2]
     assert named[0] != weights_fingerprint(folder)
-
-
-def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
-    one.write_bytes(b"weights")
-    other.write_bytes(b"other weights")
-    assert weights_fingerprint(str(one)) not in (None, weights_fingerprint(str(other)))
-
-
-def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
-    assert weights_fingerprint(str(tmp_path)) is None
 
 
 # ---- the namespace

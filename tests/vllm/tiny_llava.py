@@ -19,6 +19,7 @@ import numpy as np
 WIDTH: Final = 64
 LAYERS: Final = 2
 INNER: Final = 128
+WIDE: Final = 49_152
 PICTURE_SIDE: Final = 56
 PATCH_SIDE: Final = 14
 PICTURE_TOKENS: Final = (PICTURE_SIDE // PATCH_SIDE) ** 2
@@ -36,16 +37,21 @@ _TEMPLATE: Final = (
 )
 
 
-def write_tiny_llava(folder: Path, seed: int = 0) -> Path:
-    """Writes the model into `folder`, which is made if it is not there, and gives the folder back."""
+def write_tiny_llava(folder: Path, seed: int = 0, *, inner: int = INNER, projector_seed: int | None = None) -> Path:
+    """Writes the model into `folder`, which is made if it is not there, and gives the folder back.
+
+    Args:
+        inner: the language model's inner width; WIDE makes the file larger than 64 MiB.
+        projector_seed: of the projector's weights, where they are to differ from the seed's and nothing else is.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, document in _documents().items():
+    for name, document in _documents(inner).items():
         (folder / name).write_text(json.dumps(document, indent=1))
-    _write_weights(folder / "model.safetensors", seed)
+    _write_weights(folder / "model.safetensors", seed, inner, projector_seed)
     return folder
 
 
-def _documents() -> dict[str, dict[str, Any]]:
+def _documents(inner: int) -> dict[str, dict[str, Any]]:
     side = {"height": PICTURE_SIDE, "width": PICTURE_SIDE}
     return {
         "config.json": {
@@ -69,7 +75,7 @@ def _documents() -> dict[str, dict[str, Any]]:
                 "model_type": "llama",
                 "vocab_size": VOCABULARY,
                 "hidden_size": WIDTH,
-                "intermediate_size": INNER,
+                "intermediate_size": inner,
                 "num_hidden_layers": LAYERS,
                 "num_attention_heads": 2,
                 "num_key_value_heads": 2,
@@ -150,7 +156,7 @@ def _letters() -> Iterator[str]:
             others += 1
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The weights' names, as vLLM 0.32 reads them, and their shapes."""
     square, vector = (WIDTH, WIDTH), (WIDTH,)
     tower = "vision_tower.vision_model"
@@ -177,7 +183,7 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     for layer in range(LAYERS):
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             yield f"language_model.model.layers.{layer}.self_attn.{name}.weight", square
-        for name, shape in (("gate_proj", (INNER, WIDTH)), ("up_proj", (INNER, WIDTH)), ("down_proj", (WIDTH, INNER))):
+        for name, shape in (("gate_proj", (inner, WIDTH)), ("up_proj", (inner, WIDTH)), ("down_proj", (WIDTH, inner))):
             yield f"language_model.model.layers.{layer}.mlp.{name}.weight", shape
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"language_model.model.layers.{layer}.{norm}.weight", vector
@@ -185,18 +191,21 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "language_model.lm_head.weight", (VOCABULARY, WIDTH)
 
 
-def _write_weights(path: Path, seed: int) -> None:
+def _write_weights(path: Path, seed: int, inner: int, projector_seed: int | None) -> None:
     """Writes a safetensors file: the length of a JSON header in 8 bytes, the header, and the arrays one after another.
 
     Norms' weights are one and all biases are zero, as in a model before its training.
     """
-    random = np.random.default_rng(seed)
+    common = np.random.default_rng(seed)
+    own = common if projector_seed is None else np.random.default_rng(projector_seed)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     arrays = []
     at = 0
-    for name, shape in _shapes():
+    for name, shape in _shapes(inner):
         if len(shape) > 1:
-            array = random.normal(0, SPREAD, shape).astype(np.float32)
+            array = common.normal(0, SPREAD, shape).astype(np.float32)
+            if own is not common and name.startswith("multi_modal_projector."):
+                array = own.normal(0, SPREAD, shape).astype(np.float32)
         else:
             ones = name.endswith(".weight")  # of a norm: no other weight has one dimension
             array = np.full(shape, ones, np.float32)

@@ -1,0 +1,124 @@
+"""Digests of large files, remembered beside them, so that the next start reads a few bytes instead of gigabytes.
+
+Owns: where such a note stands, when it is believed, when it is written. It stands beside the file, or, where
+that folder cannot be written, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
+
+Invariants
+- A note is believed only of a file with the same device, inode, size, mtime and ctime, which a write to it changes.
+- What a note says is checked by its own digest, so a torn one is none. One that belongs to neither root, this process's
+  user nor the weights' owner is none: whoever may write it could name weights as they like.
+- A note is written to another name and moved, so that a reader sees the old one, the new one, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+REMEMBERED_BYTES_MIN: Final = 16 << 20
+"""Smaller files are read each time: they cost no more than a note."""
+SETTLED_S: Final = 2.0
+"""Nothing is remembered of a file that was written this recently: another write might leave its times as they are."""
+_NOTE_BYTES_MAX: Final = 4096
+_SUFFIX: Final = ".tensord-digest"
+Looks = tuple[int, int, int, int, int]
+"""Device, inode, size, mtime and ctime, both in nanoseconds."""
+
+
+class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    looks: Looks
+    form: str
+    digest: str
+    check: bytes
+
+
+def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
+    """`compute(path)`, or what it was when the file looked just as it looks now.
+
+    Args:
+        form: what is computed: a note of another form is none.
+        compute: a digest of the file's content, as text of up to 1 KiB.
+
+    Raises:
+        OSError: the file cannot be read, or was written meanwhile.
+    """
+    before = path.stat()
+    if before.st_size < REMEMBERED_BYTES_MIN:
+        return compute(path)
+    looks = _looks(before)
+    places = list(_places(path, looks))
+    for place in places:
+        digest = _read(place, looks, form, before.st_uid)
+        if digest is not None:
+            return digest
+    digest = compute(path)
+    after = path.stat()
+    if _looks(after) != looks:
+        raise OSError(f"{path} was written while it was read; start again when it is whole")
+    if time.time_ns() - after.st_ctime_ns >= SETTLED_S * 1e9:
+        for place in places:
+            with suppress(OSError):
+                _write(place, looks, form, digest)
+                break
+    return digest
+
+
+def _looks(found: os.stat_result) -> Looks:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _places(path: Path, looks: Looks) -> Iterator[Path]:
+    yield path.with_name(f".{path.name}{_SUFFIX}")
+    with suppress(RuntimeError):
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        yield folder / "tensord" / f"{looks[0]}-{looks[1]}{_SUFFIX}"
+
+
+def _check(looks: Looks, form: str, digest: str) -> bytes:
+    return hashlib.sha256(repr((looks, form, digest)).encode()).digest()
+
+
+def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid(), owner):
+            return None
+        note = msgspec.msgpack.decode(os.read(descriptor, _NOTE_BYTES_MAX), type=_Note)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    finally:
+        os.close(descriptor)
+    if note.looks != looks or note.form != form or note.check != _check(looks, form, note.digest):
+        return None
+    return note.digest
+
+
+def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
+    """Writes the note.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, made = tempfile.mkstemp(prefix=place.name, dir=place.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.msgpack.encode(_Note(looks, form, digest, _check(looks, form, digest))))
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(made, place)
+    except BaseException:
+        os.unlink(made)
+        raise

@@ -1,0 +1,170 @@
+"""Digests of weight files: every byte of what an encoder may be made of, a sample of what is the language model's.
+
+Owns: how much of a file is read, in how many threads. Does not own what was read before (remembered).
+
+Invariants
+- A tensor is the language model's by its name, as LANGUAGE has it. Every other byte of a file is read: other tensors,
+  the header, what lies between tensors, small tensors, and all of a file whose header is not what safetensors allows.
+- The digest depends on the content alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from .digest import ALGORITHM, new_digest
+
+SAMPLES: Final = 4
+SAMPLE_BYTES: Final = 4 << 10
+"""Of a tensor of the language model so many pieces are read, evenly spaced, both ends included."""
+SAMPLED_BYTES_MIN: Final = 64 << 10
+"""Smaller ones are read whole."""
+LANGUAGE: Final = re.compile(
+    r"(((model\.)?language_model\.|(model\.)?text_model\.|llm\.|language\.)(model\.)?|model\.)layers\.\d+\."
+    r"(self_attn|mlp|block_sparse_moe)\."
+    r"|((model\.)?language_model\.|llm\.|language\.)?lm_head\."
+)
+"""Names of the language model's tensors: its decoder's layers and its head. Embeddings of tokens are none of these:
+some models put them among an encoder's outputs."""
+
+FORM: Final = f"1 {ALGORITHM}"
+"""Another one whenever the same content gets another digest."""
+_HEADER_BYTES_MAX: Final = 100 << 20
+_PIECE_BYTES: Final = 8 << 20
+_THREADS_MAX: Final = 8
+
+Range = tuple[int, int]
+"""From a place in a file to another one, which is no part of it."""
+
+
+def weight_file_digest(path: Path) -> str:
+    """The digest of a weight file, as text: the algorithm, then hex.
+
+    Raises:
+        OSError: the file cannot be read, or is shorter than it was at the start.
+    """
+    with path.open("rb", buffering=0) as file:
+        descriptor = file.fileno()
+        size_bytes = os.fstat(descriptor).st_size
+        skipped = _skipped(descriptor, size_bytes) if path.suffix == ".safetensors" else []
+        pieces = list(_pieces(_rest(skipped, size_bytes)))
+        digest = new_digest()
+        digest.update(f"{FORM} {size_bytes}\0".encode())
+        threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(pieces))
+        with ThreadPoolExecutor(max(1, threads), "tensord-fingerprint") as pool:
+            for part in pool.map(partial(_piece_digest, descriptor), pieces):
+                digest.update(part)
+    return f"{ALGORITHM}:{digest.hexdigest()}"
+
+
+def language_model_tensors(header: dict[str, object]) -> list[Range]:
+    """The places of the language model's tensors in a safetensors file's data.
+
+    Raises:
+        ValueError: the header is none, or tensors overlap.
+    """
+    places: list[tuple[Range, bool]] = []
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        offsets = about.get("data_offsets") if isinstance(about, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int for at in offsets):
+            raise ValueError(f"{name} has the place {offsets!r}, which is none")
+        begin, end = offsets
+        if not 0 <= begin <= end:
+            raise ValueError(f"{name} ends before it begins, at {offsets!r}")
+        places.append(((begin, end), LANGUAGE.match(name) is not None))
+    places.sort()
+    for ((_, end), _), ((begin, _), _) in pairwise(places):
+        if begin < end:
+            raise ValueError(f"two tensors overlap at {begin}")
+    return [place for place, is_language in places if is_language]
+
+
+def _skipped(descriptor: int, size_bytes: int) -> list[Range]:
+    """What is not read of a safetensors file, in order; nothing where its header is not what it should be."""
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if size_bytes < 8 or length > min(_HEADER_BYTES_MAX, size_bytes - 8):
+        return []
+    try:
+        header = json.loads(_read(descriptor, 8, length), object_pairs_hook=_without_twins)
+        tensors = language_model_tensors(header)
+    except (ValueError, AttributeError, RecursionError):
+        return []
+    data = 8 + length
+    if tensors and data + tensors[-1][1] > size_bytes:
+        return []
+    found = []
+    for begin, end in tensors:
+        if end - begin < SAMPLED_BYTES_MIN:
+            continue
+        step = (end - begin - SAMPLE_BYTES) // (SAMPLES - 1)
+        starts = [*(begin + step * number for number in range(SAMPLES - 1)), end - SAMPLE_BYTES]
+        found += [(data + one + SAMPLE_BYTES, data + next_one) for one, next_one in pairwise(starts)]
+    return found
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("a name stands twice in the header")
+    return names
+
+
+def _rest(skipped: list[Range], size_bytes: int) -> Iterator[Range]:
+    at = 0
+    for begin, end in skipped:
+        yield at, begin
+        at = end
+    yield at, size_bytes
+
+
+def _pieces(ranges: Iterator[Range]) -> Iterator[list[Range]]:
+    """The ranges in the order in which they are, in lists of _PIECE_BYTES at most, for one thread each."""
+    piece: list[Range] = []
+    room = _PIECE_BYTES
+    for begin, end in ranges:
+        while begin < end:
+            taken = min(room, end - begin)
+            piece.append((begin, begin + taken))
+            begin += taken
+            room -= taken
+            if not room:
+                yield piece
+                piece, room = [], _PIECE_BYTES
+    if piece:
+        yield piece
+
+
+def _piece_digest(descriptor: int, piece: list[Range]) -> bytes:
+    digest = new_digest()
+    for begin, end in piece:
+        digest.update(f"{begin} {end}\0".encode())
+        digest.update(_read(descriptor, begin, end - begin))
+    taken: bytes = digest.digest()
+    return taken
+
+
+def _read(descriptor: int, at: int, count: int) -> bytes:
+    """So many bytes from a place on.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    data = os.pread(descriptor, count, at)
+    while len(data) < count:
+        more = os.pread(descriptor, count - len(data), at + len(data))
+        if not more:
+            raise OSError(
+                f"the file ends at {at + len(data)}, {count - len(data)} bytes too early: is it being written?"
+            )
+        data += more
+    return data

@@ -1,0 +1,59 @@
+"""A model's weights have one name for one content, wherever they lie, and another for anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensord.client.identity.checkpoints import weights_fingerprint
+
+from ...vllm.tiny_llava import write_tiny_llava
+
+
+def test_a_folders_fingerprint_goes_with_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    for folder, seed in ((one, 0), (same, 0), (other, 1)):
+        write_tiny_llava(folder, seed)
+    named = weights_fingerprint(str(one))
+    assert named is not None
+    assert named == weights_fingerprint(str(same))
+    assert named != weights_fingerprint(str(other))
+
+
+@pytest.mark.parametrize("changed", ["config.json", "preprocessor_config.json", "model.safetensors"])
+def test_a_change_in_any_file_that_matters_changes_the_fingerprint(tmp_path: Path, changed: str) -> None:
+    before = weights_fingerprint(str(write_tiny_llava(tmp_path)))
+    path = tmp_path / changed
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    assert weights_fingerprint(str(tmp_path)) != before
+
+
+def test_checkpoints_that_differ_in_the_projector_alone_have_other_names(tmp_path: Path) -> None:
+    names = {
+        weights_fingerprint(str(write_tiny_llava(tmp_path / str(seed), inner=4096, projector_seed=seed)))
+        for seed in range(3)
+    }
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("path", ["modeling_tiny.py", "inner/layers.py", "params.json"])
+def test_code_and_settings_that_stand_beside_the_weights_are_part_of_the_name(tmp_path: Path, path: str) -> None:
+    folder = write_tiny_llava(tmp_path)
+    before = weights_fingerprint(str(folder))
+    (folder / path).parent.mkdir(exist_ok=True)
+    (folder / path).write_text("{}")
+    assert weights_fingerprint(str(folder)) != before
+
+
+def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    one.write_bytes(b"weights")
+    other.write_bytes(b"other weights")
+    assert weights_fingerprint(str(one)) not in (None, weights_fingerprint(str(other)))
+
+
+def test_a_folder_without_weights_has_no_name(tmp_path: Path) -> None:
+    assert weights_fingerprint(str(tmp_path)) is None

@@ -1,0 +1,169 @@
+"""What is remembered of a file is believed of this file, as it is now, and of no other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tensord.client.identity import remembered as module
+from tensord.client.identity.remembered import remembered
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "REMEMBERED_BYTES_MIN", 1)
+    monkeypatch.setattr(module, "SETTLED_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Digests:
+    """Counts what is computed."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    def __call__(self, path: Path) -> str:
+        self.computed += 1
+        return f"digest of {path.read_text()}"
+
+
+@pytest.fixture
+def digests() -> Digests:
+    return Digests()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    path.write_text("weights")
+    return path
+
+
+def note(weights: Path) -> Path:
+    (found,) = (path for path in weights.parent.iterdir() if path != weights)
+    return found
+
+
+def test_a_file_is_read_once(weights: Path, digests: Digests) -> None:
+    assert [remembered(weights, "1", digests) for _ in range(3)] == ["digest of weights"] * 3
+    assert digests.computed == 1
+    assert note(weights).name.startswith(".")
+
+
+def test_a_file_that_was_changed_is_read_again(weights: Path, digests: Digests) -> None:
+    remembered(weights, "1", digests)
+    about = weights.stat()
+    weights.write_text("others.")
+    # What a patch may leave as it was: the size, and by its own doing the mtime.
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert remembered(weights, "1", digests) == "digest of others."
+
+
+def test_a_file_in_the_place_of_another_is_read(weights: Path, digests: Digests) -> None:
+    remembered(weights, "1", digests)
+    other = weights.with_name("other")
+    other.write_text("others.")
+    other.replace(weights)
+    assert remembered(weights, "1", digests) == "digest of others."
+
+
+def test_what_was_remembered_in_another_form_is_none(weights: Path, digests: Digests) -> None:
+    remembered(weights, "1", digests)
+    remembered(weights, "2", digests)
+    assert digests.computed == 2
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def bent(path: Path) -> None:
+    content = path.read_bytes()
+    assert b"digest of weights" in content
+    path.write_bytes(content.replace(b"digest of weights", b"digest of weighty"))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def huge(path: Path) -> None:
+    path.write_bytes(b"\xdc" * 100_000)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [cut, bent, empty, longer, huge, linked, folder, pipe])
+def test_a_damaged_note_is_none(weights: Path, digests: Digests, damage: Callable[[Path], None]) -> None:
+    remembered(weights, "1", digests)
+    damage(note(weights))
+    assert remembered(weights, "1", digests) == "digest of weights"
+    assert digests.computed == 2
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_note_that_another_user_wrote_is_none(weights: Path, digests: Digests) -> None:
+    remembered(weights, "1", digests)
+    os.chown(note(weights), 12345, 12345)
+    remembered(weights, "1", digests)
+    assert digests.computed == 2
+
+
+def test_where_the_folder_cannot_be_written_the_users_cache_folder_has_the_note(
+    weights: Path, digests: Digests, tmp_path: Path
+) -> None:
+    # As a folder that cannot be written, for root too: what has the note's name cannot be replaced.
+    (weights.parent / f".{weights.name}.tensord-digest" / "in the way").mkdir(parents=True)
+    assert [remembered(weights, "1", digests) for _ in range(3)] == ["digest of weights"] * 3
+    assert digests.computed == 1
+    assert len(list((tmp_path / "cache" / "tensord").iterdir())) == 1
+
+
+def test_where_nothing_can_be_written_the_file_is_read_each_time(
+    weights: Path, digests: Digests, tmp_path: Path
+) -> None:
+    (weights.parent / f".{weights.name}.tensord-digest" / "in the way").mkdir(parents=True)
+    (tmp_path / "cache").write_text("no folder")
+    assert [remembered(weights, "1", digests) for _ in range(2)] == ["digest of weights"] * 2
+    assert digests.computed == 2
+
+
+def test_a_file_that_is_written_while_it_is_read_has_no_digest(weights: Path) -> None:
+    def compute(path: Path) -> str:
+        path.write_text("others.")
+        return "digest of something in between"
+
+    with pytest.raises(OSError, match="was written while it was read"):
+        remembered(weights, "1", compute)
+
+
+def test_of_a_file_written_just_now_nothing_is_remembered(
+    weights: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLED_S", 1e6)
+    assert [remembered(weights, "1", digests) for _ in range(2)] == ["digest of weights"] * 2
+    assert digests.computed == 2
+    assert list(weights.parent.iterdir()) == [weights]
