@@ -24,7 +24,7 @@ define debian
 	  else echo "$(1) is missing: run 'apt-get install $(2)' as root, then this again" >&2; exit 1; fi; fi
 endef
 
-.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
+.PHONY: help demo test crashes soak test-systemd simulate fuzz crossings test-vllm http-load check lint smoke bench bench-peers bench-prefix bench-pressure bench-vllm clean
 help:
 	@echo "make demo         four processes share encoded photographs; three share a card that fills up; three agents a prompt"
 	@echo "make test         the test suite"
@@ -33,6 +33,7 @@ help:
 	@echo "make fuzz         the sockets, lanes and segments under hostile bytes, MINUTES=30 of each (ONLY=name FIRST=n replays a round)"
 	@echo "make soak MINUTES=N  mixed load with random kills and restarts: what was wrong, lost or leaked (JSON=path, SEED=)"
 	@echo "make test-vllm    the tests with engines: vLLM, transformers; installs vLLM's CPU build, 2.5 GB"
+	@echo "make http-load REQUESTS=15000  requests to vLLM's HTTP server under kills, stops, clears and replaced rings (SEED=, CONNECTOR=1)"
 	@echo "make test-systemd the service under a real systemd, in namespaces of its own; needs root"
 	@echo "make crashes KILLS=N  kills the daemon and clients at random lines, and compares every entry (SEED=, POINT= and AT= replay)"
 	@echo "make check        lint, types, layers and tests: what a change must pass"
@@ -120,6 +121,10 @@ lint: $(STAMPS)/check
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
 test-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
+
+REQUESTS ?= 15000
+http-load: $(PEERS)/.installed
+	$(PEERS)/bin/python -m tests.vllm.http_load --requests $(REQUESTS) $(if $(SEED),--seed $(SEED)) $(if $(CONNECTOR),--connector)
 
 check: lint
 	$(call debian,gcc,gcc libc6-dev)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..errors import BadTree
+from ..shm.layout import SPAN_HEADER_BYTES
 from ..shm.recipe import Recipe
 from ..shm.tensors import tensor_copy, tensor_over
 from .ringmap import RingMap, mapping_under
@@ -81,6 +82,24 @@ class Lease:
         """
         return self._handle(self._root, 0)
 
+    def span(self) -> Array | None:
+        """The pinned bytes with their header before them, (n,) uint8, read-only: what `lease_of_copy` takes a copy of.
+        It is right for as long as the lease lives. None where the lease is a copy.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        return self._span(self._root, 0)
+
+    def _span(self, array: Array, offset: int) -> Array | None:
+        mapping = mapping_under(array)
+        if mapping is None:
+            return None
+        span: Array = np.ndarray(
+            (SPAN_HEADER_BYTES + self.image_bytes,), np.uint8, mapping, mapping.span_at(array, offset)
+        )
+        return span
+
     def _handle(self, array: Array, offset: int) -> bytes | None:
         mapping = mapping_under(array)
         return mapping.handle(array, offset, self.image_bytes) if mapping is not None else None
@@ -124,9 +143,16 @@ class ArrayLease(Lease):
         return self.torch() if self._recipe.single_is_tensor else self.tree
 
     def handle(self) -> bytes | None:
+        return self._handle(self.tree, self._offset)
+
+    def span(self) -> Array | None:
+        return self._span(self.tree, self._offset)
+
+    @property
+    def _offset(self) -> int:
         single = self._recipe.single
         assert single is not None
-        return self._handle(self.tree, single[2])
+        return single[2]
 
     def release(self) -> None:
         with suppress(AttributeError):

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -54,10 +54,12 @@ from .cache import Client
 from .fields import check_seconds
 from .holds import Holds
 from .lease import ArrayLease, Lease
+from .loans import Lender
 from .measures import item_bytes, leaf_count
 from .namespace import Namespace
 from .private import private_view
 from .puts import Put
+from .references import Reader, Reference
 
 __all__ = ["Feature", "ProcessorCache", "Reference", "Stats", "item_bytes", "leaf_count"]
 
@@ -84,12 +86,6 @@ _REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
     (TimedOut, "late"),
     (Unavailable, "no_daemon"),
 )
-
-
-class Reference(NamedTuple):
-    """What a sender sends instead of a tree. As msgpack, `msgpack.packb(reference)`, then `Reference(*unpacked)`."""
-
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +137,9 @@ class ProcessorCache:
         namespace: `clear` drops all that is stored under it: best one that has nothing else.
         entries_max, bytes_max, seconds: what a sender holds for receivers, and for how long; without `bytes_max` a
             quarter of the ring.
+        lend: whether a sender keeps what it referred to until the receiver has read it, instead of for `seconds`. The
+            receiver reads it whatever becomes of the entry, the ring or the daemon meanwhile. Both sides run under one
+            user, on one host, in one network namespace. It takes a thread and a socket, and pins `bytes_max` more.
         put_wait_s: for how long a sender waits until what it put is visible; one more second for each GiB.
         copy: how a receiver's leaves come. False: views of shared memory, numpy's read-only. Torch has no read-only
             tensors: an in-place operation on one of those ends the process with SIGSEGV. "on_write": views of pages
@@ -160,6 +159,7 @@ class ProcessorCache:
         seconds: float = 30.0,
         put_wait_s: float = 0.02,
         copy: Copy = False,
+        lend: bool = False,
     ) -> None:
         if copy not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; give False, True or "on_write"')
@@ -169,6 +169,8 @@ class ProcessorCache:
         self._copy = copy
         self._bytes_max = bytes_max
         self._holds = Holds(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._lender = Lender(seconds) if lend else None
+        self._reader = Reader(cache)
         self._lock = threading.Lock()
         self._late: list[Put] = []
         self._distrusted: dict[bytes, float] = {}
@@ -230,6 +232,10 @@ class ProcessorCache:
             )
             for key, item in zip(keys, items, strict=True)
         ]
+        if self._lender is not None:
+            # Their loans keep them for as long as it is needed.
+            for key in there:
+                self._holds.recall(key)
         lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
         if lost:
             raise _lost(lost)
@@ -269,13 +275,19 @@ class ProcessorCache:
         """The features with trees for data. A tree that was passed through stays as it is.
 
         All that are referred to are pinned before any tree is made. Each tree pins its entry for as long as any leaf of
-        it lives, unless leaves are copies.
+        it lives, unless leaves are copies. Whoever lends what is referred to is told that it is read.
 
         Raises:
             ReferenceLost: some are not there; `hashes` of it names all of those.
             UsageError: a reference to what was not stored under its hash.
         """
         asked = list(features)
+        try:
+            return self._filled(asked)
+        finally:
+            self._reader.done(feature.data for feature in asked if isinstance(feature.data, Reference))
+
+    def _filled(self, asked: list[Feature]) -> list[Feature]:
         leases = [self._lease_of(feature) for feature in asked]
         lost = [
             feature.hash
@@ -327,6 +339,23 @@ class ProcessorCache:
     def held_bytes(self) -> int:
         """Bytes of what this sender holds now."""
         return self._holds.held_bytes
+
+    def lends(self, reference: Reference) -> bool:
+        """Whether the loan of a reference is this sender's."""
+        return self._lender is not None and self._lender.made(reference.loan)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of what this sender lends, and receivers have not read yet."""
+        return self._lender.lent_bytes if self._lender is not None else 0
+
+    def close(self) -> None:
+        """Holds and lends nothing any more; what was sent and not read yet is lost where its entry is gone. Only where
+        `lend` is on it is needed, and then at the end. Idempotent."""
+        self._holds.clear()
+        self._reader.close()
+        if self._lender is not None:
+            self._lender.close()
 
     def after_fork_in_child(self) -> None:
         """Its lock may be taken by a thread that is not here. For the library."""
@@ -407,7 +436,8 @@ class ProcessorCache:
         if item is None and not was_there:
             # Evicted by order, or cleared, after is_cached: what is held is all that is left of it.
             reason = "gone"
-        elif reason is None and not self._holds.lend(key):
+        reference = self._lent(key) if reason is None else None
+        if reason is None and reference is None:
             reason = "gone" if item is None else "held"
         if reason is not None:
             item = _tree_of(lease, copy=True) if item is None else item
@@ -418,13 +448,24 @@ class ProcessorCache:
             self._hits += was_there
             if reason is not None:
                 self._passed[reason] += 1
-        return item if reason is not None else Reference(key)
+        return item if reference is None else reference
+
+    def _lent(self, key: bytes) -> Reference | None:
+        """What refers to an entry that is kept for receivers from now on; None where it is not kept."""
+        lease = self._holds.get(key)
+        if lease is None or not self._holds.lend(key):
+            return None
+        if self._lender is None:
+            return Reference(key)
+        handle = lease.handle()
+        loan = self._lender.lend(lease, self._holds.bytes_max) if handle is not None else None
+        return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:
         """The lease of what a feature refers to; None if it is gone, or nothing is referred to."""
         if feature.data is None:
             return self._client.get(self.key(feature.hash))
-        return self._client.get(feature.data.key) if isinstance(feature.data, Reference) else None
+        return self._reader.lease(feature.data) if isinstance(feature.data, Reference) else None
 
     def _tree(self, hash: Hash, lease: Lease) -> Any:
         payload = _payload(lease, copy=self._copy)

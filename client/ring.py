@@ -8,13 +8,18 @@ Owns: turning a handle into a lease. Does not own the mapping (ringmap.py), nor 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from ..errors import BadTree
+import numpy as np
+
+from ..errors import BadTree, Corrupt
+from ..shm.copy import checksum_of
+from ..shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ..shm.recipe import Recipe, recipe
 from .lease import Lease, lease_over
-from .ringmap import RingMap
+from .ringmap import Handle, RingMap
 
+Array = np.ndarray[Any, Any]
 _RECIPES_MAX: Final = 4096
 
 
@@ -55,6 +60,45 @@ class Ring:
         if known.end_bytes > span.image_bytes:
             return None
         return lease_over(self._map, start, span.image_bytes, known)
+
+    def copied(self, handle: bytes) -> Lease | None:
+        """A lease on a copy of what a handle names, which is right whether or not the lender keeps its lease: what has
+        become another entry's meanwhile is found out by its checksum.
+
+        Returns:
+            None as for `borrow`, or where the bytes are no more what the handle names.
+        """
+        named = self._map.named(handle)
+        if named is None:
+            return None
+        start, span = named
+        copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.image_bytes)
+        return lease_of_copy(copied, handle, self._recipes)
+
+
+def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> Lease | None:
+    """A lease on a copy of a span, its header first, (n,) uint8; its leaves are read-only.
+
+    Returns:
+        None if the bytes are not, to the last one, what the handle names.
+    """
+    named, image = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
+    if named is None or len(image) != named.image_bytes:
+        return None
+    try:
+        found = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
+        if (found.key, found.span_id, found.image_bytes) != (named.key, named.span_id, named.image_bytes):
+            return None
+        if checksum_of(image) != found.checksum:
+            return None
+        header = image[: found.tree_bytes].tobytes()
+        known = recipes.get(header) or learned(recipes, header)
+    except (BadTree, Corrupt):
+        return None
+    if known.end_bytes > len(image):
+        return None
+    image.flags.writeable = False
+    return lease_over(image, 0, len(image), known)
 
 
 def learned(recipes: dict[bytes, Recipe], header: bytes) -> Recipe:

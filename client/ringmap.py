@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 IDENTITY_BYTES: Final = 16
 _IDENTITY: Final = struct.Struct("<QQ")
 _HANDLE: Final = struct.Struct(f"<{IDENTITY_BYTES}sQQQ{KEY_BYTES}s")
+HANDLE_BYTES: Final = _HANDLE.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,15 @@ class RingMap(mmap):
         except Corrupt:
             return None
 
+    def span_at(self, array: Array, offset: int) -> int:
+        """Where the span begins in whose image `array`, an array over this mapping, begins at `offset`."""
+        begins: int = np.frombuffer(self, np.uint8).__array_interface__["data"][0]
+        at: int = array.__array_interface__["data"][0] - begins - offset - SPAN_HEADER_BYTES
+        return at
+
     def handle(self, array: Array, offset: int, image_bytes: int) -> bytes | None:
         """The handle of the image in which `array`, an array over this mapping, begins at `offset`."""
-        begins = np.frombuffer(self, np.uint8).__array_interface__["data"][0]
-        span_at = array.__array_interface__["data"][0] - begins - offset - SPAN_HEADER_BYTES
+        span_at = self.span_at(array, offset)
         header = self.span(span_at)
         if header is None or header.image_bytes != image_bytes:
             return None

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +48,9 @@ from ...shm.layout import KEY_BYTES
 from ..cache import Client
 from ..identity.content import DIGEST_ATTRIBUTE, content_digest
 from ..identity.processors import processor_namespace
+from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
+from ..ringmap import HANDLE_BYTES
 from .items import item_tree, tree_item, tree_updates
 from .presence import ATTACH_S, Presence, client_name
 
@@ -56,6 +59,8 @@ _COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_writ
 
 _REFERENCE: Final = "tensord_reference"
 _SCOPE_BYTES: Final = 16
+_REFERENCE_BYTES: Final = KEY_BYTES + HANDLE_BYTES + LOAN_BYTES
+_PARTS: Final = (0, KEY_BYTES, KEY_BYTES + HANDLE_BYTES, _REFERENCE_BYTES, None)
 _NAMES_MAX: Final = 65_536
 _CONTENT_HASH: Final = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
 _EVERYBODYS: Final = b""
@@ -82,7 +87,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
         self._presence = Presence(self._client, "processor outputs are found and stored")
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
-        self.cache = ProcessorCache(self._client, namespace, **limits)
+        self.cache = ProcessorCache(self._client, namespace, lend=True, **limits)
         self._named: OrderedDict[str, None] = OrderedDict()
         self._told: set[str] = set()
         self._take_scopes()
@@ -128,6 +133,10 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         known = (_EVERYBODYS, self._named_scope, self._bare_scope)
         if scope not in known or feature.data.key != self.cache.key(feature.hash):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
+        if not self.cache.lends(feature.data):
+            # A client's word is no reason for the engine to ask another process.
+            data: Any = mm_item[_REFERENCE].data
+            data[_REFERENCE_BYTES - LOAN_BYTES : _REFERENCE_BYTES] = bytes(LOAN_BYTES)
 
     def clear_cache(self) -> None:
         """Forgets what this frontend holds and has counted, and what clients' names stood for. What is stored by its
@@ -141,7 +150,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         return CacheInfo(hits=stats.hits, total=stats.total)
 
     def close(self) -> None:
-        self.cache.forget()
+        self.cache.close()
         self._client.close()
 
     def note_name(self, mm_hash: str, named: bool) -> None:
@@ -369,7 +378,7 @@ def _owned(data: Any) -> Any:
 
 def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
     """The item that goes to the engine in an item's place."""
-    data: Any = list(reference.key + scope)
+    data: Any = list(b"".join(reference) + scope)
     return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
 
 
@@ -383,12 +392,12 @@ def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature
     if elem is None:
         return None
     data: Any = elem.data
-    whole = len(item) == 1 and type(data) is list and len(data) in (KEY_BYTES, KEY_BYTES + _SCOPE_BYTES)
+    whole = len(item) == 1 and type(data) is list and len(data) in (_REFERENCE_BYTES, _REFERENCE_BYTES + _SCOPE_BYTES)
     if not whole or not all(type(byte) is int and 0 <= byte < 256 for byte in data):
         raise UsageError(f"what was sent with the hash {mm_hash!r} is no whole reference; send the item itself")
     packed = bytes(data)
-    scope = packed[KEY_BYTES:]
-    return scope, Feature(_hash(scope, mm_hash), Reference(packed[:KEY_BYTES]))
+    key, handle, loan, scope = (packed[start:end] for start, end in pairwise(_PARTS))
+    return scope, Feature(_hash(scope, mm_hash), Reference(key, handle, loan))
 
 
 def _asked(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:

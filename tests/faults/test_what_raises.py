@@ -16,6 +16,7 @@ import pytest
 
 import tensord
 from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.client.processor_cache import Reference
 from tensord.errors import DaemonUnavailable, TensordError
 
 from ..daemon_process import Daemon, until
@@ -120,6 +121,7 @@ NEVER: dict[type[Any], dict[str, Call]] = {
     },
     tensord.ProcessorCache: {
         "after_fork_in_child": lambda c: c.after_fork_in_child(),
+        "close": lambda c: c.close(),
         "forget": lambda c: c.forget(),
         "get_and_update": lambda c: c.get_and_update([payload(1)], ["picture"]),
         "get_and_update_features": lambda c: c.get_and_update_features([tensord.Feature("picture", payload(1))]),
@@ -127,6 +129,8 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "held_bytes": lambda c: c.held_bytes,
         "invalidate": lambda c: c.invalidate(["picture"]),
         "is_cached": lambda c: c.is_cached(["picture"]),
+        "lends": lambda c: c.lends(Reference(bytes(32))),
+        "lent_bytes": lambda c: c.lent_bytes,
         "make_stats": lambda c: c.make_stats(),
         "pass_through": lambda c: c.pass_through("unsupported"),
         "release": lambda c: c.release(),

@@ -6,6 +6,7 @@ Owns: the process, its port on the loopback, its log. Run as a program it is `vl
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -40,9 +42,10 @@ class ApiServers:
     Args:
         model: the folder of `tiny_llava.write_tiny_llava`.
         environ: more of its environment.
+        flags: more of its command line.
     """
 
-    def __init__(self, model: Path, log: Path, count: int, environ: dict[str, str]) -> None:
+    def __init__(self, model: Path, log: Path, count: int, environ: dict[str, str], flags: Sequence[str] = ()) -> None:
         self._log = log
         self._port = _free_port()
         settings = {
@@ -57,7 +60,7 @@ class ApiServers:
             "max-num-batched-tokens": 256,
             "kv-cache-memory-bytes": 64 << 20,
         }
-        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))}
         ours = {
             "HF_HUB_OFFLINE": "1",
@@ -75,6 +78,7 @@ class ApiServers:
                     str(model),
                     "--enforce-eager",
                     "--no-enable-prefix-caching",
+                    *words,
                     *flags,
                 ],
                 stdin=subprocess.DEVNULL,
@@ -92,8 +96,8 @@ class ApiServers:
                 self._get("/health")
                 return self
             except (urllib.error.URLError, ConnectionError):
-                assert self._process.poll() is None, f"the server ended:\n{self._tail()}"
-                assert time.monotonic() < deadline, f"the server did not answer in {PATIENCE_S} s:\n{self._tail()}"
+                assert self._process.poll() is None, f"the server ended:\n{self.tail()}"
+                assert time.monotonic() < deadline, f"the server did not answer in {PATIENCE_S} s:\n{self.tail()}"
                 time.sleep(0.1)
 
     def ask(self, number: int) -> Reply:
@@ -121,6 +125,18 @@ class ApiServers:
         """Of the process that started the others, whose session is theirs."""
         return self._process.pid
 
+    def children(self) -> list[int]:
+        """The processes that answer requests, and the engines': what `pid` started by vLLM's names for them."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(folder.name)
+                if pid != self.pid and os.getsid(pid) == self.pid:
+                    title = (folder / "cmdline").read_bytes()
+                    if title.startswith((b"VLLM::ApiServer", b"VLLM::EngineCore")):
+                        found.append(pid)
+        return sorted(found)
+
     def close(self) -> None:
         """Ends all of its processes."""
         kill_session(self._process)
@@ -141,7 +157,8 @@ class ApiServers:
             answered: bytes = answer.read()
             return answered
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
 
 

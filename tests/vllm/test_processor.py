@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -39,13 +40,15 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tensord.client.identity import content
 from tensord.client.identity.processors import processor_namespace
+from tensord.client.loans import LOAN_BYTES
 from tensord.client.processor_cache import item_bytes, leaf_count
 from tensord.client.vllm import plugin, processor
 from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration, UnsupportedLeaf, UsageError
+from tensord.shm.layout import KEY_BYTES
 
-from ..daemon_process import PATIENCE_S, Daemon
+from ..daemon_process import PATIENCE_S, Daemon, until
 from .tiny_llava import IMAGE, PICTURE_TOKENS, write_tiny_llava
 
 UPDATES: Final = [PromptReplacement("image", [IMAGE], [IMAGE] * 4).resolve(0)]
@@ -237,15 +240,68 @@ def test_the_engine_takes_what_is_sent_whole_as_it_is(pair: Pair) -> None:
     assert filled.data is large
 
 
+# ---- what becomes of the ring between frontend and engine
+
+
+def cleared(daemon: Daemon) -> None:
+    """`tensorctl clear`, after which others store what overwrites all that nobody holds."""
+    client = daemon.client()
+    client.clear()
+    for _ in range(64):
+        client.put(os.urandom(32), np.full(512 << 10, 77, np.uint8), wait=True, timeout_s=PATIENCE_S)
+
+
+def replaced(daemon: Daemon) -> None:
+    daemon.interrupt()
+    daemon.start()
+
+
+@pytest.mark.parametrize("what", [cleared, replaced], ids=lambda what: what.__name__)
+def test_a_request_on_its_way_ends_well_whatever_becomes_of_the_ring(
+    config: VllmConfig, what: Callable[[Daemon], None]
+) -> None:
+    with Daemon() as daemon:
+        pair = Pair(config, daemon.start())
+        hash, item = fresh(), an_item(3)
+        sent, _ = pair.p0.get_and_update_item((item, UPDATES), hash)
+        assert sent is not None and not is_whole(sent)
+        packed = MsgpackEncoder().encode(sent)
+        ring = pair.p1.cache._client.ring()
+        what(daemon)
+        pair.p0.clear_cache()
+        if what is replaced:
+            until(lambda: pair.p1.cache._client.ring() is not ring, "the engine to see the new ring")
+        assert pair.p1.get_and_update_item(MsgpackDecoder(MultiModalKwargsItem).decode(packed), hash) == item
+        until(lambda: pair.p0.cache.lent_bytes == 0, "the frontend to keep it no longer")
+        pair.close()
+
+
+def test_the_engine_asks_no_other_process_than_its_frontend_for_an_item(pair: Pair) -> None:
+    hash, other = fresh(), pair.more()
+    sent, _ = other.get_and_update_item((an_item(), UPDATES), hash)
+    assert sent is not None
+    _, ours = pair.p0.get_and_update_item((an_item(), UPDATES), hash), copy.deepcopy(sent)
+    other.validate_input_item(ours, hash)
+    assert ours == sent, "its own"
+    pair.p0.validate_input_item(sent, hash)
+    assert bytes(sent["tensord_reference"].data[-LOAN_BYTES:]) == bytes(LOAN_BYTES)
+    assert pair.p1.get_and_update_item(sent, hash) == an_item()
+
+
 # ---- misses
 
 
 def test_all_that_the_engine_misses_is_named_at_once_and_mended_by_one_retry(pair: Pair, running: Daemon) -> None:
     hashes = [fresh() for _ in range(4)]
     items = [an_item(number) for number in range(4)]
-    sent = [pair.p0.get_and_update_item((item, UPDATES), hash)[0] for item, hash in zip(items, hashes, strict=True)]
-    gone = [bytes(item["tensord_reference"].data[:32]) for item in sent[1::2] if item is not None]
-    assert running.client().evict(*gone) == 2
+    ended = pair.more()
+    sent: list[MultiModalKwargsItem | None] = [None] * 4
+    for number in (1, 3):
+        sent[number], _ = ended.get_and_update_item((items[number], UPDATES), hashes[number])
+    ended.close()
+    cleared(running)
+    for number in (0, 2):
+        sent[number], _ = pair.p0.get_and_update_item((items[number], UPDATES), hashes[number])
     never = fresh()
     with pytest.raises(MultiModalCacheMissError) as raised:
         pair.p1.get_and_update_features([*map(feature, hashes, sent), feature(never, None)])
@@ -271,7 +327,7 @@ def test_what_was_called_there_can_be_had_though_it_is_evicted_by_order(pair: Pa
     hash, item = fresh(), an_item(3)
     sent, _ = pair.more().get_and_update_item((item, UPDATES), hash)
     assert sent is not None and pair.p0.is_cached([hash]) == [True]
-    running.client().evict(bytes(sent["tensord_reference"].data))
+    running.client().evict(bytes(sent["tensord_reference"].data[:KEY_BYTES]))
     whole, updates = pair.p0.get_and_update_item(None, hash)
     assert whole == item and list(updates) == UPDATES
 
@@ -346,7 +402,9 @@ def test_what_is_touched_is_not_evicted_by_what_is_stored_with_it(config: VllmCo
         for hash in (first, *others):
             pair.p0.touch_sender_cache_item(hash)
         for hash in others:
-            pair.p0.get_and_update_item((an_item(2, 1 << 20), UPDATES), hash)
+            other, _ = pair.p0.get_and_update_item((an_item(2, 1 << 20), UPDATES), hash)
+            pair.p1.get_and_update_item(other, hash)
+        until(lambda: pair.p0.cache.lent_bytes == 0, "the frontend to hear that all is read")
         sent, _ = pair.p0.get_and_update_item(None, first)
         pair.p0.release_sender_touches()
         assert not is_whole(sent)
