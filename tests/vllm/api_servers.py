@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 if __name__ != "__main__" and __name__ != "__mp_main__":
-    from .engine import PATIENCE_S, kill_session
+    from .engine import kill_session
     from .engine_process import picture
 
 NAME: Final = "tiny"
+# As in engine.py. Four processes start, each of which imports vLLM.
+PATIENCE_S: Final = 900.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class ApiServers:
             f"http://127.0.0.1:{self._port}{path}", data, {"Content-Type": "application/json"}
         )
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=60) as answer:
+        with direct.open(request, timeout=PATIENCE_S) as answer:
             answered: bytes = answer.read()
             return answered
 
