@@ -124,10 +124,10 @@ class Host:
             process.wait()
         self._workers.clear()
 
-    def leaked(self) -> dict[str, int]:
-        """What is left of the workers, each 0 where nothing is."""
+    def leaked(self, patience_s: float = PATIENCE_S) -> dict[str, int]:
+        """What is left of the workers, each 0 where nothing is, or was gone within `patience_s`."""
         left = {"pins": 0, "lanes": 0, "claims": 0, "puts": 0, "inboxes_bytes": 0}
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while any(left := self._left()) and any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         self.client.clear()

@@ -11,6 +11,8 @@ import soak
 from soak_host import Host
 from soak_ledger import STORED
 
+import tensord
+
 from ..daemon_process import until
 
 
@@ -42,3 +44,17 @@ def test_an_entry_that_is_gone_and_one_that_is_another_are_reported() -> None:
         until(is_reported, "both to be reported")
         assert {fault.partition(":")[0] for fault in host.faults()} == {"lost", "wrong"}
         assert not host.ended_by_itself()
+
+
+def test_whatever_is_left_of_a_worker_is_reported() -> None:
+    with (
+        Host("test", 64 << 20, 0, seed=3, lossy=False) as host,
+        tensord.Client(host.folder / "control.sock") as left_over,
+    ):
+        assert left_over.put(bytes(31) + b"e", np.zeros(64, np.uint64), wait=True).state == "stored"
+        lease, claim = left_over.get(bytes(31) + b"e"), left_over.claim(bytes(31) + b"c")
+        assert lease is not None
+        until(lambda: claim.state == "compute", "the claim")
+        leaked = host.leaked(patience_s=0.1)
+        lease.release()
+    assert {name for name, amount in leaked.items() if amount} == leaked.keys() - {"puts"}
