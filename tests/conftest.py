@@ -7,8 +7,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from .daemon_process import Daemon
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("on any machine")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they start inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
