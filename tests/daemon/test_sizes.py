@@ -30,6 +30,11 @@ def test_a_configured_ring_is_as_large_as_it_says_and_its_segment_never_shrinks(
     assert (found.instance_id, found.epoch, found.geometry) == (FORMER.instance_id, FORMER.epoch, FORMER.geometry)
 
 
+def test_a_configured_ring_is_rounded_up_to_what_a_ring_can_be() -> None:
+    found, _ = settled(FORMER, Asked(64 * MIB + 1, 900))
+    assert found.limit_bytes == found.ring_bytes == 64 * MIB + 64
+
+
 @pytest.mark.parametrize("max_entries", [16, 900, 1000, FORMER.geometry.entries_max])
 def test_configured_entries_hold_as_far_as_the_index_goes(max_entries: int) -> None:
     found, notices = settled(FORMER, Asked(MIB, max_entries, derived=frozenset({"ring_bytes"})))
