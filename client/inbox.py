@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from weakref import ref
@@ -114,9 +114,9 @@ class Inbox:
                 return
             prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
 
-    def take(self, size_bytes: int, deadline: float) -> Region | None:
-        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds); None if none came free, or
-        the inbox is retired."""
+    def take(self, size_bytes: int, deadline: float, hope: Callable[[], bool] = lambda: True) -> Region | None:
+        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds), and as long as there is
+        `hope`; None if none came free, or the inbox is retired."""
         wanted = aligned(max(1, size_bytes))
         if wanted > self.size_bytes:
             return None
@@ -127,7 +127,7 @@ class Inbox:
                 if offset is not None:
                     return Region(self, offset, self.bytes(offset, size_bytes))
                 remaining = deadline - time.monotonic()
-                if remaining <= 0:
+                if remaining <= 0 or not hope():
                     return None
                 self._changed.wait(min(remaining, _LOOK_EVERY_S))
         return None

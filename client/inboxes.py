@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from ..errors import DaemonUnavailable, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut, Unavailable
@@ -78,9 +79,11 @@ class Inboxes:
         Raises:
             ObjectTooLarge: it fits in no inbox.
             TimedOut: no room came free by `deadline` (monotonic seconds).
-            DaemonUnavailable, NotEnoughMemory: there is no inbox.
+            DaemonUnavailable: there is no inbox, or no room, and no daemon (any more).
+            NotEnoughMemory: there is no inbox.
         """
         while True:
+            connected = self._connection()
             inbox = inbox or self.fit(size_bytes)
             if aligned(size_bytes) > inbox.size_bytes:
                 if aligned(size_bytes) <= self._most_bytes and self._refusal is not None:
@@ -94,10 +97,12 @@ class Inboxes:
                 if self._grown(inbox):
                     inbox = None
                     continue
-                region = inbox.take(size_bytes, deadline)
+                if connected is None:
+                    raise DaemonUnavailable(f"the daemon is away, and the inbox of {inbox.size_bytes} has no room")
+                region = inbox.take(size_bytes, deadline, partial(self._is_on, connected))
             if region is not None:
                 return region
-            if not inbox.retired:
+            if not inbox.retired and self._is_on(connected):
                 raise no_room(inbox, size_bytes)
             inbox = None
 
@@ -202,6 +207,10 @@ class Inboxes:
         self._all.pop(inbox.number, None)
         self.retire(inbox)
         inbox.close()
+
+    def _is_on(self, connected: object | None) -> bool:
+        """Whether the connection is the same."""
+        return self._connection() is connected
 
     @property
     def _most_bytes(self) -> int:

@@ -153,6 +153,8 @@ class Puts:
             hopeless = [p for p in self._pending.values() if p.sent_again or not p.complete]
             for inbox in {p.inbox for p in self._pending.values() if p.sent}:
                 self.inboxes.retire(inbox)
+            # Whoever waits for their ends is told as well.
+            self._lock.notify_all()
             for pending in hopeless:
                 lost = DaemonUnavailable("the daemon went away while the payload was on its way")
                 self._settle(pending, "lost", lost)
@@ -178,6 +180,7 @@ class Puts:
         with self._lock:
             # First: what the daemon may still read is written by nobody.
             self.inboxes.close()
+            self._lock.notify_all()
             for pending in list(self._pending.values()):
                 closed = DaemonUnavailable("the client was closed before the daemon answered")
                 self._settle(pending, "lost", closed)
@@ -258,7 +261,17 @@ class Puts:
         pending = Pending(put, commit, inbox, whole=whole)
         most = self.limits.commits_in_flight_max
         with self._lock:
-            if not self._lock.wait_for(lambda: len(self._pending) < most, max(0.0, deadline - time.monotonic())):
+            connected = self._connection()
+
+            def hopeless() -> bool:
+                return connected is None or self._connection() is not connected
+
+            self._lock.wait_for(
+                lambda: len(self._pending) < most or hopeless(), max(0.0, deadline - time.monotonic())
+            )
+            if len(self._pending) >= most:
+                if hopeless():
+                    raise DaemonUnavailable(f"the daemon is away, and {most} puts wait for its answer")
                 raise LimitReached(
                     f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
                     "put less at once, or allow more time"

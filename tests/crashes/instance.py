@@ -39,8 +39,6 @@ _DEVICE_ENTRIES: Final = 8
 _LOOKS: Final = 200
 _BLOCK_TOKENS: Final = 16
 _STEP_S: Final = 0.001
-_ROOM_S: Final = 0.5
-"""How long a put waits for room in the inbox: if the daemon ends meanwhile, none comes."""
 
 
 class Ended(Exception):
@@ -112,7 +110,7 @@ class Instance:
         version = self.model.new_version()
         tree = tree_of(name, version)
         self._make_way(_bytes_of(name, tree))
-        self._puts.append((name, version, self.client.put(name.key, tree, timeout_s=_ROOM_S)))
+        self._puts.append((name, version, self.client.put(name.key, tree, timeout_s=PATIENCE_S)))
 
     def reserve(self, chance: random.Random) -> None:
         """A payload that is made in the inbox."""
@@ -127,7 +125,7 @@ class Instance:
         spec = tensord.Spec(words.shape, "uint64")
         try:
             reserved = self.client.reserve(
-                spec if name.number % 2 else {"number": name.number, "words": spec}, timeout_s=_ROOM_S
+                spec if name.number % 2 else {"number": name.number, "words": spec}, timeout_s=PATIENCE_S
             )
         except Unavailable:
             self._expect_daemon()

@@ -6,8 +6,10 @@ import contextlib
 import gc
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from ..processes import Child, Stage
 from .payloads import is_payload, key, payload
 
 NOBODY = 65534
+FOR_EVER_S = 10 * PATIENCE_S
+SPEC = tensord.Spec((8192,), "uint64")
 
 
 def never_starts(folder: Path) -> tensord.Client:
@@ -81,6 +85,76 @@ def test_puts_are_lost_and_say_why(away: tensord.Client, wait: bool) -> None:
     assert put.wait(PATIENCE_S).state == "lost"
     assert isinstance(put.error, Unavailable)
     assert str(put.error)
+
+
+def puts_at_a_full_house(client: tensord.Client) -> Any:
+    """As many puts are unanswered as may be."""
+    sent = [client.put(key(number), payload(number)) for number in range(client._link.limits.commits_in_flight_max)]
+    assert [put.state for put in sent] == ["sent"] * len(sent)
+    return lambda: client.put(key(99), payload(99), timeout_s=FOR_EVER_S).state
+
+
+def commits_at_a_full_house(client: tensord.Client) -> Any:
+    reserved = client.reserve(SPEC)
+    puts_at_a_full_house(client)
+    return lambda: reserved.commit(key(99), timeout_s=FOR_EVER_S).state
+
+
+def all_room_is_reserved(client: tensord.Client) -> list[tensord.Reservation]:
+    held = []
+    with contextlib.suppress(TimedOut):
+        while True:
+            held.append(client.reserve(SPEC, timeout_s=0.0))
+    return held
+
+
+def puts_without_room(client: tensord.Client) -> Any:
+    held = all_room_is_reserved(client)
+    return lambda: held and client.put(key(99), payload(99), timeout_s=FOR_EVER_S).state
+
+
+def reserves_without_room(client: tensord.Client) -> Any:
+    held = all_room_is_reserved(client)
+
+    def reserve() -> str:
+        assert held
+        with pytest.raises(DaemonUnavailable):
+            client.reserve(SPEC, timeout_s=FOR_EVER_S)
+        return "lost"
+
+    return reserve
+
+
+def waits(client: tensord.Client) -> bool:
+    """Whether a thread waits for the end of a put, or for room."""
+    puts = client._link.puts
+    conditions = [puts._lock, *(inbox._changed for inbox in puts.inboxes._all.values())]
+    return any(vars(condition)["_waiters"] for condition in conditions)
+
+
+@pytest.mark.parametrize("goes", ["killed", "cut off", "given up"])
+@pytest.mark.parametrize(
+    "full", [puts_at_a_full_house, commits_at_a_full_house, puts_without_room, reserves_without_room]
+)
+def test_who_waits_for_room_when_the_daemon_goes_is_told_at_once(full: Callable[..., Any], goes: str) -> None:
+    with Daemon(limits_commits_in_flight_max=3, limits_inbox_bytes_max=1 << 20) as daemon:
+        client = daemon.start().client(timeout_s=PATIENCE_S)
+        assert client.put(key(100), payload(100), wait=True).state == "stored"
+        daemon.pause()
+        call = full(client)
+        outcome: Future[str] = Future()
+        thread = threading.Thread(target=lambda: outcome.set_result(call()), daemon=True)
+        thread.start()
+        until(lambda: waits(client), "it to wait")
+        if goes == "killed":
+            daemon.kill()
+        elif goes == "given up":
+            client.close()
+        else:
+            channel = client._link._channel
+            assert channel is not None
+            channel._sock.shutdown(socket.SHUT_RDWR)
+        assert outcome.result(PATIENCE_S) == "lost"
 
 
 def test_what_cannot_be_answered_raises_a_typed_error(away: tensord.Client) -> None:
@@ -273,7 +347,7 @@ def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_dist
         second = daemon.client()
         for _ in range(30):
             with pytest.raises(LimitReached, match=r"clients_max is 2.*raise it"):
-                tensord.Client(daemon.socket, required=True)
+                tensord.Client(daemon.socket, required=True, timeout_s=PATIENCE_S)
         assert first.connected and second.connected
         lease = second.get(key(1))
         assert lease is not None and is_payload(lease.tree, 1)
