@@ -96,6 +96,7 @@ class Intake:
         ring_bytes = self._memory.ring.capacity_bytes
         if self.ring_is_growing:
             ring_bytes = self._limits.ring_bytes
+        uid = self._outbox.clients[client].uid
         refusal = (
             unfit(commit, self._limits, self._memory.budget, ring_bytes)
             or unfit_piece(commit)
@@ -104,7 +105,7 @@ class Intake:
             or self._without_predecessor(commit)
         )
         if refusal is not None:
-            self._refused(client, commit, refusal)
+            self._refused(client, uid, commit, refusal)
             return
         stored = self._memory.entries.find(commit.key)
         if stored is not None:
@@ -113,9 +114,9 @@ class Intake:
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
         if self._refuses:
-            self._refused(client, commit, self._under_pressure())
+            self._refused(client, uid, commit, self._under_pressure())
             return
-        self.puts.begin(client, self._outbox.clients[client].uid, commit, now)
+        self.puts.begin(client, uid, commit, now)
         if commit.follows is not None:
             self._memory.sequences.follow(commit.follows)
 
@@ -259,7 +260,7 @@ class Intake:
         """Answers a put with an error, and lets go of what it has."""
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
-        self._refused(put.client, put.commit, error)
+        self._refused(put.client, put.uid, put.commit, error)
         self._end(put)
 
     def _past(self, key: bytes) -> TensordError | None:
@@ -411,13 +412,13 @@ class Intake:
     def _under_pressure(self) -> UnderPressure:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
 
-    def _refused(self, client: int, commit: messages.Commit, error: TensordError) -> None:
+    def _refused(self, client: int, uid: int, commit: messages.Commit, error: TensordError) -> None:
+        """Answers a client, who may have left, and whoever waits for what it had claimed."""
         self._outbox.counters.puts["refused"] += 1
         self._outbox.count_refusal(client, error)
         body = messages.ErrorBody.of(error)
         self._outbox.send(client, messages.Committed(commit.id, "refused", body))
         if commit.claim is not None:
-            uid = self._outbox.clients[client].uid
             self._outbox.tell(self._claims.refused(commit.claim, uid, commit.key))
 
     def _acknowledge(self, put: Put, inbox_offset: int) -> None:

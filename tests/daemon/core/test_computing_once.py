@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensord.errors import BadTree
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, key
@@ -55,6 +56,17 @@ def test_waiters_get_the_result_of_a_claimant_that_died_after_sending_all(make: 
     assert stand.last(2).answer == "wait"
     stand.settle()
     assert stand.last(2).answer == "hit"
+
+
+def test_waiters_compute_when_what_a_claimant_sent_before_it_died_is_refused(make: Make) -> None:
+    stand = make()
+    stand.send(1, messages.Claim(1, key(1)))
+    stand.send(2, messages.Claim(1, key(1)))
+    stand.commit(1, 2, key(1), 64, claim=stand.answers[1][0].token)
+    stand.part(1, 2, 64, last=True)
+    stand.leave(1)
+    stand.copy(error=BadTree("its tree is none"))
+    assert stand.last(2).answer == "alone"
 
 
 def test_a_victim_that_comes_back_is_a_hit_for_those_who_wait(make: Make) -> None:
