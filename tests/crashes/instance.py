@@ -250,7 +250,7 @@ class Instance:
         if self._raising is not None:
             with self._answered(self.model.family(self._raising)):
                 self._raise_generation()
-        self.model.check(self.client, KEPT_MIN)
+        self.model.check(self.client, self._is_connected, KEPT_MIN)
         for name, version, tree in self.held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
         for number in self._sequences:

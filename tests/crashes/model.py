@@ -8,7 +8,8 @@ is then found is the one that it was, and must stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -21,6 +22,8 @@ from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES
 
 NUMBERS: Final = 40
 FAMILIES: Final = 3
+_HISTORY: Final = 12
+"""Events of a name that a failure's message tells."""
 LARGE_BYTES: Final = 160 << 10
 PARTS_BYTES: Final = (64 << 10) - SPAN_HEADER_BYTES - ALIGN_BYTES
 """Of words. With header and tree these are 16 whole pages, so that giving pages back takes no neighbour along."""
@@ -90,6 +93,7 @@ class Model:
     generations: list[int] = field(default_factory=lambda: [0] * FAMILIES)
     checked: int = 0
     _version: int = 0
+    _history: dict[Name, deque[str]] = field(default_factory=dict)
 
     def new_version(self) -> int:
         self._version += 1
@@ -104,6 +108,7 @@ class Model:
     def put(self, name: Name, version: int, state: str) -> None:
         """A put of `version` was answered with `state`; "unknown" where nobody answered."""
         before = self.of(name)
+        self._note(name, f"put {version} {state}")
         match state:
             case "stored":
                 assert self.lossy or None in before, f"{name} was stored over {before}"
@@ -126,22 +131,26 @@ class Model:
     def ended(self, names: Iterable[Name], *, surely: bool) -> None:
         """The names were evicted, or perhaps."""
         for name in names:
+            self._note(name, "ended" if surely else "perhaps ended")
             self.possible[name] = {None} if surely else self.of(name) | {None}
 
     def family(self, family: int) -> list[Name]:
         """All names of a family that were ever used."""
         return [name for name in self.possible if name.family == family]
 
-    def check(self, client: tensord.Client, keep: int = 0) -> None:
+    def check(self, client: tensord.Client, answers: Callable[[], bool], keep: int = 0) -> None:
         """Every name is what it may be; what was found is what it is from now on.
 
         Args:
+            answers: whether the daemon answers. If it has ended by the end of the check, a miss tells nothing: the
+                daemon may have died between the two stores of a publication, and the next daemon completes it.
             keep: in a lossy store so many of those stored last must be there.
 
         Raises:
             AssertionError: "lost", "torn" or "wrong", with the name.
         """
         kept = set(self.kept[-keep:]) if keep else set()
+        missed: list[Name] = []
         for name, possible in self.possible.items():
             try:
                 # In a lossy store a read that counts as a use would decide who goes next.
@@ -150,13 +159,27 @@ class Model:
                 raise AssertionError(f"torn: {name}: {error}") from None
             self.checked += 1
             found = None if lease is None else version_of(name, lease.tree)
+            self._note(name, f"found {found}")
             if found is None and self.lossy and name not in kept:
-                self.possible[name] = {None}
+                missed.append(name)
                 continue
-            assert found in possible, f"{'lost' if found is None else 'wrong'}: {name} is {found}, may be {possible}"
-            self.possible[name] = {found}
+            assert found in possible, (
+                f"{'lost' if found is None else 'wrong'}: {name} is {found}, may be {possible}; the last version is "
+                f"{self._version}, the generations are {self.generations}, and before: {', '.join(self._history[name])}"
+            )
+            if found is None:
+                missed.append(name)
+            else:
+                self.possible[name] = {found}
+        if missed and answers():
+            self.possible.update((name, {None}) for name in missed)
         for name in [n for n in self.possible if self._is_past(n)]:
             del self.possible[name]
+            del self._history[name]
+
+    def _note(self, name: Name, event: str) -> None:
+        """Keeps what happened to a name last, for the message of a failure."""
+        self._history.setdefault(name, deque(maxlen=_HISTORY)).append(event)
 
     def _is_past(self, name: Name) -> bool:
         """Whether nobody will ask for it any more."""
