@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.client.inbox import Region
+from tensord.client.inbox import Inbox, Region
 from tensord.client.inboxes import START_BYTES
 from tensord.client.put import Put
 from tensord.client.puts import Puts
@@ -21,6 +21,8 @@ from tensord.ipc import messages
 from tensord.ipc.words import Limits
 from tensord.shm.image import Image
 from tensord.shm.tree import encode
+
+from ..daemon_process import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -167,6 +169,61 @@ def test_a_whole_put_is_sent_again_once_from_the_inbox_it_stands_in() -> None:
     desk.sent.clear()
     desk.put(1000)
     assert desk.commits()[0].inbox != first.inbox
+    desk.puts.close()
+
+
+@pytest.mark.parametrize("ends", ["connection", "client"])
+def test_no_region_comes_free_for_others_before_its_inbox_is_retired(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may take a region as soon as it is free, and the daemon may still read it."""
+    retired: list[bool] = []
+    let_go = Inbox.let_go
+
+    def released(inbox: Inbox, region: Region) -> None:
+        retired.append(inbox.retired)
+        let_go(inbox, region)
+
+    def send(*sent: messages.Message, **_: Any) -> None:
+        if any(isinstance(message, messages.Part) for message in sent) and not retired:
+            monkeypatch.setattr(Inbox, "let_go", released)
+            desk.lose_connection() if ends == "connection" else desk.puts.close()
+
+    desk = Desk(MIB)
+    monkeypatch.setattr(desk.puts, "_send", send)
+    assert desk.put(4 * MIB, timeout_s=PATIENCE_S).state == "lost"
+    assert retired and all(retired)
+    desk.puts.close()
+
+
+def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(MIB)
+    send, take, larger = desk._send, Inbox.take, iter([MIB])
+
+    def answered_at_once(*sent: messages.Message, **more: Any) -> None:
+        send(*sent, **more)
+        for message in sent:
+            if isinstance(message, messages.Part):
+                desk.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
+                # Meanwhile another thread's put has a larger inbox made.
+                desk.puts.limits = Limits(inbox_bytes_max=8 * MIB)
+                for size_bytes in larger:
+                    desk.put(size_bytes)
+
+    def tidied_before(inbox: Inbox, size_bytes: int, deadline: float) -> Region | None:
+        desk.puts.inboxes.tidy()
+        return take(inbox, size_bytes, deadline)
+
+    monkeypatch.setattr(desk.puts, "_send", answered_at_once)
+    monkeypatch.setattr(Inbox, "take", tidied_before)
+    desk.put(4 * MIB, timeout_s=PATIENCE_S)
+    assert desk.inboxes() == [MIB, 2 * MIB]
+    streamed, beside = desk.commits()
+    parts = [message for message in desk.sent if isinstance(message, messages.Part)]
+    assert sum(part.part_bytes for part in parts if part.id == streamed.id) == streamed.image_bytes
+    assert streamed.inbox != beside.inbox
+    desk.puts.inboxes.tidy()
+    assert desk.inboxes() == [2 * MIB]
     desk.puts.close()
 
 
