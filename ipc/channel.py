@@ -17,7 +17,8 @@ import asyncio
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from ..errors import LimitReached, TensordError
@@ -63,6 +64,7 @@ class AsyncChannel:
         self._inbox_max = inbox_messages_max
         self._read_bytes = read_bytes
         self._out = OutBuffer(out_bytes_max)
+        self._together: bytearray | None = None
         self._out_broken = False  # the peer takes nothing any more; what it sent is still read
         self._reading = False
         self._deaf = False
@@ -111,6 +113,17 @@ class AsyncChannel:
         self._write(self.connection.send(*messages, fds=len(fds)), fds)
         self._follow()
         return not self.closed
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is sent meanwhile goes in one call at the end; but a message with descriptors in a call of its own."""
+        self._together = bytearray()
+        try:
+            yield
+        finally:
+            data, self._together = self._together, None
+            if data:
+                self._write(data)
 
     async def drained(self) -> None:
         """Waits until the socket has taken all that was sent, or the channel is closed. For one task at a time."""
@@ -194,6 +207,16 @@ class AsyncChannel:
 
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
         if self._out_broken or self.closed:
+            return
+        if self._together is not None:
+            if not fds:
+                self._together += data
+                return
+            before, self._together = self._together, None
+            if before:
+                self._write(before)
+            self._write(data, fds)
+            self._together = bytearray()
             return
         sent = 0
         try:

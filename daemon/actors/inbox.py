@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ..core.turns import Turns
@@ -30,7 +29,7 @@ class Inbox(Generic[Message]):
         self._messages: deque[Message] = deque()
         self._turns: Turns[tuple[Sender, Message]] = Turns()
         self._closed = False
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._room: dict[Sender | None, asyncio.Event] = {}
 
     def __len__(self) -> int:
@@ -55,7 +54,8 @@ class Inbox(Generic[Message]):
             self._messages.append(message)
         else:
             self._turns.push(*sender, (sender, message))
-        self._arrived.set()
+        if self._waiter is not None:
+            self._wake()
 
     def drain(self) -> list[Message]:
         """All that is there, without waiting: for an actor that ends."""
@@ -68,20 +68,30 @@ class Inbox(Generic[Message]):
 
     def next(self) -> Message | None:
         """Takes the next message, without waiting; None if there is none."""
-        taken = self._taken(min(1, len(self)))
-        return taken[0] if taken else None
+        sender: Sender | None = None
+        if self._messages:
+            message = self._messages.popleft()
+        elif self._turns:
+            sender, message = self._turns.take()
+        else:
+            return None
+        if self._room and (room := self._room.pop(sender, None)) is not None:
+            room.set()
+        return message
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Returns once there is a message, or `timeout_s` has passed."""
-        if len(self):
+        """Returns once there is a message, or `timeout_s` has passed. For one task at a time."""
+        if self._messages or self._turns:
             return
-        self._arrived.clear()
-        if timeout_s is None:
-            await self._arrived.wait()
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        alarm = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if alarm is not None:
+                alarm.cancel()
 
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
         """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""
@@ -92,14 +102,9 @@ class Inbox(Generic[Message]):
         return len(self._messages) if sender is None else self._turns.waiting(*sender)
 
     def _taken(self, count: int) -> list[Message]:
-        taken: list[Message] = []
-        for _ in range(count):
-            sender: Sender | None = None
-            if self._messages:
-                taken.append(self._messages.popleft())
-            else:
-                sender, message = self._turns.take()
-                taken.append(message)
-            if self._room and (room := self._room.pop(sender, None)) is not None:
-                room.set()
-        return taken
+        found = (self.next() for _ in range(count))
+        return [message for message in found if message is not None]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -51,13 +51,14 @@ class Pump(Generic[Message]):
             message = self._inbox.next()
             if message is not None:
                 self._receive(message)
-            self._step()
-            if not self.busy or self._clock() >= ends_at:
+            elif not self._jobs:
+                return
+            if self._jobs:
+                self._step()
+            if self._clock() >= ends_at:
                 return
 
     def _step(self) -> None:
-        if not self._jobs:
-            return
         job = self._jobs.popleft()
         for _ in job:
             self._jobs.append(job)

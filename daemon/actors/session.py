@@ -81,7 +81,8 @@ class Session:
             if await self._greet():
                 async for message, fds in self._channel:
                     self._passing = True
-                    await paced(self._channel, self._rates, self._peer.uid)
+                    if self._rates.limits(self._peer.uid):
+                        await paced(self._channel, self._rates, self._peer.uid)
                     await self._pass_on(message, fds)
                     self._passing = False
             if self._channel.failure is not None:
@@ -152,23 +153,29 @@ class Session:
 
     async def _speak(self) -> None:
         while True:
-            for word in await self.inbox.take(_TURN_MESSAGES):
-                match word:
-                    case Deliver(message, fds, close):
-                        try:
-                            self._channel.send(message, fds=fds)
-                        except TensordError as error:
-                            kind = type(message).__name__
-                            _log.info("not delivered", client=self._client, message=kind, why=str(error))
-                            self._excuse(message, error)
-                        finally:
-                            _close(close)
-                            self._settle(message)
-                    case HangUp(reason):
-                        _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=reason)
-                        self._channel.close()
-                        self._answered.set()
-                        return
+            words = await self.inbox.take(_TURN_MESSAGES)
+            with self._channel.together():
+                for word in words:
+                    if isinstance(word, HangUp):
+                        break
+                    self._deliver(word)
+            if isinstance(word, HangUp):
+                _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=word.reason)
+                self._channel.close()
+                self._answered.set()
+                return
+
+    def _deliver(self, word: Deliver) -> None:
+        message = word.message
+        try:
+            self._channel.send(message, fds=word.fds)
+        except TensordError as error:
+            kind = type(message).__name__
+            _log.info("not delivered", client=self._client, message=kind, why=str(error))
+            self._excuse(message, error)
+        finally:
+            _close(word.close)
+            self._settle(message)
 
     def _settle(self, message: messages.ControlAnswer) -> None:
         """Whether or not it could be sent: an answer to the query that is waited for."""

@@ -10,6 +10,7 @@ from typing import Any
 from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
+from ..core.effects import Copy
 from ..core.events import Allocated, Copied, Pressed, Punched, Request
 from ..core.governor import events as governor
 from ..core.limits import StoreLimits
@@ -131,6 +132,7 @@ StoreMessage = (
     | Asked
     | Requested
     | Left
+    | Copy
     | Copied
     | Fenced
     | Grown

@@ -41,9 +41,13 @@ class Rates:
         if not self._clients[uid]:
             del self._clients[uid]
 
+    def limits(self, uid: int) -> bool:
+        """Whether requests of the uid count: not those of root and of the daemon's own uid, nor while it is alone."""
+        return uid not in self._exempt and len(self._clients) >= 2
+
     def delay_s(self, uid: int, now: float, cost: float = 1.0) -> float:
         """How long a request of the uid, which counts for `cost` of them, has to wait. It counts from now on."""
-        if uid in self._exempt or len(self._clients) < 2:
+        if not self.limits(uid):
             return 0.0
         until = max(self._used_until.get(uid, now), now)
         self._used_until[uid] = until + cost / self._per_s_max

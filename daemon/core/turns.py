@@ -55,10 +55,14 @@ class Turns(Generic[Item]):
         client, items = next(iter(clients.items()))
         item = items.popleft()
         self._length -= 1
-        clients.move_to_end(client)
-        self._uids.move_to_end(uid)
-        if not items:
-            self._drop(uid, client)
+        if items:
+            clients.move_to_end(client)
+        else:
+            del clients[client]
+        if clients:
+            self._uids.move_to_end(uid)
+        else:
+            del self._uids[uid]
         return item
 
     def remove(self, uid: int, client: int, item: Item) -> bool:

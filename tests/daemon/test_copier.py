@@ -92,6 +92,26 @@ def test_a_put_arrives_whole_with_its_checksum_in_its_header(desk: Desk, count: 
     assert SpanHeader.unpack(desk.ring[:SPAN_HEADER_BYTES].tobytes()).checksum == checksum_of(expected)
 
 
+def test_a_small_image_is_copied_at_once_as_the_worker_would_copy_it(idle: Desk) -> None:
+    image = image_of(500)
+    (copy,) = idle.parts(image, 9, 1)
+    assert idle.copier.is_small(copy)
+    copied = idle.copier.copy_now(copy)
+    expected = np.empty(image.image_bytes, np.uint8)
+    image.write_into(expected)
+    assert (copied.put_id, copied.error, copied.checksum) == (9, None, checksum_of(expected))
+    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes], expected)
+    assert isinstance(idle.copier.copy_now(replace(copy, inbox=7)).error, LimitReached)
+    idle.memory[:16] = 0xFF
+    assert isinstance(idle.copier.copy_now(copy).error, BadTree)
+    idle.copier.start()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_of_an_image_is_not_small_whatever_its_size(desk: Desk, number: int) -> None:
+    assert not desk.copier.is_small(desk.parts(image_of(50), 9, 2)[number])
+
+
 def test_puts_whose_parts_come_in_turn_do_not_disturb_one_another(desk: Desk) -> None:
     images = [image_of(500 + number) for number in range(5)]
     parts = [desk.parts(image, number + 1, 3, number * 8192) for number, image in enumerate(images)]

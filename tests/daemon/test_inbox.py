@@ -94,3 +94,24 @@ def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
         assert inbox.drain() == ["three"]
 
     asyncio.run(scene())
+
+
+def test_who_waits_goes_on_when_a_message_comes_or_the_time_is_over() -> None:
+    async def scene() -> None:
+        inbox: Inbox[str] = Inbox(2)
+        assert await inbox.take(1, timeout_s=0.001) == []
+        for sender in (None, LOUD):
+            waiting = asyncio.create_task(inbox.take(2, timeout_s=60.0))
+            await turns()
+            assert not waiting.done()
+            inbox.tell_now("a", sender)
+            inbox.tell_now("b", sender)
+            assert await waiting == ["a", "b"]
+        cancelled = asyncio.create_task(inbox.take(1))
+        await turns()
+        cancelled.cancel()
+        await turns()
+        inbox.tell_now("c")
+        assert await inbox.take(1) == ["c"]
+
+    asyncio.run(scene())

@@ -221,6 +221,41 @@ def test_what_is_sent_in_parts_arrives_whole_and_in_order(run: Run, sockets: Soc
     assert [obj["text"] for obj in found] == [message.text for message in sent]  # type: ignore[index]
 
 
+def test_what_is_sent_together_goes_at_the_end_in_order_and_descriptors_with_their_message(
+    run: Run, sockets: Sockets
+) -> None:
+    ours, theirs = sockets
+    server, client = Connection.control_server(LIMITS), Connection.control_client()
+    server.receive_data(client.send(HELLO))
+    client.receive_data(server.send(WELCOME))
+    server.receive_data(client.send(m.Attach(2)))
+    fds = [numbered(number) for number in range(3)]
+
+    async def serve() -> None:
+        channel = AsyncChannel(ours, server)
+        with channel.together():
+            channel.send(m.Error(None, "TensordError", "first"))
+            theirs.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1, socket.MSG_PEEK)
+            channel.send(ATTACHED, fds=fds)
+            channel.send(m.Error(None, "TensordError", "second"))
+            channel.send(m.Error(None, "TensordError", "third"))
+        data, came, _, _ = socket.recv_fds(theirs, 1 << 16, 8)
+        while not came:
+            more, came, _, _ = socket.recv_fds(theirs, 1 << 16, 8)
+            data += more
+        assert list(map(number_of, came)) == [0, 1, 2]
+        close_all(came)
+        channel.close()
+        data += drain(theirs)
+        found: list[Any] = list(FrameReader().feed(data))
+        assert [obj.get("text") for obj in found] == ["first", None, "second", "third"]
+
+    run(serve())
+    close_all(fds)
+
+
 def test_nobody_waits_for_a_closed_channel_to_drain(run: Run, sockets: Sockets) -> None:
     ours, _ = sockets
 
