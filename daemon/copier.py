@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import MAP_SHARED, PROT_READ, mmap
 from queue import SimpleQueue
 from typing import Any, Final
@@ -231,7 +231,7 @@ class Copier:
         if described.end_bytes > header.image_bytes:
             raise BadTree(f"the tree describes {described.end_bytes} bytes, and the image has {header.image_bytes}")
         piece = self._piece(image_offset, header, described) if header.prefix_bytes else None
-        packed = np.frombuffer(replace(header, checksum=checksum).pack(), np.uint8)
+        packed = np.frombuffer(header.pack(checksum), np.uint8)
         self._ring[image_offset - SPAN_HEADER_BYTES : image_offset] = packed
         return piece
 

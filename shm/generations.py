@@ -101,7 +101,8 @@ class GenerationWriter:
 
     def refusal(self, key: bytes) -> Invalidated | None:
         """Why nothing is stored under the key any more; None if its generation is not past."""
-        return _refusal(key, self.current(key[:NAMESPACE_TAG_BYTES]))
+        at = self._at.get(key[:NAMESPACE_TAG_BYTES])
+        return None if at is None else _refusal(key, self._words[at] & GENERATION_MAX)
 
     def raise_to(self, tag: bytes, generation: int, uid: int = 0) -> None:
         """The namespace is at `generation` from now on, for every process that looks. `uid`: whoever says so.

@@ -249,14 +249,15 @@ class SpanHeader:
     cost_ms: float = 0.0
     ttl_s: float = 0.0
 
-    def pack(self) -> bytes:
+    def pack(self, checksum: int | None = None) -> bytes:
+        """The header's bytes; with `checksum` in place of its own."""
         return _SPAN_HEADER.pack(
             _SPAN_MAGIC,
             self.tree_bytes,
             self.span_id,
             self.key,
             self.image_bytes,
-            self.checksum,
+            self.checksum if checksum is None else checksum,
             self.tokens,
             self.ttl_s,
             self.created_s,

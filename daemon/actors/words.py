@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ...ipc import messages
 from ...ipc.peer import Peer
@@ -17,8 +18,7 @@ from ..core.limits import StoreLimits
 from .inbox import Inbox
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """To a session: a message for its peer, with `fds` along, of which `close` are the session's to close."""
 
     message: messages.ControlAnswer
@@ -26,8 +26,7 @@ class Deliver:
     close: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HangUp:
+class HangUp(Struct, frozen=True):
     """To a session: close the connection."""
 
     reason: str
@@ -36,8 +35,7 @@ class HangUp:
 SessionInbox = Inbox[Deliver | HangUp]
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """To store and governor: a client has said Hello."""
 
     client: int
@@ -55,8 +53,7 @@ class Joined:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
 
     client: int
@@ -64,39 +61,34 @@ class Asked:
     fds: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(Struct, frozen=True):
     """To the store: a request for the core."""
 
     client: int
     message: Request | messages.MatchPrefix
 
 
-@dataclass(frozen=True, slots=True)
-class Governed:
+class Governed(Struct, frozen=True):
     """To the governor: a request for its core, or a reading for its gauges."""
 
     client: int
     message: messages.GovernorRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct, frozen=True):
     """To store and governor: the connection is gone. The last that is heard of a client."""
 
     client: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(Struct, frozen=True):
     """To the store, from the thread that allocates the ring: up to where it may be used, or why it ends there."""
 
     ring_bytes: int
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scrubbed:
+class Scrubbed(Struct, frozen=True):
     """To the store, from the thread that checks recovered spans: whether the span's image is what was stored."""
 
     slot: int
@@ -104,23 +96,20 @@ class Scrubbed:
     sound: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Struct, frozen=True):
     """To the store, from the thread that makes slow fences: lanes may be read now, or `error`: why not."""
 
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """To store or governor: something that a status socket's reader wants to know."""
 
     message: messages.StatusRequest
     answer: asyncio.Future[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reconfigured:
+class Reconfigured(Struct, frozen=True):
     """To the store: the configuration was read again."""
 
     limits: StoreLimits
@@ -150,8 +139,7 @@ GovernorMessage = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Struct, frozen=True):
     """To the status actor: something that watchers may want to know."""
 
     body: dict[str, Any] = field(default_factory=dict)

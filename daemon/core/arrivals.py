@@ -58,9 +58,12 @@ class Arrivals:
 
     def began(self, put: Put, now: float) -> bool:
         """The put's first part has come. False: it is held."""
-        behind = put.missing_bytes and self._held.waiting(put.uid, put.client)
-        if self._admits(put) and not behind:
-            self._count(put, put.missing_bytes)
+        missing_bytes = put.missing_bytes
+        if not missing_bytes:
+            put.admitted = True
+            return True
+        if self._admits(put) and not self._held.waiting(put.uid, put.client):
+            self._count(put, missing_bytes)
             put.admitted = True
             return True
         self._held.push(put.uid, put.client, put)
@@ -76,7 +79,8 @@ class Arrivals:
     def ended(self, put: Put) -> None:
         """The put was answered, or nobody wants an answer: no more of it is to come."""
         if put.admitted:
-            self._count(put, -put.missing_bytes)
+            if missing_bytes := put.missing_bytes:
+                self._count(put, -missing_bytes)
             put.admitted = False
         elif self._held.remove(put.uid, put.client, put):
             self._due.drop(put)
@@ -84,6 +88,8 @@ class Arrivals:
     def admit(self, uid: int) -> list[Put]:
         """Lets in what the uid may announce now, client by client."""
         admitted: list[Put] = []
+        if not self._held:
+            return admitted
         while fits := [put for put in self._held.firsts(uid) if self._admits(put)]:
             put = fits[0]
             self._held.remove(put.uid, put.client, put)

@@ -4,8 +4,9 @@ their time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ...ipc import messages
 from ...shm.layout import SpanHeader
@@ -24,16 +25,14 @@ Answer = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """An answer for a client that has not left."""
 
     client: int
     message: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """Copies `part_bytes` from the client's inbox of that number to byte `ring_offset` of the ring, for put `put_id`.
 
     With the last part comes the span's header: the copier checks the image's tree, and the record of a piece of a
@@ -54,37 +53,32 @@ class Copy:
     inbox: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WriteExpiry:
+class WriteExpiry(Struct, frozen=True):
     """Writes into the header of the published span at `offset` when its entry ends, for clients and the next daemon."""
 
     offset: int
     expires_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """Fence, then read the pin words of every lane; answered by Scanned. One at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Punch:
+class Punch(Struct, frozen=True):
     """Gives these pages of the ring back to the system. No span stands in them. Answered by Punched."""
 
     offset: int
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(Struct, frozen=True):
     """Has the system set these pages of the ring aside again, so that they may be written. Answered by Allocated."""
 
     offset: int
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Holds:
+class Holds(Struct, frozen=True):
     """To the governor: the bytes of the ring that are in memory, and those it would have unpressed, as of now.
 
     `settled`: no more comes of what was last asked for, until something else happens.
@@ -95,23 +89,20 @@ class Holds:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Nothing of a client that left is needed any more: its inboxes may be unmapped. Once per client."""
 
     client: int
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct, frozen=True):
     """A put ended after some of its parts and before its last: what the copier keeps of it may go."""
 
     client: int
     put_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Struct, frozen=True):
     """Something that watchers may want to know. `body["event"]` names it, keys are hexadecimal.
 
     put, evict, expire, clear, invalidate, refuse, claim, limit: see where they are made.

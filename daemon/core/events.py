@@ -3,14 +3,15 @@
 The actor that feeds them promises:
 - ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
 - Of a client's Received events, the order is that in which they were sent.
-- Each Copy effect is answered by one Copied; those of one client in the order of its Copy effects.
+- Each Copy effect is answered by one Copied; those of one put in the order of its Copy effects.
 - Each Scan effect is answered by one Scanned, each Punch by one Punched, each Allocate by one Allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...errors import TensordError
 from ...ipc import messages
@@ -35,8 +36,7 @@ Request = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClientJoined:
+class ClientJoined(Struct, frozen=True):
     """A client that may send requests from now on."""
 
     client: int
@@ -44,23 +44,20 @@ class ClientJoined:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(Struct, frozen=True):
     """Its connection is gone. Answered by Forget once nothing of its inbox is needed any more."""
 
     client: int
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True):
     """A validated request of a client."""
 
     client: int
     message: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """A Copy effect was carried out, or failed with `error`.
 
     `checksum` is given with the last part only: xxh3-64 of the image in the ring, whose tree was found valid and whose
@@ -74,8 +71,7 @@ class Copied:
     piece: Piece | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixAsked:
+class PrefixAsked(Struct, frozen=True):
     """A client asks for the longest cached prefix. `piece`: the query, as it was found in the client's inbox, and
     copied from there; `folded`: its tokens, (piece.count,) uint32. Answered by Matched, or Error.
     """
@@ -86,15 +82,13 @@ class PrefixAsked:
     folded: Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
+class Scanned(Struct, frozen=True):
     """A Scan effect was carried out: every span id found in any lane, after the fence."""
 
     pinned: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Accessed:
+class Accessed(Struct, frozen=True):
     """What a lane's access log and counters held since they were last read.
 
     At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
@@ -108,8 +102,7 @@ class Accessed:
     again: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HoldersCounted:
+class HoldersCounted(Struct, frozen=True):
     """How many clients hold each of these spans now, for spans where that has changed; of any number of them, though
     one event should stay short. Ids that are no longer known are ignored.
     """
@@ -118,16 +111,14 @@ class HoldersCounted:
     """(span id, clients)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RingGrown:
+class RingGrown(Struct, frozen=True):
     """The ring's first `ring_bytes` may be used now; `more` says whether it is still growing."""
 
     ring_bytes: int
     more: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Pressed:
+class Pressed(Struct, frozen=True):
     """What the governor leaves to the store from now on; all at their defaults: there is no pressure.
 
     `resident_bytes_max`: the ring may keep so many bytes in memory; None: all that it has. `idle_s`: entries not used
@@ -140,23 +131,20 @@ class Pressed:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Punched:
+class Punched(Struct, frozen=True):
     """A Punch effect was carried out: the pages at `offset` are the system's."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(Struct, frozen=True):
     """An Allocate effect was carried out, or failed with `error`: the pages at `offset` are as they were."""
 
     offset: int
     error: TensordError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsChanged:
+class LimitsChanged(Struct, frozen=True):
     """The configuration was read again. `ring_bytes` stays what it is.
 
     Entries over a lowered budget are evicted; claims, pins and puts over a lowered limit stay, and no more come.
@@ -165,15 +153,13 @@ class LimitsChanged:
     limits: StoreLimits
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCorrupt:
+class FoundCorrupt(Struct, frozen=True):
     """The span's image does not match its checksum; it is stored no more. Nothing happens if it is gone already."""
 
     span_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed, or the store asked to go on (`next_timer`)."""
 
 

@@ -63,7 +63,8 @@ class Residency:
         self._retry_s = RETRY_S_MIN
         self._holes_left = True
         self._looked_at: tuple[int, int, int] | None = None
-        self._rests = False
+        self.rests = False
+        """Whether all of the ring was in memory, and might be, after the last `step`."""
         self.error = ""
 
     @property
@@ -138,8 +139,8 @@ class Residency:
 
     def step(self, now: float) -> None:
         """Asks for what the target demands: pages back to the system, or from it."""
-        rested, self._rests = self._rests, self._is_whole
-        if rested and self._rests:
+        rested, self.rests = self.rests, self._is_whole
+        if rested and self.rests:
             return
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = self._had_bytes = None

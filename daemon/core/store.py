@@ -117,6 +117,7 @@ class Store:
         self.residency = Residency(self.memory, self._outbox)
         self.pressing = Pressing(self.memory, self._room)
         self._holds: Holds | None = None
+        self._holds_of: tuple[int, int, bool, bool] | None = None
         self._reclaim = Reclaim(
             self.memory, self._room, self.residency, self._tenure, self.claims, self._outbox, limits.rescan_s
         )
@@ -177,8 +178,10 @@ class Store:
         """
         self._outbox.now = now
         self._handlers[type(event)](event, now)
-        self._tenure.end_followers(SLICE)
-        self.sweeps.answer()
+        if self._tenure.ending:
+            self._tenure.end_followers(SLICE)
+        if self.sweeps:
+            self.sweeps.answer()
         self.intake.stirred |= self._reclaim.looking
         # Before any put: what is in memory is brought to what may be.
         self._settle(now)
@@ -186,7 +189,8 @@ class Store:
             self.intake.serve(now)
             self._settle(now)
         self._reclaim.scan_if_due()
-        self._forget_those_who_left()
+        if self._leaving:
+            self._forget_those_who_left()
         self._tell_holds()
         return self._outbox.take()
 
@@ -329,7 +333,7 @@ class Store:
         before = self.pressing.pressed
         self.pressing.press(event)
         # Answered in any case: who asks waits for it before asking for more.
-        self._holds = None
+        self._holds = self._holds_of = None
         self.residency.press(event.resident_bytes_max)
         self._reclaim.look_anew()
         self.intake.press(refuse=event.refuse, reason=event.reason)
@@ -360,6 +364,15 @@ class Store:
         residency = self.residency
         if residency.exchanging:
             return
+        if residency.rests:
+            # The way of nearly every event: all of the ring is in memory, as it was after the last one.
+            ring = self.memory.ring
+            of = (ring.capacity_bytes, self.budget.max_bytes, self.intake.ring_is_growing, self.pressing.walking)
+            if of == self._holds_of:
+                return
+            self._holds_of = of
+        else:
+            self._holds_of = None
         settled = not (self.pressing.walking or residency.regrowing) and (
             not residency.over_target or self._reclaim.stuck
         )

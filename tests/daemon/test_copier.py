@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensord.client.inbox import Inbox
 from tensord.daemon import copier
