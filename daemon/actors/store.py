@@ -71,6 +71,8 @@ class StoreActor:
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
+        # How many copies of each client the copier's thread has.
+        self._copying: Counter[int] = Counter()
         self._pump = Pump(self.inbox, self._receive, clock)
         self._grown_bytes = 0
         self._grow_error = ""
@@ -142,7 +144,12 @@ class StoreActor:
                     self._match(client, request)
                 else:
                     self._handle(events.Received(client, request))
-            case events.Copied() | events.Pressed() | events.Punched() | events.Allocated():
+            case events.Copied(client):
+                self._copying[client] -= 1
+                if not self._copying[client]:
+                    del self._copying[client]
+                self._handle(message)
+            case events.Pressed() | events.Punched() | events.Allocated():
                 self._handle(message)
             case effects.Copy():
                 self._handle(self._copier.copy_now(message))
@@ -176,10 +183,13 @@ class StoreActor:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Copy():
-                    # Where others wait, the worker is quicker: it copies many in a row.
-                    if not len(self.inbox) and self._copier.is_small(effect):
+                    # A client's copies are done in their order. And where others wait, the worker is quicker: it copies
+                    # many in a row.
+                    busy = len(self.inbox) or self._copying[effect.client]
+                    if not busy and self._copier.is_small(effect):
                         self.inbox.tell_now(effect)
                     else:
+                        self._copying[effect.client] += 1
                         self._copier.copy(effect)
                 case effects.WriteExpiry(offset, expires_s):
                     self._memory.write_expiry(offset, expires_s)

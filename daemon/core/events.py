@@ -3,7 +3,7 @@
 The actor that feeds them promises:
 - ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
 - Of a client's Received events, the order is that in which they were sent.
-- Each Copy effect is answered by one Copied; those of one put in the order of its Copy effects.
+- Each Copy effect is answered by one Copied; those of one client in the order of its Copy effects.
 - Each Scan effect is answered by one Scanned, each Punch by one Punched, each Allocate by one Allocated.
 """
 

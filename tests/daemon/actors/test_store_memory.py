@@ -59,3 +59,17 @@ def test_a_stop_carries_out_what_had_arrived_though_room_has_to_be_made() -> Non
         assert store.status()["puts"]["stored"] == 96
 
     asyncio.run(stops())
+
+
+def test_puts_of_one_client_are_answered_in_their_order_whether_or_not_others_wait() -> None:
+    async def puts() -> None:
+        async with serving() as stand:
+            client = await stand.fill(1)
+            for first in range(1, 200, 2):
+                for number in (first, first + 1):
+                    client.commit(number, stand.image_bytes, stand.tree_bytes, 1)
+                answers = [await client.heard(messages.Committed) for _ in range(2)]
+                assert [answer.outcome for answer in answers] == ["stored", "stored"]
+                assert answers[0].id < answers[1].id
+
+    asyncio.run(puts())
