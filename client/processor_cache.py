@@ -50,6 +50,7 @@ from ..errors import (
     UsageError,
 )
 from ..shm.header import NODES_MAX
+from ..shm.recipe import Recipe
 from .cache import Client
 from .fields import check_seconds
 from .holds import Holds
@@ -108,6 +109,7 @@ class Stats:
     - "no_daemon"; "late": it did not answer in time, or still owes the answer to a former put
     - "held": no room among what this sender holds; "invalidated": a receiver had not found it, recently
     - "gone": it was held, and cleared meanwhile
+    - "mismatch": what is stored under its hash is not what this sender's processor makes
     """
 
     hits: int = 0
@@ -141,6 +143,8 @@ class ProcessorCache:
             receiver reads it whatever becomes of the entry, the ring or the daemon meanwhile. Both sides run under one
             user, on one host, in one network namespace. It takes a thread and a socket, and pins `bytes_max` more.
         put_wait_s: for how long a sender waits until what it put is visible; one more second for each GiB.
+        accepts: whether a sender takes a stored tree, with numpy arrays for leaves, for what its own processor makes.
+            What it does not take is a miss, and goes whole. What it has taken once it takes again.
         copy: how a receiver's leaves come. False: views of shared memory, numpy's read-only. Torch has no read-only
             tensors: an in-place operation on one of those ends the process with SIGSEGV. "on_write": views of pages
             that become this process's own where it writes on them. True: memory of this process's own.
@@ -160,6 +164,7 @@ class ProcessorCache:
         put_wait_s: float = 0.02,
         copy: Copy = False,
         lend: bool = False,
+        accepts: Callable[[Any], bool] | None = None,
     ) -> None:
         if copy not in (False, True, "on_write"):
             raise UsageError(f'copy is {copy!r}; give False, True or "on_write"')
@@ -171,6 +176,8 @@ class ProcessorCache:
         self._holds = Holds(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._lender = Lender(seconds) if lend else None
         self._reader = Reader(cache)
+        self._accepts = accepts
+        self._accepted: set[Recipe] = set()
         self._lock = threading.Lock()
         self._late: list[Put] = []
         self._distrusted: dict[bytes, float] = {}
@@ -367,14 +374,24 @@ class ProcessorCache:
         if self._is_distrusted(key):
             return False
         lease = self._client.hold(key)
-        return lease is not None and self._promise(key, lease)
+        return lease is not None and self._fits(lease) and self._promise(key, lease)
 
     def _use(self, key: bytes) -> Lease | None:
         """Counts as a use of what is there, and holds it."""
         if self._is_distrusted(key):
             return None
         lease = self._client.get(key)
-        return lease if lease is not None and self._promise(key, lease) else None
+        return lease if lease is not None and self._fits(lease) and self._promise(key, lease) else None
+
+    def _fits(self, lease: Lease) -> bool:
+        if self._accepts is None or lease._recipe in self._accepted:
+            return True
+        if not self._accepts(_tree_of(lease, copy=False)):
+            return False
+        if len(self._accepted) >= _KEYS_KEPT:
+            self._accepted.clear()
+        self._accepted.add(lease._recipe)
+        return True
 
     def _promise(self, key: bytes, lease: Lease) -> bool:
         view = self._client.link.view
@@ -407,6 +424,10 @@ class ProcessorCache:
                 continue
             if owing:
                 reasons[key] = "late"
+                continue
+            there = self._client.hold(key) if self._accepts is not None else None
+            if there is not None and not self._fits(there):
+                reasons[key] = "mismatch"
                 continue
             stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
             try:

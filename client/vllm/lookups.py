@@ -91,19 +91,24 @@ class Lookups:
 
     def take(self, found: Input, lease: Lease) -> bool:
         """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
-        stored = lease.tree
-        if (
-            isinstance(stored, np.ndarray)
-            and stored.ndim == 2
-            and stored.shape[0] == found.rows
-            and stored.dtype.name == self._dtype
-            and self._width_fits(found.modality, stored.shape[1])
-        ):
+        wrong = self._mismatch(found, lease.tree)
+        if wrong is None:
             found.lease = lease
             return True
         self._counts.add("mismatches")
+        self._counts.add(f"mismatch_{wrong}")
         found.key = None
         return False
+
+    def _mismatch(self, found: Input, stored: Any) -> str | None:
+        """In what a stored output is not what the request expects; None if it is."""
+        if not isinstance(stored, np.ndarray) or stored.ndim != 2:
+            return "form"
+        if stored.shape[0] != found.rows:
+            return "rows"
+        if stored.dtype.name != self._dtype:
+            return "dtype"
+        return None if self._width_fits(found.modality, stored.shape[1]) else "width"
 
     # ---- the background thread
 

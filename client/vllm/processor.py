@@ -19,17 +19,19 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import cache, wraps
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import torch
+from prometheus_client import Counter
 from vllm.config import VllmConfig
 from vllm.multimodal.cache import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     MultiModalCacheMissError,
+    MultiModalProcessorOnlyCache,
     factories,
 )
 from vllm.multimodal.inputs import (
@@ -51,6 +53,7 @@ from ..identity.processors import processor_namespace
 from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from ..ringmap import HANDLE_BYTES
+from .forms import Forms, forms_of
 from .items import item_tree, tree_item, tree_updates
 from .presence import ATTACH_S, Presence, client_name
 
@@ -87,7 +90,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
         self._presence = Presence(self._client, "processor outputs are found and stored")
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
-        self.cache = ProcessorCache(self._client, namespace, lend=True, **limits)
+        self._forms = forms_of(namespace.tag)
+        self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
         self._named: OrderedDict[str, None] = OrderedDict()
         self._told: set[str] = set()
         self._take_scopes()
@@ -147,6 +151,10 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         stats = self.cache.make_stats(delta)
+        if delta:
+            # As vLLM asks for it, to add it to its own metrics.
+            for reason, amount in stats.passed_through.items():
+                _passed_through().labels(reason).inc(amount)
         return CacheInfo(hits=stats.hits, total=stats.total)
 
     def close(self) -> None:
@@ -205,6 +213,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             self.cache.pass_through("unsupported")
             self._tell("unsupported", str(error))
             return mm_item
+        self._forms.learn(tree)
         # An item without tensors has none.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
@@ -241,6 +250,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         self._client = Client(socket, name=client_name(vllm_config, "receiver"), attach_s=ATTACH_S)
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
         self.cache = ProcessorCache(self._client, namespace, copy=copy)
+        self._told = False
 
     def get_and_update_features(self, mm_features: list[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
         """Fills in the data of all features; pins all before the first.
@@ -257,9 +267,15 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             gone = set(lost.hashes)
             missing = [hash for feature, hash in zip(asked, hashes, strict=True) if feature.hash in gone]
             raise MultiModalCacheMissError(list(dict.fromkeys(missing))) from None
-        for feature, given, found in zip(mm_features, asked, filled, strict=True):
-            if found is not given:
-                feature.data = _item(found.data)
+        made = [
+            given.data if found is given else self._item(found.data, hash)
+            for given, found, hash in zip(asked, filled, hashes, strict=True)
+        ]
+        malformed = [hash for hash, item in zip(hashes, made, strict=True) if item is None]
+        if malformed:
+            raise MultiModalCacheMissError(list(dict.fromkeys(malformed)))
+        for feature, item in zip(mm_features, made, strict=True):
+            feature.data = item
         return mm_features
 
     def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
@@ -273,7 +289,12 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             (found,) = self.cache.get_and_update_features([asked])
         except ReferenceLost:
             raise MultiModalCacheMissError([mm_hash]) from None
-        return asked.data if found is asked else _item(found.data)
+        if found is asked:
+            return asked.data
+        item = self._item(found.data, mm_hash)
+        if item is None:
+            raise MultiModalCacheMissError([mm_hash])
+        return item
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
         """A reference is checked; the pins are taken when features are filled in, all before the first."""
@@ -283,6 +304,32 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
     def clear_cache(self) -> None:
         self.cache.forget()
 
+    def _item(self, tree: Any, mm_hash: str) -> MultiModalKwargsItem | None:
+        """The item of a tree; None where the tree is no item, whatever it is."""
+        try:
+            return _item(tree)
+        except Exception:
+            self.cache.pass_through("malformed")
+            if not self._told:
+                self._told = True
+                _log.warning("what is stored as %s is no item, and is a miss; said once", mm_hash, exc_info=True)
+            return None
+
+
+class _Teaching(MultiModalProcessorOnlyCache):
+    """vLLM's cache of its warm-up, from which the forms of items are learned."""
+
+    def __init__(self, model_config: Any) -> None:
+        super().__init__(model_config)
+        self._forms: Forms = forms_of(processor_namespace(model_config).tag)
+
+    def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
+        if mm_item is not None:
+            with suppress(TensordError):
+                self._forms.learn(item_tree(mm_item[0], []))
+        updated: OutItem = super().get_and_update_item(mm_item, mm_hash)
+        return updated
+
 
 def install() -> None:
     """Has vLLM make these caches in this process, once; where engines run on other hosts, its own."""
@@ -290,6 +337,7 @@ def install() -> None:
         ("processor_cache_from_config", _sender),
         ("engine_receiver_cache_from_config", _receiver),
         ("worker_receiver_cache_from_config", _no_worker_receiver),
+        ("processor_only_cache_from_config", _teaching),
     ):
         _replace(name, make)
     if not hasattr(ProcessorInputs.get_mm_hashes, _OURS):
@@ -331,6 +379,10 @@ def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *
     return None if _wanted(vllm_config) else original(vllm_config, *rest, **named)
 
 
+def _teaching(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
+    return _Teaching(vllm_config.model_config) if _wanted(vllm_config) else original(vllm_config)
+
+
 def _wanted(vllm_config: VllmConfig) -> bool:
     model_config = vllm_config.model_config
     if not model_config.supports_multimodal_inputs:
@@ -352,6 +404,12 @@ def _noting_names(original: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(get_mm_hashes, _OURS, True)
     return get_mm_hashes
+
+
+@cache
+def _passed_through() -> Counter:
+    """This process's counter, which vLLM's /metrics shows among its own, of all API processes together."""
+    return Counter("tensord_processor_passed_through", "Processed items that went to the engine whole.", ["reason"])
 
 
 def _hash(scope: bytes, mm_hash: str) -> bytes:

@@ -121,7 +121,8 @@ class SchedulerSide:
         self._loads: dict[str, tuple[Lease, tuple[int, int]]] = {}
         self._saves: dict[str, Save] = {}
         self._in_flight: dict[int, tuple[list[Lease], set[int]]] = {}
-        self._rings: dict[int, set[bytes]] = {}
+        self._rings: dict[int, bytes] = {}
+        self._left: dict[int, set[bytes]] = {}
         self._deferred = False
         self._row_s: float | None = None
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
@@ -214,24 +215,30 @@ class SchedulerSide:
         self._deferred = False
         if self._in_flight:
             self._drop_lost()
-        if not self._allocated:
+        if not self._allocated and not self._left:
             return NOTHING
         self._local |= self._allocated
+        left: dict[int, set[bytes]] = {}
+        if self._left and scheduler_output.total_num_scheduled_tokens:
+            # A step without tokens may not reach the workers.
+            left, self._left = self._left, {}
         self._allocated = set()
-        if not self._loads and not self._saves:
+        if not self._loads and not self._saves and not left:
             return NOTHING
         loads = {name: self._load(lease, shape) for name, (lease, shape) in self._loads.items()}
         if loads:
             leases = [lease for lease, _ in self._loads.values()]
             self._in_flight[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(self._step, loads, self._saves)
+        made = StepMetadata(self._step, loads, self._saves, left)
         self._loads, self._saves = {}, {}
         return made
 
     def take_in(self, report: Report) -> None:
         """What workers say of the steps that they ran."""
-        for rank, known in report.rings.items():
-            self._rings.setdefault(rank, set()).update(known)
+        for rank, ring in report.rings.items():
+            if rank in self._rings:
+                self._left.setdefault(rank, set()).add(self._rings[rank])
+            self._rings[rank] = ring
         for rank, done in report.loaded.items():
             for step in [step for step in self._in_flight if step <= done]:
                 missing = self._in_flight[step][1]
@@ -414,7 +421,7 @@ class SchedulerSide:
 
     def _load(self, lease: Lease, shape: tuple[int, int]) -> Load:
         handle = lease.handle()
-        if handle is not None and all(handle[:16] in self._rings.get(rank, ()) for rank in range(self._ranks)):
+        if handle is not None and all(handle[:16] == self._rings.get(rank) for rank in range(self._ranks)):
             return Load(shape, handle)
         self._counts.add("inline")
         return Load(shape, None, lease.tree)

@@ -42,12 +42,13 @@ class Save:
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     """Scheduler to workers: what to load before the encoder runs, and what of its outputs to store, by identifier.
 
-    `step` counts up, and is named again when the loads are done.
+    `step` counts up, and is named again when the loads are done. `left`: by rank, rings that no later step names.
     """
 
     step: int = 0
     loads: dict[str, Load] = field(default_factory=dict)
     saves: dict[str, Save] = field(default_factory=dict)
+    left: dict[int, set[bytes]] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()
@@ -60,8 +61,8 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
 
     loaded: dict[int, int] = field(default_factory=dict)
     """By rank: the step whose loads are done. Nothing of what it named is read any more."""
-    rings: dict[int, set[bytes]] = field(default_factory=dict)
-    """By rank: rings that it has mapped, and keeps."""
+    rings: dict[int, bytes] = field(default_factory=dict)
+    """By rank: the ring that it is attached to. Another one, said before, it maps until a step says that it is left."""
     settled: list[bytes] = field(default_factory=list)
     """Keys of saves that are over: stored, or not to be."""
     failed: set[str] = field(default_factory=set)
@@ -73,15 +74,12 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
 
     def aggregate(self, other: Report) -> Report:
         """Both reports in one."""
-        rings = {rank: set(known) for rank, known in self.rings.items()}
-        for rank, known in other.rings.items():
-            rings.setdefault(rank, set()).update(known)
         return Report(
             loaded={
                 rank: max(report.loaded.get(rank, 0) for report in (self, other))
                 for rank in self.loaded.keys() | other.loaded.keys()
             },
-            rings=rings,
+            rings={**self.rings, **other.rings},
             settled=self.settled + other.settled,
             failed=self.failed | other.failed,
             encoded_rows=self.encoded_rows + other.encoded_rows,

@@ -5,7 +5,7 @@ is loaded and what is stored stands in the step's metadata.
 
 Invariants
 - A load is a copy: nothing of the ring is read after `load`.
-- A ring that was reported is kept for as long as the worker lives, since the scheduler sends handles in it from then.
+- A ring that was reported is kept until a step says that it is left: from then on the scheduler sends no handles in it.
 - A step waits for no save: an output is held, its copying is queued behind the stream that makes it, and what is over
   SAVE_BYTES_MAX is dropped and said to be.
 - No load fails in silence: what could not be read is zeros in the encoder cache, which vLLM cannot do without, and the
@@ -62,14 +62,15 @@ class WorkerSide:
         self._device = device
         self._counts = Counts()
         # Between the threads. Each is replaced or appended to in one operation.
-        self._rings: dict[bytes, Ring] = {}
+        self._ring: Ring | None = None
         self._lock = Lock()
         self._news = Report()
         self._has_news = False
         self._saving_bytes = 0
         # The step's.
         self._loaded = 0
-        self._told: set[bytes] = set()
+        self._rings: dict[bytes, Ring] = {}
+        self._told = b""
         self._began_s = 0.0
         # The background thread's.
         self._puts: list[tuple[Put, Save, int, float]] = []
@@ -83,6 +84,9 @@ class WorkerSide:
         """A step begins."""
         if metadata.saves:
             self._began_s = time.monotonic()
+        for identity in metadata.left.get(self._rank, ()) if metadata.left else ():
+            if identity != self._told:
+                self._rings.pop(identity, None)
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Puts the step's loads into the encoder cache."""
@@ -128,18 +132,19 @@ class WorkerSide:
 
     def report(self) -> Report | None:
         """What the scheduler is to know of this rank; None if that is nothing new."""
-        rings = self._rings.keys() - self._told
+        ring = self._ring
+        attached = ring is not None and ring.identity != self._told
         counts = self._counts.take()
-        if not (self._loaded or rings or counts or self._has_news):
+        if not (self._loaded or attached or counts or self._has_news):
             return None
         with self._lock:
             report, self._news, self._has_news = self._news, Report(), False
         if self._loaded:
             report.loaded[self._rank] = self._loaded
             self._loaded = 0
-        if rings:
-            self._told |= rings
-            report.rings[self._rank] = rings
+        if ring is not None and attached:
+            self._told = report.rings[self._rank] = ring.identity
+            self._rings[ring.identity] = ring
         if counts:
             report.counts = counts
         return report
@@ -147,7 +152,7 @@ class WorkerSide:
     def close(self) -> None:
         """Ends the thread when what was queued is stored, or given up; the rings go. Idempotent."""
         self._background.close()
-        self._rings = {}
+        self._ring, self._rings = None, {}
 
     def _read(self, load: Load) -> torch.Tensor | None:
         if load.handle is None:
@@ -193,9 +198,8 @@ class WorkerSide:
     # ---- the background thread
 
     def _tick(self, client: Client) -> float:
-        ring = client.ring() if client.connected else None
-        if ring is not None:
-            self._rings.setdefault(ring.identity, ring)
+        if client.connected:
+            self._ring = client.ring() or self._ring
         now = time.monotonic()
         for entry in self._puts.copy():
             put, save, size_bytes, began_s = entry

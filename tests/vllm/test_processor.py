@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from prometheus_client import REGISTRY
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.cache import MultiModalCacheMissError, MultiModalProcessorOnlyCache
@@ -42,7 +44,8 @@ from tensord.client.identity import content
 from tensord.client.identity.processors import processor_namespace
 from tensord.client.loans import LOAN_BYTES
 from tensord.client.processor_cache import item_bytes, leaf_count
-from tensord.client.vllm import plugin, processor
+from tensord.client.vllm import forms, plugin, processor
+from tensord.client.vllm.forms import Forms
 from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration, UnsupportedLeaf, UsageError
@@ -330,6 +333,92 @@ def test_what_was_called_there_can_be_had_though_it_is_evicted_by_order(pair: Pa
     running.client().evict(bytes(sent["tensord_reference"].data[:KEY_BYTES]))
     whole, updates = pair.p0.get_and_update_item(None, hash)
     assert whole == item and list(updates) == UPDATES
+
+
+# ---- items that are not what this processor makes
+
+
+def of_another_processor() -> Iterator[tuple[str, MultiModalKwargsItem]]:
+    item = an_item()
+    pixels, grid = item["pixel_values"], item["grid"]
+    batched = MultiModalBatchedField()
+    yield "a field less", MultiModalKwargsItem({"pixel_values": pixels})
+    yield "a field more", MultiModalKwargsItem({**item, "num_image_patches": grid})
+    for name, elem in (
+        ("another dtype", MultiModalFieldElem(data=pixels.data.double(), field=batched)),
+        ("more dimensions", MultiModalFieldElem(data=pixels.data[None], field=batched)),
+        ("a list for a tensor", MultiModalFieldElem(data=[pixels.data], field=batched)),
+        ("a number for a tensor", MultiModalFieldElem(data=3, field=batched)),
+        ("another field", MultiModalFieldElem(data=pixels.data, field=MultiModalSharedField(batch_size=1))),
+        ("elsewhere", MultiModalFieldElem(data=pixels.data, field=MultiModalBatchedField(keep_on_cpu=True))),
+    ):
+        yield name, MultiModalKwargsItem({"pixel_values": elem, "grid": grid})
+
+
+@pytest.mark.parametrize("other", [pytest.param(item, id=name) for name, item in of_another_processor()])
+def test_an_item_that_this_processor_does_not_make_is_a_miss_and_counted(
+    pair: Pair, other: MultiModalKwargsItem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        # As in another process, with another processor.
+        elsewhere.setattr(processor, "forms_of", lambda tag: Forms())
+        another = pair.more()
+    hash, item = fresh(), an_item()
+    assert not is_whole(another.get_and_update_item((other, UPDATES), hash)[0])
+    pair.p0.get_and_update_item((item, UPDATES), fresh())
+    assert another.is_cached([hash]) == [True] and pair.p0.is_cached([hash]) == [False]
+    assert pair.p0.get_and_update_item((item, UPDATES), hash)[0] is item
+    assert pair.p0.cache.make_stats().passed_through == {"mismatch": 1}
+    counted = partial(REGISTRY.get_sample_value, "tensord_processor_passed_through_total", {"reason": "mismatch"})
+    before = counted() or 0
+    for _ in range(2):
+        pair.p0.make_stats(delta=True)
+    assert counted() == before + 1
+
+
+def test_a_frontend_takes_no_item_from_others_before_it_knows_what_its_own_are(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash, item = fresh(), an_item()
+    pair.p0.get_and_update_item((item, UPDATES), hash)
+    monkeypatch.setattr(forms, "_by_namespace", {})
+    new = pair.more()
+    assert new.is_cached([hash]) == [False]
+    new.get_and_update_item((an_item(), UPDATES), fresh())
+    assert new.is_cached([hash]) == [True]
+
+
+def test_what_the_warm_up_makes_tells_the_forms(
+    installed: None, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.renderers import renderer_from_config
+
+    monkeypatch.setattr(forms, "_by_namespace", {})
+    frontends = [renderer_from_config(config), renderer_from_config(config)]
+    assert not forms.forms_of(processor_namespace(config.model_config).tag)._known
+    frontends[0].warmup_mm()
+    (known,) = forms.forms_of(processor_namespace(config.model_config).tag)._known
+    rendered(frontends[1], [a_picture(21)])
+    assert forms.forms_of(processor_namespace(config.model_config).tag)._known == {known}
+    for frontend in frontends:
+        frontend.shutdown()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [7, [], {}, {"fields": {"x": 1}, "updates": []}, {"fields": {"x": [torch.ones(1), ["odd", True]]}, "updates": []}],
+    ids=repr,
+)
+def test_what_is_no_item_is_a_miss_on_both_sides(pair: Pair, running: Daemon, tree: Any) -> None:
+    hash = fresh()
+    key, named = pair.p0.cache.key(hash.encode()), np.frombuffer(hash.encode(), np.uint8)
+    running.client().put(key, {"hash": named, "tree": tree}, wait=True, timeout_s=PATIENCE_S)
+    assert pair.p0.is_cached([hash]) == [False]
+    with pytest.raises(MultiModalCacheMissError):
+        pair.p1.get_and_update_features([feature(hash, None)])
+    with pytest.raises(MultiModalCacheMissError):
+        pair.p1.get_and_update_item(None, hash)
+    assert pair.p1.cache.make_stats().passed_through == {"malformed": 2}
 
 
 # ---- items that go as they are
