@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -73,14 +74,17 @@ def test_64_clients_at_once_are_all_served(small: Daemon) -> None:
     until(lambda: small.descriptors() <= descriptors, "its descriptors to be closed")
 
 
-def test_ten_thousand_clients_one_after_another_leave_nothing(small: Daemon) -> None:
+def test_ten_thousand_clients_that_come_and_go_leave_nothing(small: Daemon) -> None:
+    def come_and_go(number: int) -> None:
+        # Now and then one comes with an inbox, too.
+        RawClient(small.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
+
     for _ in range(200):
         RawClient(small.socket).close()
     small.until(lambda s: s["lanes"] == s["clients"] == 0, "the first to be gone")
     here, there, held = own_descriptors(), small.descriptors(), small.memory_bytes()
-    for number in range(ATTACHES):
-        # Now and then one comes with an inbox, too.
-        RawClient(small.socket, inbox_bytes=MIB if number % 50 == 0 else 0).close()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(come_and_go, range(ATTACHES)))) == ATTACHES
     small.until(lambda s: s["lanes"] == s["clients"] == s["inboxes_bytes"] == 0, "the last to be gone")
     until(lambda: small.descriptors() <= there, "the daemon's descriptors to be closed")
     assert own_descriptors() == here
