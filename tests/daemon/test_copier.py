@@ -128,6 +128,11 @@ def test_nothing_of_a_put_is_kept_when_it_has_ended(desk: Desk) -> None:
     done = desk.carry_out(*broken)
     assert isinstance(done[-1].error, BadTree)
     assert not desk.copier._checksums
+    for end in (lambda: desk.copier.discard(1, 21), lambda: desk.copier.close_inbox(1)):
+        desk.carry_out(desk.parts(image_of(50), 21, 2)[0])
+        assert desk.copier._checksums
+        end()
+        assert not desk.copier._checksums
 
 
 def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> None:
@@ -195,6 +200,7 @@ def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatc
     monkeypatch.setattr(copier, "TURN_BYTES", 100)
     for copy in idle.parts(image_of(500), 1, 2):
         idle.copier.copy(copy)
+    idle.copier._asked.put(None)  # what `stop` says; the thread hears of it before it has copied anything
     idle.copier.start()
     idle.copier.stop()
     assert idle.copied.qsize() == 2

@@ -117,3 +117,11 @@ def test_memory_that_no_daemon_serves_is_named_with_its_remedy() -> None:
     assert "only that user" in unknown.text
     (served,) = access.leftover([left("theirs", None)], "theirs")
     assert "no shared memory without" in served.text
+
+
+def test_files_of_other_users_under_an_instances_names_are_told_though_a_daemon_serves_it() -> None:
+    ring, lane = Piece("/tensord.mine.ring", 3 << 20, 7), Piece("/tensord.mine.lane.1", 4096, 8)
+    (found,) = access.leftover([Leftover("mine", (ring, lane), True)], "mine")
+    assert found.level is Level.WARN
+    assert "tensord.mine.lane.1 (uid 8)" in found.text and "tensord.mine.ring" not in found.text
+    assert "/dev/shm" in found.remedy
