@@ -128,7 +128,7 @@ def test_nothing_of_a_put_is_kept_when_it_has_ended(desk: Desk) -> None:
     done = desk.carry_out(*broken)
     assert isinstance(done[-1].error, BadTree)
     assert not desk.copier._checksums
-    for end in (lambda: desk.copier.discard(1, 21), lambda: desk.copier.close_inbox(1)):
+    for end in (partial(desk.copier.discard, 1, 21), partial(desk.copier.close_inbox, 1)):
         desk.carry_out(desk.parts(image_of(50), 21, 2)[0])
         assert desk.copier._checksums
         end()
