@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
