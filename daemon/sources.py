@@ -12,19 +12,26 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..errors import BadConfiguration
 from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
+
+_CLOSE: Final = 0.75
+"""How much two names have in common, as difflib counts it, for one to be offered for the other."""
 
 Given: TypeAlias = dict[str, tuple[Any, str]]
 """key -> (what was written, the source in words)."""
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> BadConfiguration:
-    """A complaint about a name that is not known, with the nearest that is."""
-    near = difflib.get_close_matches(given, list(known), n=1)
-    said = f"; did you mean {near[0]!r}?" if near else "; `tensord --help` lists all of them"
+def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> BadConfiguration:
+    """A complaint about a name that is not known, with one that is, if it is close.
+
+    `besides`: what all names begin with, which makes none of them closer.
+    """
+    rest = {name.removeprefix(besides): name for name in known}
+    near = difflib.get_close_matches(given.removeprefix(besides), list(rest), n=1, cutoff=_CLOSE)
+    said = f"; did you mean {rest[near[0]]!r}?" if near else "; `tensord --help` lists all of them"
     return BadConfiguration(f"{what} {given!r}{said}")
 
 
@@ -44,7 +51,7 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
         if flag in offs and not equals:
             found[offs[flag]] = (False, source)
         elif flag not in keys:
-            raise unknown("unknown flag", flag, keys)
+            raise unknown("unknown flag", flag, keys, "--")
         elif equals:
             found[keys[flag]] = (value, source)
         elif known[keys[flag]].kind is SWITCH:
@@ -64,7 +71,7 @@ def from_environ(environ: Mapping[str, str], known: Iterable[str], besides: Iter
         if not name.startswith(PREFIX) or name in besides or not value:
             continue
         if name not in keys:
-            raise unknown("unknown environment variable", name, keys)
+            raise unknown("unknown environment variable", name, keys, PREFIX)
         found[keys[name]] = (value, f"env {name}")
     return found
 
@@ -91,7 +98,8 @@ def from_file(path: Path, known: Iterable[str]) -> Given:
                     )
                 walk(value, key + ".")
             elif key not in keys:
-                raise unknown(f"{path}: unknown key", key, [*sorted(keys), *sorted(tables)])
+                beside = {known for known in keys | tables if known.startswith(prefix)}
+                raise unknown(f"{path}: unknown key", key, sorted(beside), prefix)
             else:
                 found[key] = (value, f"file {path}")
 

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 
 from ..errors import BadConfiguration, DaemonUnavailable, SocketForbidden, TimedOut
-from .places import SOCKET_PATH_BYTES_MAX
+from .places import CONTROL_NAME, SOCKET_PATH_BYTES_MAX
 
 
 def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
@@ -50,6 +50,12 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
         raise SocketForbidden(_forbidden(where)) from None
     except OSError as error:
         sock.close()
+        if where.exists() and not where.is_socket():
+            kind = "folder" if where.is_dir() else "file"
+            raise DaemonUnavailable(
+                f"{where} is a {kind} and no socket: name the daemon's socket itself, such as "
+                f"{(where if where.is_dir() else where.parent) / CONTROL_NAME}"
+            ) from None
         raise DaemonUnavailable(
             f"no daemon at {where} ({error.strerror}): start it with `systemctl start tensord`, or "
             "run `tensord`; TENSORD_SOCKET names another socket"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..errors import (
+    BadMessage,
     DaemonUnavailable,
     LimitReached,
     MessageTooLarge,
@@ -31,6 +32,7 @@ from .states import (
     CONTROL_ALLOWED,
     MOVES,
     MOVES_WHEN_REFUSED,
+    OTHER_SOCKET,
     PUSHES,
     REMEDIES,
     STATUS_ALLOWED,
@@ -156,7 +158,8 @@ class Connection:
         except UnknownMessage as unknown:
             arrival.discarded += self._fds_for("a message of unknown type", unknown.fds)
             if self.serving:
-                arrival.replies += pack(m.Error.of(unknown, unknown.id))
+                elsewhere = OTHER_SOCKET.get(unknown.name)
+                arrival.replies += pack(m.Error.of(BadMessage(elsewhere) if elsewhere else unknown, unknown.id))
             return
         kind = type(message)
         fds = self._fds_for(kind.__name__, getattr(message, "fds", 0))

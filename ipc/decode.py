@@ -22,8 +22,9 @@ Kinds = Mapping[str, type[Message]]
 class UnknownMessage(BadMessage):
     """A message of a type this side does not know. It can be answered; the connection goes on."""
 
-    def __init__(self, text: str, id: int | None, fds: int) -> None:
+    def __init__(self, text: str, id: int | None, fds: int, name: str = "") -> None:
         super().__init__(text)
+        self.name = name
         self.id = id
         self.fds = fds
 
@@ -60,6 +61,7 @@ def decode_among(obj: object, known: Kinds) -> Message:
             f"unknown message type {_shown(name)}; known here: {', '.join(known)}",
             _small(obj.get("id")),
             _small(obj.get("fds")) or 0,
+            name,
         )
     try:
         # As a native type, bytes stay bytes: otherwise text in their place is taken for base64.

@@ -62,7 +62,7 @@ def control_socket(
     uid = os.geteuid() if uid is None else uid
     folder = user_folder(environ, uid)
     if _is_socket(folder / CONTROL_NAME):
-        if "XDG_RUNTIME_DIR" not in environ:
+        if folder.parent == FALLBACK_FOLDER:
             check_folder(folder, uid)
         return folder / CONTROL_NAME
     return system_folder / CONTROL_NAME

@@ -20,6 +20,7 @@ from typing import Final
 
 from . import messages as m
 from .decode import kinds
+from .places import CONTROL_NAME, STATUS_NAME
 from .words import Message
 
 
@@ -112,4 +113,17 @@ ANSWERS: Final[dict[Kind, frozenset[Kind]]] = {
     **{query: frozenset({m.Document}) for query in QUERIES},
 }
 """What may answer a request; an Error may answer each. Who is not here gets no answer."""
+OTHER_SOCKET: Final[dict[str, str]] = {
+    **{
+        name: f"that is the status socket, where nothing can be changed and {name} is not taken: "
+        f"name the control socket, {CONTROL_NAME} unless it was configured otherwise"
+        for name in kinds(m.ControlRequest)
+    },
+    **{
+        name: f"that is the control socket, which answers no {name}: "
+        f"name the status socket, {STATUS_NAME} unless it was configured otherwise"
+        for name in kinds(m.StatusRequest)
+    },
+}
+"""What is told a peer whose message, by its name, is for the daemon's other socket."""
 PUSHES: Final[frozenset[Kind]] = frozenset({m.PartCopied, m.Event, m.ModeChanged, m.Order})

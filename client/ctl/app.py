@@ -25,7 +25,7 @@ from .drill import drill
 from .entries import ls, show
 from .live import clients, watch
 from .orders import clear, evict, limit
-from .parameters import DURATION
+from .parameters import DURATION, FILE
 from .purge import purge
 from .status import health, status
 from .top import top
@@ -55,12 +55,12 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     help="The control socket; without it $TENSORD_SOCKET, the user's own, or the system's.",
 )
 @click.option(
     "--status-socket",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     help="The status socket; without it $TENSORD_STATUS_SOCKET, or the one beside the control socket.",
 )
 @click.option(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from ...errors import BadConfiguration
+from .parameters import FILE
 from .tables import table
 
 _DAEMON: Final = (sys.executable, "-m", "tensord.daemon", "--check-config", "--json")
@@ -50,7 +51,7 @@ def config() -> None:
 @click.option(
     "--config",
     "file",
-    type=click.Path(path_type=Path, readable=False),
+    type=FILE,
     metavar="FILE",
     help="The TOML file to check.",
 )

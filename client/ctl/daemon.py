@@ -95,9 +95,20 @@ class Daemon:
             DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer; or the error that is the answer.
         """
         if self._asking is None:
-            self._asking = BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
+            self._asking = self._status_channel()
         body: dict[str, Any] = self._exchange(self._asking, make, messages.Document, self.timeout_s).body
         return body
+
+    def _status_channel(self) -> BlockingChannel:
+        control, status = self._given
+        try:
+            return BlockingChannel.connect(self.status_path, self.timeout_s, Connection.status_client())
+        except DaemonUnavailable as error:
+            if control is None or status is not None:
+                raise
+            raise DaemonUnavailable(
+                f"{error}. That status socket stands beside --socket {control}; --status-socket names another"
+            ) from None
 
     def events(self) -> Iterator[messages.Event]:
         """What happens from now on, for as long as the daemon lives.
@@ -172,6 +183,12 @@ class Daemon:
                     )
         except TimedOut:
             self.close()
+            for path in self._given:
+                if path is not None and path.name == places.METRICS_NAME:
+                    raise TimedOut(
+                        f"no answer from {path} within {timeout_s:g} s: it has the name of the metrics socket, which "
+                        f"speaks HTTP; name the control socket, such as {path.with_name(places.CONTROL_NAME)}"
+                    ) from None
             raise TimedOut(
                 f"no answer within {timeout_s:g} s: the daemon is stopped or busy; try again with a larger --timeout"
             ) from None

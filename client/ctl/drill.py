@@ -22,6 +22,7 @@ from ...ipc import messages
 from ...ipc.gaugefile import FILE_CHARS_MAX, Reading, read_drill
 from ...ipc.modes import HOST_GAUGE
 from .daemon import Daemon, pass_daemon, understood
+from .parameters import FILE_OR_DASH, Factor
 from .tables import age, number, printable, share, size
 
 _HEAD: Final = ("AT", "GAUGE", "USED", "SHARE", "MODE", "WHAT GOES")
@@ -115,10 +116,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, readable=False, allow_dash=True))
+@click.argument("file", type=FILE_OR_DASH)
 @click.option("--act", is_flag=True, help="Really: until this ends, the readings stand in place of the gauges'.")
 @click.option(
-    "--speed", type=click.FloatRange(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast."
+    "--speed", type=Factor(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast."
 )
 @pass_daemon
 def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:

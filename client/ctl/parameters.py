@@ -1,12 +1,15 @@
-"""What may be typed: sizes, durations, keys and namespace tags, each refused with what it should have been.
+"""What may be typed: sizes, durations, factors, paths, keys and namespace tags, each refused with what it
+should have been.
 
 Owns: reading them, and finding the one key that a prefix means. Does not own what is done with them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -49,6 +52,28 @@ def _bytes_on_the_wire(given: object) -> int:
     return value
 
 
+class _File(click.Path):
+    """A path. An empty text, which would be the folder one is in, is refused: a script's variable is not set."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, readable=False, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("'' is no path; name one, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Factor(click.FloatRange):
+    """A number within bounds, which "nan" is not: it would compare as neither below nor above them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number from {self.min:g} to {self.max:g}", param, ctx)
+        return found
+
+
 class _Hexadecimal(_Type):
     """A text of hexadecimal digits, lowered. `exact`: all of them, else any beginning."""
 
@@ -79,6 +104,8 @@ class _Hexadecimal(_Type):
 
 SIZE: Final = _Quantity("size", _bytes_on_the_wire)
 DURATION: Final = _Quantity("duration", read_duration)
+FILE: Final = _File()
+FILE_OR_DASH: Final = _File(allow_dash=True)
 KEY: Final = _Hexadecimal("key", KEY_BYTES, exact=False)
 TAG: Final = _Hexadecimal("namespace tag", TAG_BYTES, exact=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import click
 
@@ -11,6 +12,8 @@ from . import leftovers
 from .configuration import settings
 from .leftovers import Leftover
 from .tables import size, table
+
+_VARIABLE: Final = "TENSORD_INSTANCE"
 
 
 def freed_text(found: Leftover) -> str:
@@ -33,7 +36,7 @@ def purge(instance: str | None) -> None:
     what is there. Readers that still view something keep it until they let go. `tensorctl doctor` lists what is left.
     """
     named = instance is not None
-    instance = instance or usual_instance()
+    instance = usual_instance() if instance is None else instance
     there = leftovers.look(instance)
     if there is not None:
         leftovers.owned_by(os.geteuid(), there)
@@ -55,8 +58,11 @@ def usual_instance() -> str:
     """The instance of a daemon that is started here and now, by its own word.
 
     Raises:
-        BadConfiguration: it would not start.
+        BadConfiguration: it would not start; or $TENSORD_INSTANCE is empty. A daemon takes that for not set; here the
+            usual instance would be freed where another one was meant.
     """
+    if os.environ.get(_VARIABLE) == "":
+        raise BadConfiguration(f"{_VARIABLE} is empty: set it to an instance's name, unset it, or use --instance")
     try:
         rows = settings()
     except BadConfiguration as error:

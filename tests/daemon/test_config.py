@@ -102,6 +102,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     [
         (["--ring-byte", "1"], "unknown flag '--ring-byte'; did you mean '--ring-bytes'?"),
         (["--clients-max", "1"], "did you mean '--limits-clients-max'?"),
+        (["--nosuch", "1"], "unknown flag '--nosuch'; `tensord --help` lists all of them"),
         (["--zzzz", "1"], "unknown flag '--zzzz'; `tensord --help` lists all of them"),
         (["--max-entries"], "--max-entries lacks its value: it must be a whole number"),
         (["--max-entries", "--drop"], "--max-entries lacks its value"),
@@ -158,6 +159,14 @@ def test_a_refused_variable_says_what_is_allowed() -> None:
     assert said == (
         "unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?"
     )
+
+
+def test_only_a_close_name_is_offered_for_one_that_is_not_known(file: Path) -> None:
+    for name in ("TENSORD_NOSUCH", "TENSORD_LIMITS_NOSUCH", "TENSORD_X"):
+        assert "did you mean" not in refused(environ={name: "1"})
+    for text in ("nosuch = 1", "[limits]\nnosuch = 1", "[memory]\nx = 1"):
+        file.write_text(text)
+        assert "did you mean" not in refused("--config", str(file))
 
 
 @pytest.mark.parametrize(

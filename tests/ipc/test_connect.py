@@ -49,6 +49,14 @@ def test_a_socket_that_a_dead_daemon_left_says_the_same(
         connect(tmp_path / "s", 60)
 
 
+def test_a_path_that_is_no_socket_is_said_to_be_none(tmp_path: Path, no_descriptor_leaks: None) -> None:
+    (tmp_path / "f").touch()
+    for path, kind in ((tmp_path / "f", "file"), (tmp_path, "folder")):
+        with pytest.raises(DaemonUnavailable, match=f"{path} is a {kind} and no socket") as caught:
+            connect(path, 60)
+        assert str(tmp_path / "control.sock") in str(caught.value)
+
+
 def test_a_daemon_that_accepts_nobody_costs_the_time_limit(
     tmp_path: Path, no_descriptor_leaks: None
 ) -> None:

@@ -85,8 +85,9 @@ def test_a_folder_of_somebody_else_is_refused_to_daemon_and_client(tmp_folder: P
     with listen(tmp_folder / f"tensord-{other}" / "control.sock"):
         with pytest.raises(SocketForbidden, match=f"belongs to uid {other - 1}, not to {other}"):
             places.make_folder(tmp_folder / f"tensord-{other}", other)
-        with pytest.raises(SocketForbidden, match="belongs to uid"):
-            places.control_socket({}, other, tmp_folder / "system")
+        for environ in ({}, {"XDG_RUNTIME_DIR": ""}):
+            with pytest.raises(SocketForbidden, match="belongs to uid"):
+                places.control_socket(environ, other, tmp_folder / "system")
 
 
 def test_a_link_in_the_folders_place_is_refused(tmp_folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tensord.client.ctl.app import cli, main
 
+from ...daemon_process import Daemon
 from .conftest import Ctl
 
 MISTAKES = [
@@ -21,6 +22,8 @@ MISTAKES = [
     ["--timeout", "nan", "status"],
     ["--timeout", "2h", "status"],
     ["--socket"],
+    ["--socket", "", "status"],
+    ["--status-socket", "", "status"],
     ["status", "now"],
     ["status", "--json=yes"],
     ["status", "--watch", "--every", "2"],
@@ -56,6 +59,7 @@ MISTAKES = [
     ["drill", "/no/such/file"],
     ["drill", "--speed", "0", "x"],
     ["drill", "--speed", "fast", "x"],
+    ["config", "check", "--config", ""],
     ["purge", "everything"],
     ["purge", "--instance"],
     ["health", "--quick"],
@@ -114,6 +118,28 @@ def test_somebody_who_is_no_tensord_at_the_socket_is_told_of(
     assert "no answer within 0.05 s" in told.err
     for made in listening:
         made.close()
+
+
+def test_a_status_socket_that_is_not_there_is_told_of_with_the_option_that_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    err = Ctl(capsys, tmp_path / "h.py")("status", code=1).err
+    assert str(tmp_path / "status.sock") in err
+    assert f"beside --socket {tmp_path / 'h.py'}" in err
+    assert "--status-socket" in err
+
+
+def test_a_socket_of_the_other_kind_is_said_to_be_it(
+    daemon: Daemon, ctl: Ctl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "that is the control socket" in ctl("--status-socket", str(daemon.socket), "status", code=1).err
+    asked = Ctl(capsys, daemon.status_socket)
+    assert "that is the status socket" in asked("evict", "12" * 32, code=1).err
+    asked = Ctl(capsys, daemon.socket.with_name("metrics.sock"))
+    for words in (("evict", "12" * 32), ("--status-socket", asked.flags[1], "status")):
+        err = asked("--timeout", "500ms", *words, code=1).err
+        assert "metrics socket" in err
+        assert str(daemon.socket) in err
 
 
 def test_a_socket_s_path_that_is_too_long_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

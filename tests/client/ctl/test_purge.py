@@ -116,8 +116,14 @@ def test_what_is_not_there_is_an_error_that_names_what_is(daemon: Daemon, ctl: C
 @pytest.mark.parametrize("name", ["../etc", "", "UPPER", "a" * 33, "a.b"])
 def test_what_is_no_instance_s_name_is_refused(alone: Ctl, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORD_INSTANCE", "purge-test")
-    if name:
-        assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
+    assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
+
+
+def test_an_empty_variable_does_not_stand_for_the_usual_instance(
+    alone: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORD_INSTANCE", "")
+    assert "TENSORD_INSTANCE is empty" in alone("purge", code=1).err
 
 
 def test_another_user_s_memory_is_not_touched() -> None:
