@@ -16,6 +16,8 @@ from .points import DAEMON, Round, points_of
 CALLS: Final = 30
 RECOVERIES: Final = 3
 """Times in a row that a daemon dies while it recovers."""
+_OVER_MEMORY: Final = ("recovery", "creation", "resize")
+"""Groups in which the daemon dies before it serves: each daemon of a round dies."""
 _ARM: Final = "tests.crashes.points:arm"
 
 Call = Callable[[Instance, random.Random], None]
@@ -36,6 +38,7 @@ _OFTEN: Final[dict[str, tuple[Call, ...]]] = {
     "publish": (Instance.put, Instance.sequence),
     "evict": (Instance.evict, Instance.clear),
     "attach": (Instance.attach,),
+    "touch": (Instance.touch,),
     "invalidate": (Instance.invalidate,),
     "offload": (Instance.device, Instance.device, Instance.device, Instance.fill_card),
 }
@@ -93,9 +96,11 @@ def play(instance: Instance, turn: Round) -> tuple[str, ...]:
     told = instance.daemon.folder / "places"
     told.unlink(missing_ok=True)
     daemon = instance.daemon
-    if turn.group in ("recovery", "creation"):
+    if turn.group in _OVER_MEMORY:
         _prepare(instance, turn, chance)
     for at in _lines(turn, chance):
+        if turn.group == "resize":
+            instance.resize(chance)
         daemon.before = _ARM, {"patterns": [turn.pattern], "at": at, "told": str(told)}
         start(instance)
         if turn.group == "removal":
@@ -110,7 +115,7 @@ def play(instance: Instance, turn: Round) -> tuple[str, ...]:
 
 def _lines(turn: Round, chance: random.Random) -> list[int]:
     """At which line each of the daemons dies, one after the other."""
-    if turn.group not in ("recovery", "creation"):
+    if turn.group not in _OVER_MEMORY:
         return [turn.at]
     return [turn.at, *(chance.randint(1, turn.at) for _ in range(RECOVERIES - 1))]
 

@@ -26,7 +26,10 @@ from .index_faults import fault_of_index
 from .model import NUMBERS, Model, Name, namespace, tree_of, version_of
 
 INBOX_BYTES: Final = 128 << 10
+RING_BYTES: Final = 16 * MIB
+SMALLER_RING_BYTES: Final = 12 * MIB
 SMALL_RING_BYTES: Final = 3 * MIB // 2
+TTL_S: Final = 3600.0
 KEPT_MIN: Final = 4
 """Entries stored last that must be there in the small ring, whatever its limit is."""
 _HELD_MAX, _HELD_SMALL_MAX = 6, 2
@@ -54,7 +57,7 @@ class Instance:
     def __init__(self, *, small: bool = False) -> None:
         self.small = small
         self.daemon = Daemon(
-            ring_bytes=SMALL_RING_BYTES if small else 16 * MIB,
+            ring_bytes=SMALL_RING_BYTES if small else RING_BYTES,
             policy="lru",
             limits_inbox_bytes_max=INBOX_BYTES,
             limits_claim_s=30,
@@ -72,6 +75,7 @@ class Instance:
         self._sequences: set[int] = set()
         self._raising: int | None = None
         self._numbers = 0
+        self._largest_bytes = RING_BYTES
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -110,7 +114,8 @@ class Instance:
         version = self.model.new_version()
         tree = tree_of(name, version)
         self._make_way(_bytes_of(name, tree))
-        self._puts.append((name, version, self.client.put(name.key, tree, timeout_s=PATIENCE_S)))
+        ttl_s = chance.choice((None, TTL_S))
+        self._puts.append((name, version, self.client.put(name.key, tree, ttl_s=ttl_s, timeout_s=PATIENCE_S)))
 
     def reserve(self, chance: random.Random) -> None:
         """A payload that is made in the inbox."""
@@ -159,6 +164,17 @@ class Instance:
         names = [self._some(chance) for _ in range(chance.choice([1, 6]))]
         with self._answered(names):
             self.client.evict(*(name.key for name in names))
+
+    def touch(self, chance: random.Random) -> None:
+        """Renews times to live, and ends no entry."""
+        names = chance.sample([*self.model.possible], min(6, len(self.model.possible)))
+        with self._answered():
+            self.client.touch(*(name.key for name in names))
+
+    def resize(self, chance: random.Random) -> None:
+        """The next daemon is configured with a ring larger than all before, or with a smaller one."""
+        self._largest_bytes += MIB
+        self.daemon.flags["ring_bytes"] = chance.choice((self._largest_bytes, self._largest_bytes, SMALLER_RING_BYTES))
 
     def clear(self, chance: random.Random) -> None:
         """A namespace's entries, of all generations."""
@@ -251,6 +267,8 @@ class Instance:
             with self._answered(self.model.family(self._raising)):
                 self._raise_generation()
         self.model.check(self.client, self._is_connected, KEPT_MIN)
+        for name in self.model.possible:
+            self._check_expiry(name)
         for name, version, tree in self.held:
             assert version_of(name, tree) == version, f"wrong: a view of {name} has changed"
         for number in self._sequences:
@@ -291,6 +309,13 @@ class Instance:
         except TensordError:
             return False
         return True
+
+    def _check_expiry(self, name: Name) -> None:
+        """No entry is nearer to its end than the load may have taken, nor further from it than its time to live."""
+        info = self.client.peek(name.key)
+        if info is not None and info.expires_unix_s:
+            left_s = info.expires_unix_s - time.time()
+            assert 0 < left_s <= TTL_S + 1, f"wrong: {name} expires in {left_s} s, and was put with {TTL_S}"
 
     def _raise_generation(self) -> None:
         assert self._raising is not None

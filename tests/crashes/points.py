@@ -55,6 +55,11 @@ DAEMON: Final = {
         "daemon.core.memory:Memory._leave",
         "daemon.core.sweeps:Sweeps.clear",
     ),
+    "touch": (
+        "daemon.core.store:Store._touch",
+        "daemon.core.tenure:Tenure.touch",
+        "daemon.memory:Memory.write_expiry",
+    ),
     "pages": (
         "daemon.core.residency:Residency._withdraw",
         "daemon.actors.store:StoreActor._pages_outcome",
@@ -76,6 +81,15 @@ DAEMON: Final = {
         "daemon.core.recovery:recover",
         "daemon.core.memory:Memory.adopt",
         "daemon.core.memory:Memory.readopt",
+    ),
+    "resize": (
+        "daemon.opening:_found",
+        "daemon.opening:_former",
+        "daemon.sizes:settled",
+        "daemon.memory:Memory.__init__",
+        "daemon.memory:Memory.grow",
+        "daemon.core.store:Store._ring_grown",
+        "daemon.core.residency:Residency._withdraw",
     ),
     "creation": (
         "daemon.opening:opened",
