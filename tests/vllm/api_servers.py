@@ -102,7 +102,7 @@ class ApiServers:
                 assert time.monotonic() < deadline, f"the server did not answer in {PATIENCE_S} s:\n{self.tail()}"
                 time.sleep(0.1)
 
-    def ask(self, number: int) -> Reply:
+    def ask(self, number: int, tokens: int = 8) -> Reply:
         """The answer to a request with the picture of this number, over a connection of its own."""
         file = io.BytesIO()
         picture(number).save(file, "PNG")
@@ -112,7 +112,7 @@ class ApiServers:
             {"type": "image_url", "image_url": {"url": url}},
             {"type": "text", "text": " what is this? ASSISTANT:"},
         ]
-        said = {"model": NAME, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True}
+        said = {"model": NAME, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "logprobs": True}
         said["messages"] = [{"role": "user", "content": parts}]
         choice = json.loads(self._get("/v1/chat/completions", said))["choices"][0]
         return Reply(choice["message"]["content"], tuple(token["logprob"] for token in choice["logprobs"]["content"]))

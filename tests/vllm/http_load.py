@@ -31,6 +31,7 @@ from .api_servers import ApiServers, Reply
 
 PICTURES: Final = 24
 CLIENTS: Final = 6
+TOKENS: Final = 3
 CLOSE_TO: Final = 1e-3
 """Steps of several requests add in another order than steps of one."""
 CONNECTOR: Final = (
@@ -91,10 +92,12 @@ def disturbances(daemon: Daemon, servers: ApiServers) -> dict[str, Callable[[ran
     return {act.__name__: act for act in (killed, stopped, cleared, replaced, replaced_while_one_is_stopped)}
 
 
-def run(daemon: Daemon, servers: ApiServers, requests: int, seed: int, pause_s: float = 1.0) -> Found:
-    """Asks so many times, from several clients at once, and disturbs as it goes. The daemon is not running yet."""
+def run(daemon: Daemon, servers: ApiServers, requests: int, seed: int, pause_s: float) -> Found:
+    """Asks so many times, from several clients at once, and disturbs as it goes, with pauses of up to `pause_s`.
+    The daemon is not running yet.
+    """
     found = Found()
-    right = [servers.ask(number) for number in range(PICTURES)]
+    right = [servers.ask(number, TOKENS) for number in range(PICTURES)]
     daemon.start()
     numbers = iter(range(requests))
     lock = threading.Lock()
@@ -108,7 +111,7 @@ def run(daemon: Daemon, servers: ApiServers, requests: int, seed: int, pause_s: 
                 return
             picture = random.Random(f"{seed} {number}").randrange(PICTURES)
             try:
-                said = servers.ask(picture)
+                said = servers.ask(picture, TOKENS)
             except Exception as error:
                 with lock:
                     found.errors.append(f"request {number}: {type(error).__name__}: {error}")
@@ -149,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause-s", type=float, default=4.0)
     parser.add_argument("--api-servers", type=int, default=2)
     parser.add_argument("--connector", action="store_true", help="share encoder outputs as well")
     given = parser.parse_args()
@@ -161,7 +165,7 @@ def main() -> None:
         servers = ApiServers(model, Path(folder) / "log", given.api_servers, environ(daemon), flags)
         started.enter_context(servers).wait_up()
         began_s = time.monotonic()
-        found = run(daemon, servers, given.requests, given.seed)
+        found = run(daemon, servers, given.requests, given.seed, given.pause_s)
         took_s = time.monotonic() - began_s
         print(f"{found.answers} answers in {took_s:.0f} s, {len(found.wrong)} wrong, {len(found.errors)} errors")
         print(", ".join(f"{name} {times}" for name, times in sorted(found.done.items())))
