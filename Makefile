@@ -119,7 +119,7 @@ lint: $(STAMPS)/check
 	$(BIN)/lint-imports
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.
-test-vllm: $(PEERS)/.installed
+test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 	$(PEERS)/bin/python -m pytest -o filterwarnings=default tests/vllm tests/transformers $(ARGS)
 
 REQUESTS ?= 15000
@@ -165,6 +165,11 @@ $(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
 	@echo "installing tensord[bench,test] into $(PEERS)"
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
 	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]'
+	@touch $@
+
+# vLLM's own tests, which are in no wheel.
+$(PEERS)/.theirs: benchmarks/vllm_cpu/tests.sh | $(PEERS)/.engine
+	bash benchmarks/vllm_cpu/tests.sh $(PEERS)
 	@touch $@
 
 $(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | $(BIN)/python

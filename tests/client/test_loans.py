@@ -74,8 +74,8 @@ def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
 
 def test_a_lease_is_kept_until_its_loan_is_done(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
     _, lease = an_entry(daemon.client())
-    first, second = lent(lender, lease), lent(lender, lease)
     size = lease.image_bytes
+    first, second = lent(lender, lease, size), lent(lender, lease, size)
     assert lender.lent_bytes == size, "its bytes count once"
     del lease
     borrower.done([first])

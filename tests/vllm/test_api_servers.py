@@ -50,4 +50,4 @@ def test_api_processes_answer_without_a_daemon(servers: ApiServers, daemon: Daem
 
 
 def _frontends_that_looked(daemon: Daemon) -> list[dict[str, int]]:
-    return [row for row in daemon.client_rows() if row["name"] == "vllm-frontend" and row["hits"] + row["misses"]]
+    return [row for row in daemon.client_rows() if row["name"].endswith(" frontend") and row["hits"] + row["misses"]]
