@@ -23,6 +23,7 @@ from ..ipc.steps import AgentStepGraph
 from .cache import TIMEOUT_S, Client, Keys
 from .claim import Claim
 from .device.reservation import DeviceReservation
+from .fields import check_timeout
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
 from .lease import Batch, Lease
 from .namespace import Namespace
@@ -129,7 +130,7 @@ class AsyncClient:
         self, socket: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._client = Client(socket, name=name, timeout_s=timeout_s)
-        self._timeout_s = timeout_s
+        self._timeout_s = self._client.timeout_s
         self._subscriptions: weakref.WeakSet[AsyncSubscription] = weakref.WeakSet()
 
     @property
@@ -207,7 +208,7 @@ class AsyncClient:
     ) -> Value:
         """As `Client.get_or_compute`; a coroutine function is awaited, any other function runs in a thread."""
         steps = self._client.steps(key)
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + check_timeout(timeout_s, self._timeout_s)
         outcome: Any = None
         error: BaseException | None = None
         while True:

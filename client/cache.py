@@ -23,13 +23,14 @@ from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
+from ..ipc.words import NAME_CHARS_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
 from .claim import Claim
 from .device import reservation
-from .fields import check_key, check_seconds
+from .fields import check_key, check_name, check_seconds, check_socket, check_timeout, printable
 from .governor import Governor, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
@@ -57,11 +58,13 @@ class Client:
     Args:
         socket: the daemon's control socket; without it $TENSORD_SOCKET, the user's own, or the system's.
         name: shown by `tensorctl clients`; without it the program's name.
-        timeout_s: how long a call may take, where the call does not say otherwise.
+        timeout_s: how long a call may take, in seconds, where the call does not say otherwise. Here and in every call:
+            a number from 0 to ten years, or infinity for no limit; anything else is a UsageError.
         attach_s: how long to wait here for the daemon, `timeout_s` unless given. It is attached later, too.
         required: raise at once if there is no daemon, instead of missing until there is one.
 
     Raises:
+        UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.
         DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, why there is none.
     """
 
@@ -74,11 +77,15 @@ class Client:
         attach_s: float | None = None,
         required: bool = False,
     ) -> None:
-        path = Path(socket) if socket is not None else control_socket(os.environ)
+        path = check_socket(socket) if socket is not None else control_socket(os.environ)
         self._status_path = path.with_name(STATUS_NAME) if socket is not None else status_socket(os.environ)
-        self._timeout_s = timeout_s
+        self._timeout_s = check_timeout(timeout_s, TIMEOUT_S)
+        attach_s = check_timeout(attach_s, self._timeout_s, "attach_s")
+        if name:
+            check_name("name", name, NAME_CHARS_MAX)
         self._tally = Tally()
-        self._link = Link(path, name or Path(sys.argv[0] or "python").name, timeout_s)
+        program = printable(Path(sys.argv[0] or "python").name)[:NAME_CHARS_MAX]
+        self._link = Link(path, name or program, self._timeout_s)
         self._governor = Governor(self._link)
         self._closed = weakref.finalize(self, self._link.close)
         forks.watch(self._link)
@@ -93,7 +100,7 @@ class Client:
         """A lease on the entry of `key`, or None. A hit sends no message and makes no system call.
 
         Args:
-            key: 32 bytes, as `Namespace.key` makes them.
+            key: 32 bytes, as `Namespace.key` makes them; here and in every call also a bytearray or a memoryview.
             verify: check the payload against its checksum first.
 
         Raises:
@@ -103,7 +110,7 @@ class Client:
         view = self._link.view
         if view is not None and not verify:
             return view.get(key)
-        check_key(key)
+        key = check_key(key)
         view = view or self._attach()
         if view is None:
             return None
@@ -116,7 +123,7 @@ class Client:
         Raises:
             BadKey: not 32 bytes.
         """
-        check_key(key)
+        key = check_key(key)
         view = self._link.view or self._attach()
         return view.hold(key) if view is not None else None
 
@@ -151,13 +158,13 @@ class Client:
 
     def contains(self, key: bytes) -> bool:
         """Whether a get would hit now. Takes no lease and is not counted as a use."""
-        check_key(key)
+        key = check_key(key)
         view = self._link.view or self._attach()
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata, without counting as a use."""
-        check_key(key)
+        key = check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
 
@@ -165,7 +172,7 @@ class Client:
         """How many clients hold the entry now, and how often it was used in all, to about a second; None if it is not
         there. Sends no message, and is not counted as a use.
         """
-        check_key(key)
+        key = check_key(key)
         view = self._link.view or self._attach()
         return view.reuse(key) if view is not None else None
 
@@ -210,7 +217,7 @@ class Client:
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
-        check_key(key)
+        key = check_key(key)
         deadline = self._deadline(timeout_s)
         put = self._put(key, tree, Terms(tokens, ttl_s, None, cost_ms, agent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
@@ -237,12 +244,12 @@ class Client:
 
         def commit(held: Region, key: bytes, terms: Terms, *, wait: bool, timeout_s: float) -> Put:
             try:
-                check_key(key)
+                key = check_key(key)
                 terms = terms.checked()
+                deadline = self._deadline(timeout_s)
             except BaseException:
                 held.release()
                 raise
-            deadline = self._deadline(timeout_s)
             put = self._link.puts.commit(key, held, image.image_bytes, len(image.header), terms, deadline=deadline)
             return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
@@ -299,13 +306,13 @@ class Client:
         Raises:
             BadKey: not 32 bytes.
         """
-        check_key(key)
+        key = check_key(key)
         self._attach()
         return Claim(self._link, key, self._timeout_s)
 
     def steps(self, key: bytes) -> Steps:
         """The steps of `get_or_compute`, for whoever drives them."""
-        check_key(key)
+        key = check_key(key)
         self._attach()
         return compute_once(key, self.get, self._link, self._tally, self._timeout_s)
 
@@ -372,14 +379,14 @@ class Client:
             LimitReached: pins_per_client_max or pinned_share_max.
             UsageError: `for_s` is out of its range.
         """
-        check_key(key)
+        key = check_key(key)
         for_s = check_seconds("for_s", for_s, above_0=True)
         lasts_s: float = self._ask(lambda number: messages.Pin(number, key, for_s)).lasts_s
         return lasts_s
 
     def unpin(self, key: bytes) -> None:
         """Ends a pin before its time."""
-        check_key(key)
+        key = check_key(key)
         self._ask(lambda number: messages.Unpin(number, key))
 
     # ---- how full it is
@@ -457,7 +464,7 @@ class Client:
             DaemonUnavailable, TimedOut: why there is no answer.
         """
         self._attach()
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = check_timeout(timeout_s, self._timeout_s)
         return reservation.reserve(self._link, device, size_bytes, for_s, limit_s)
 
     # ---- the daemon
@@ -489,7 +496,7 @@ class Client:
 
     def wait_connected(self, timeout_s: float | None = None) -> bool:
         """Waits until the daemon is there; False if it was not in time."""
-        return self._link.wait_connected(self._timeout_s if timeout_s is None else timeout_s)
+        return self._link.wait_connected(check_timeout(timeout_s, self._timeout_s))
 
     def status(self) -> dict[str, Any]:
         """What `tensorctl status --json` shows.
@@ -527,7 +534,7 @@ class Client:
         return self._link.view
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        return time.monotonic() + check_timeout(timeout_s, self._timeout_s)
 
     def _put(self, key: bytes, tree: Any, terms: Terms, deadline: float) -> Put:
         terms = terms.checked()
@@ -553,10 +560,7 @@ class Client:
 
 
 def _checked(keys: Iterable[bytes]) -> list[bytes]:
-    listed = list(keys)
-    for key in listed:
-        check_key(key)
-    return listed
+    return [check_key(key) for key in keys]
 
 
 def _joined(keys: Keys) -> np.ndarray[Any, Any]:

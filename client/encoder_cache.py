@@ -44,7 +44,7 @@ class EncoderInput:
     tokens: int
 
     def __post_init__(self) -> None:
-        check_key(self.key)
+        object.__setattr__(self, "key", check_key(self.key))
         object.__setattr__(self, "tokens", check_count("tokens", self.tokens, NUMBER_MAX))
 
 

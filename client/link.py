@@ -27,7 +27,7 @@ from ..ipc.words import PROTOCOL_VERSION, TOKENS_MAX, Limits
 from ..shm import fence
 from ..shm.lanes import Lane
 from . import forks
-from .puts import Puts
+from .puts import WENT, Puts
 from .sweep import sweep_now_and_then
 from .view import View
 
@@ -280,6 +280,7 @@ class Link:
         channel = self._channel
         if channel is not None:
             self._tried.clear()
+            self.puts.why_lost = "this process forked while it held views, and attaches anew: put it again"
             channel.close()
 
     def after_fork_in_child(self) -> None:
@@ -315,6 +316,7 @@ class Link:
             try:
                 # Before anybody else may send: a Commit that overtook the inbox would be refused.
                 self.puts.send_again(partial(_send_on, channel), channel)
+                self.puts.why_lost = WENT
                 with self._lock:
                     # Whoever begins to listen now is attached either here, or there.
                     self._attached.set()

@@ -27,7 +27,7 @@ from ..shm.prefix import (
     kept,
     uncut,
 )
-from .fields import check_count, check_name, check_seconds
+from .fields import check_count, check_name, check_timeout
 from .link import SAY_S
 from .namespace import Namespace
 from .prefix_device import DeviceSequences
@@ -365,5 +365,5 @@ class PrefixCache:
         link.ask(lambda number: messages.AgentTurn(number, agent, state), SAY_S)
 
     def _deadline(self, timeout_s: float | None) -> float:
-        limit_s = self._client.timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        limit_s = check_timeout(timeout_s, self._client.timeout_s)
         return time.monotonic() + limit_s

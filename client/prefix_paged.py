@@ -20,6 +20,7 @@ from weakref import WeakSet
 from ..errors import BadPrefix
 from ..ipc import messages
 from ..ipc.words import BLOCKS_MAX
+from .fields import check_timeout
 from .link import SAY_S
 from .namespace import Namespace
 from .puts import Put
@@ -78,7 +79,7 @@ class PagedSnapshots:
             BadPrefix: a chain of none or too many, or of something else; the first such item is named.
         """
         key = self.key(chain)
-        patience_s = self._client.timeout_s if timeout_s is None else timeout_s
+        patience_s = check_timeout(timeout_s, self._client.timeout_s)
         self._evict_due()
         with self._lock:
             own = self._own.get(key)

@@ -18,6 +18,7 @@ from ..errors import ObjectTooLarge, TensordError
 from ..ipc.words import COST_MS_MAX
 from ..shm.prefix import Media, Piece, Tokens, fold
 from ..shm.tree import Image, encode
+from .fields import check_timeout
 from .prefix_keys import Keyed, chain_of, snapshot_of
 from .prefix_layers import Layers
 from .puts import Put, PutState
@@ -98,7 +99,7 @@ class PrefixPut:
         Raises:
             TimedOut: it is not known after `timeout_s`; the put goes on.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s, 0)
         for _, put in self._puts:
             put.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return self

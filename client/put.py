@@ -11,6 +11,8 @@ from typing import Literal, Self
 
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from ..ipc import messages
+from ..ipc.words import DURATION_S_MAX
+from .fields import check_timeout
 from .inbox import Inbox, Region
 
 PutState = Literal["sent", "stored", "existed", "refused", "lost"]
@@ -38,9 +40,10 @@ class Put:
         """Waits until it is known what became of it.
 
         Raises:
+            UsageError: `timeout_s` is out of its range.
             TimedOut: it is not known after `timeout_s`; the put goes on.
         """
-        if not self._settled.wait(timeout_s):
+        if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
             raise TimedOut(f"the put of {self.key.hex()[:16]}… was not acknowledged within {timeout_s} s; it goes on")
         return self
 

@@ -31,6 +31,8 @@ PART_BYTES: Final = 4 << 20
 
 _log = logging.getLogger("tensord")
 
+WENT: Final = "the daemon went away while the payload was on its way"
+
 
 class Puts:
     """All puts of one client, over inboxes of which the first is made at the first of them.
@@ -54,6 +56,8 @@ class Puts:
         self._next_id = next_id
         self._lock = threading.Condition()
         self._pending: dict[int, Pending] = {}
+        self.why_lost = WENT
+        """Why there is no connection, for whoever loses a put by that."""
         self.inboxes = Inboxes(send, next_id, connection)
 
     @property
@@ -156,7 +160,7 @@ class Puts:
             # Whoever waits for their ends is told as well.
             self._lock.notify_all()
             for pending in hopeless:
-                lost = DaemonUnavailable("the daemon went away while the payload was on its way")
+                lost = DaemonUnavailable(self.why_lost)
                 self._settle(pending, "lost", lost)
 
     def send_again(self, send: Callable[..., None], connected: object) -> None:
@@ -177,6 +181,7 @@ class Puts:
 
     def close(self) -> None:
         """Ends all that is on its way, as lost."""
+        self.why_lost = "the client was closed"
         with self._lock:
             # First: what the daemon may still read is written by nobody.
             self.inboxes.close()
@@ -279,7 +284,9 @@ class Puts:
             if inbox.retired:
                 return None
             if not self.inboxes.knows(inbox):
-                raise DaemonUnavailable("the inbox it stands in is another process's")
+                raise DaemonUnavailable(
+                    "it was reserved by the process that this one was forked from: reserve again in this one"
+                )
             self._pending[commit.id] = pending
         return pending
 
@@ -322,7 +329,7 @@ class Puts:
                 region = inbox.take(stop - start, deadline)
                 if region is None:
                     if inbox.retired:
-                        raise DaemonUnavailable("the daemon went away while the payload was on its way")
+                        raise DaemonUnavailable(self.why_lost)
                     raise no_room(inbox, stop - start)
                 with region.held():
                     memory = region.memory
@@ -357,7 +364,7 @@ class Puts:
         """
         connected = self._connection()
         if connected is None:
-            raise DaemonUnavailable("the daemon went away while the payload was on its way")
+            raise DaemonUnavailable(self.why_lost)
         self.inboxes.tell(pending.inbox, connected, self._send)
         with self._lock:
             if pending.sent_again or pending.commit.id not in self._pending:
@@ -373,6 +380,8 @@ class Puts:
         """Sending it failed here. Where a new connection has taken it up meanwhile, it is on its way all the same: the
         daemon counts it, and answers.
         """
+        if isinstance(error, DaemonUnavailable) and self.why_lost is not WENT:
+            error = DaemonUnavailable(self.why_lost)
         with self._lock:
             if not pending.sent_again:
                 self._settle(pending, _state_for(error), error)

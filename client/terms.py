@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from ..ipc.words import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
-from .fields import check_count, check_name, check_seconds
+from .fields import check_count, check_name, check_seconds, number
 
 
 class Terms(NamedTuple):
@@ -45,8 +45,7 @@ class Terms(NamedTuple):
 
 
 def _checked_cost(cost_ms: object) -> float:
-    if (isinstance(cost_ms, int | float) and not isinstance(cost_ms, bool)) or hasattr(cost_ms, "__float__"):
-        value = float(cost_ms)
-        if 0 <= value <= COST_MS_MAX:
-            return value
+    value = number(cost_ms)
+    if 0 <= value <= COST_MS_MAX:
+        return value
     raise UsageError(f"cost_ms is {cost_ms!r}; it is a time from 0 to {COST_MS_MAX:g} milliseconds")

@@ -35,6 +35,7 @@ from ..shm.layout import (
     Superblock,
 )
 from ..shm.recipe import Recipe
+from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring import Ring, learned
 from .ringmap import RingMap
@@ -128,7 +129,7 @@ class View:
         """
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
-        except (struct_error, TypeError):
+        except (struct_error, TypeError, ValueError):
             raise bad_key(key) from None
 
         # Probe: the line of eight fingerprints says which slot to read.
@@ -144,13 +145,20 @@ class View:
             line = index.buckets_at + (second & mask) * BUCKET_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
             if at < 0:
+                if type(key) is not bytes:
+                    check_key(key)
                 self.lane.log_miss()
                 return None
 
         # Read the slot. SYNC POINT: seq first, then the body, as in IndexReader.find.
         slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
         seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
-        if found != key or seq & 1 or place & PLACE_UNVERIFIED:
+        try:
+            unusual = found != key or seq & 1 or place & PLACE_UNVERIFIED
+        except ValueError:
+            # An array, whose comparison is one of each element.
+            raise bad_key(key) from None
+        if unusual:
             return self._get_slowly(key)
 
         # Pin. The words before the free list, for Lane.freeze's sake.
@@ -288,9 +296,9 @@ class View:
         return self._pinned(key, check=True)
 
     def _get_slowly(self, key: bytes) -> Lease | None:
-        """What `get` leaves over: a changed slot, a full lane, an entry that no one has checked yet."""
+        """What `get` leaves over: a changed slot, a full lane, an entry that no one has checked yet, what is no key."""
         try:
-            return self._pinned(key, check=False)
+            return self._pinned(check_key(key), check=False)
         except Corrupt:
             self.lane.log_miss()
             return None

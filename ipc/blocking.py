@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Self
+from typing import Final, Self
 
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from .connect import connect
@@ -25,6 +25,9 @@ from .connection import Connection, Delivery
 from .descriptors import close_all, read, write
 from .messages import Attach, Hello
 from .words import Message
+
+_POLL_MS_MAX: Final = (1 << 31) - 1
+"""What the kernel takes: 24 days."""
 
 
 class BlockingChannel:
@@ -167,12 +170,12 @@ class BlockingChannel:
         return sent
 
     def _wait(self, events: int, deadline: float) -> bool:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
         poll = select.poll()
         poll.register(self._sock, events)
-        return bool(poll.poll(left_s * 1000))
+        while (left_s := deadline - time.monotonic()) > 0:
+            if poll.poll(min(left_s * 1000, _POLL_MS_MAX)):
+                return True
+        return False
 
     def _check_open(self) -> None:
         if self.closed:

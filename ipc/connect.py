@@ -31,7 +31,13 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
             f"the socket's path {where} has {size} bytes; a Unix socket's has at most "
             f"{SOCKET_PATH_BYTES_MAX}: set TENSORD_SOCKET to a shorter one"
         )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"no socket can be made to reach the daemon at {where} ({error.strerror}): close what is open, or raise "
+            "the limit on open files (`ulimit -n`)"
+        ) from None
     try:
         # A non-blocking connect to a full backlog fails at once; a blocking one waits for its turn,
         # for as long as the send timeout says.

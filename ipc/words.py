@@ -25,6 +25,7 @@ TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
 TREE_BYTES_MAX: Final = 65_472
+NAME_CHARS_MAX: Final = 128
 DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
 
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -41,7 +42,7 @@ Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Some = Annotated[int, Meta(ge=1, le=1 << 32)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=DURATION_S_MAX)]
-Name = Annotated[str, Meta(max_length=128)]
+Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Code = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]

@@ -97,7 +97,7 @@ class IndexReader:
         """
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
-        except (struct.error, TypeError):
+        except (struct.error, TypeError, ValueError):
             raise bad_key(key) from None
         memory = self.memory
         for bucket in (first & self.mask, _second_bucket(first, second, self.mask)):

@@ -14,7 +14,7 @@ from ...errors import DaemonUnavailable, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX
 from ...ipc.modes import Mode
 from ...ipc.words import NUMBER_MAX
-from ..fields import check_count, check_key, check_name, check_seconds
+from ..fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..lease import Lease
 from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration, ToHost
 from .interface import Device
@@ -88,9 +88,10 @@ class DeviceCache:
             BadKey, UsageError: what was given is no key, no tensors of this device, or out of range; nothing changed.
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
-        check_key(key)
+        key = check_key(key)
         tokens = check_count("tokens", tokens, NUMBER_MAX)
         check_name("agent", agent, AGENT_CHARS_MAX, least=0)
+        limit_s = check_timeout(timeout_s, self._client.timeout_s)
         registration = Registration(key)
         if self.closed:
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
@@ -112,7 +113,7 @@ class DeviceCache:
             return registration
         self._upkeep.wake()
         if wait and self._client.connected:
-            registration.wait(self._client.timeout_s if timeout_s is None else timeout_s)
+            registration.wait(limit_s)
         return registration
 
     def get(self, key: bytes, *, promote: bool = False) -> DeviceLease | None:
@@ -125,7 +126,7 @@ class DeviceCache:
         Raises:
             BadKey: not 32 bytes.
         """
-        check_key(key)
+        key = check_key(key)
         lease = self._entries.lease(key, self._device)
         if lease is not None:
             self._device.lend(lease.tree)
@@ -150,8 +151,7 @@ class DeviceCache:
         Raises:
             BadKey: one of them is not 32 bytes; nothing was deleted.
         """
-        for key in keys:
-            check_key(key)
+        keys = tuple(check_key(key) for key in keys)
         deleted = self._entries.delete(keys)
         if deleted:
             self._upkeep.wake()
@@ -173,14 +173,14 @@ class DeviceCache:
         Raises:
             BadKey: one of them is not 32 bytes; nothing is sent.
         """
-        for key in keys:
-            check_key(key)
+        keys = tuple(check_key(key) for key in keys)
+        limit_s = check_timeout(timeout_s, self._client.timeout_s)
         if self.closed:
             return 0
         leaving = self._upkeep.send_away(keys)
         if not wait:
             return leaving.count
-        leaving.wait(self._client.timeout_s if timeout_s is None else timeout_s)
+        leaving.wait(limit_s)
         return leaving.gone
 
     def clear(self) -> int:
@@ -189,7 +189,7 @@ class DeviceCache:
 
     def contains(self, key: bytes) -> bool:
         """Whether the entry is on the device. Not counted as a use."""
-        check_key(key)
+        key = check_key(key)
         return key in self._entries
 
     def __len__(self) -> int:

@@ -18,6 +18,8 @@ from itertools import count
 from typing import Any, Final, Literal, Protocol, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
+from ...ipc.words import DURATION_S_MAX
+from ..fields import check_timeout
 from ..lease import Lease
 from ..puts import PutState
 from .interface import Device, Mark
@@ -71,7 +73,7 @@ class Registration:
         Raises:
             TimedOut: it is not known after `timeout_s`; the tensors stay.
         """
-        if not self._settled.wait(timeout_s):
+        if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
             raise TimedOut(
                 f"the registration of {self.key.hex()[:16]}… was not answered within {timeout_s} s; the tensors stay"
             )

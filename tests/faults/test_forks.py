@@ -270,6 +270,29 @@ def test_what_a_child_writes_to_an_inherited_array_reaches_nobody(small: Daemon)
         assert seen in (b"0", b"1"), "the child lives"
 
 
+def commits_what_was_reserved_before_a_fork(stage: Stage, socket: Path) -> tuple[str, str]:
+    """Why the child's commit is lost, and why the parent's is, whose lane a view froze."""
+    client = tensord.Client(socket, timeout_s=PATIENCE_S)
+    view = viewed(client)
+    reserved = client.reserve(tensord.Spec((8192,), "uint64"))
+    told, tell = os.pipe()
+    if not os.fork():
+        client.wait_connected()
+        os.write(tell, str(reserved.commit(key(3)).error).encode())
+        os._exit(0)
+    parent = str(reserved.commit(key(4)).error)
+    os.wait()
+    del view
+    return os.read(told, 4096).decode(), parent
+
+
+def test_a_commit_of_what_was_reserved_before_a_fork_says_that_the_fork_lost_it(small: Daemon) -> None:
+    with Child(commits_what_was_reserved_before_a_fork, small.socket) as child:
+        in_child, in_parent = child.hear()
+    assert "reserved by the process that this one was forked from" in in_child
+    assert in_parent == "None" or "this process forked" in in_parent
+
+
 def test_a_child_may_write_to_an_inherited_array_whose_client_is_closed(small: Daemon) -> None:
     with Child(writes_after_the_close, small.socket) as child:
         assert child.hear() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,19 @@ def test_a_socket_that_a_dead_daemon_left_says_the_same(
     listening(tmp_path / "s").close()
     with pytest.raises(DaemonUnavailable, match=r"refused.*systemctl start tensord"):
         connect(tmp_path / "s", 60)
+
+
+def test_without_a_free_descriptor_the_daemon_is_said_to_be_out_of_reach(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    with listening(tmp_path / "s"):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+            with pytest.raises(DaemonUnavailable, match="ulimit"):
+                connect(tmp_path / "s", 60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_path_that_is_no_socket_is_said_to_be_none(tmp_path: Path, no_descriptor_leaks: None) -> None:
