@@ -64,12 +64,15 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    try:
-        found = try_to_load_from_cache(model, "config.json", cache_dir=download_folder, revision=revision)
-    except ValueError:
-        # No id that a hub could have, as a folder that is not there.
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    for name in ("config.json", "tokenizer_config.json"):
+        try:
+            found = try_to_load_from_cache(model, name, cache_dir=download_folder, revision=revision)
+        except ValueError:
+            # No id that a hub could have, as a folder that is not there.
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 def _configuration(folder: Path) -> list[Path]:

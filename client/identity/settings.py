@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 import transformers
 
 from ...errors import UnsupportedLeaf
+from .attributes import attributes_digest
 
-_UNSAID: Final = frozenset(
-    {"_name_or_path", "architectures", "dtype", "text_config", "torch_dtype", "transformers_version"}
-)
-"""Of a configuration: what makes no difference to an encoder's output, or stands elsewhere in the key."""
+UNSAID: Final[Mapping[str, str]] = {
+    "_name_or_path": "a place; what stands there is named by its content",
+    "architectures": "the encoder's class is in the key",
+    "dtype": "that of the weights is in their fingerprint",
+    "torch_dtype": "that of the weights is in their fingerprint",
+    "text_config": "of the language model, which comes after the encoder",
+    "transformers_version": "which version wrote it; the one that runs is in the key",
+}
+"""Field of a configuration → why it is not in a key."""
 
 
 def described(value: Any) -> Any:
@@ -33,13 +39,18 @@ def described(value: Any) -> Any:
 
 
 def settings(module: Any, parts: Iterable[Any]) -> list[str]:
-    """The configurations that the output follows, also those that are changed on a living model."""
-    found = []
-    for each in (module, *parts):
-        config = getattr(each, "config", None)
-        if config is not None:
-            said = {name: value for name, value in config.to_dict().items() if name not in _UNSAID}
-            found += [json.dumps(said, sort_keys=True, default=str), str(getattr(config, "_attn_implementation", None))]
+    """What the output follows, also where it is changed on a living model: configurations, and the modules' classes and
+    plain attributes.
+
+    Raises:
+        UnsupportedLeaf: an attribute that no key can hold.
+    """
+    within = [each for part in parts for each in part.modules()]
+    configs = {id(config): config for each in (module, *within) if (config := vars(each).get("config")) is not None}
+    found = [attributes_digest((module, *within))]
+    for config in configs.values():
+        said = {name: value for name, value in config.to_dict().items() if name not in UNSAID}
+        found += [json.dumps(said, sort_keys=True, default=str), str(getattr(config, "_attn_implementation", None))]
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 
 from ..identity.content import dtype_name
-from ..identity.engine import encoder_namespace
+from ..identity.engine import Nameless, encoder_namespace
 from . import encoder_cache
 from .plugin import log_with_vllm
 from .presence import client_name
@@ -164,13 +164,10 @@ def _client_name(vllm_config: Any, part: str) -> str:
 def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consumer: bool) -> SchedulerSide:
     model = vllm_config.model_config
     namespace = None
-    why = ""
     try:
         namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
-    except OSError as error:
-        why = f" ({error})"
-    if namespace is None:
-        shares = f"the weights of {model.model} have no name, so nothing is shared{why}: give tensord.revision"
+    except (Nameless, OSError) as error:
+        shares = f"what {model.model} encodes has no name, so nothing is shared: {error}"
     else:
         does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
         shares = f"encoder outputs of {namespace.model} are {does} in namespace {namespace.tag.hex()}"

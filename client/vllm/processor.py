@@ -49,7 +49,7 @@ from ...errors import BadConfiguration, ReferenceLost, TensordError, Unsupported
 from ...shm.layout import KEY_BYTES
 from ..cache import Client
 from ..identity.content import DIGEST_ATTRIBUTE, content_digest
-from ..identity.processors import processor_namespace
+from ..identity.engine import processor_namespace
 from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from ..ringmap import HANDLE_BYTES

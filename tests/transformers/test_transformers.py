@@ -22,6 +22,7 @@ import transformers
 import tensord
 from tensord.client.transformers import Tally, cached, refresh, tally, uncached
 from tensord.client.transformers.outputs import Batch, NotSplittable
+from tensord.client.transformers.seams import SEAMS
 from tensord.errors import UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon, until
@@ -444,6 +445,77 @@ def test_a_setting_changed_on_the_living_model_changes_the_key(client: tensord.C
         changed.config.output_hidden_states = True
     assert same(model(**pixels(1)), plain(**pixels(1)))
     assert tally(model) == Tally(encoded=3)
+
+
+def norms(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "eps") or hasattr(module, "variance_epsilon")]
+
+
+def test_a_hyperparameter_changed_in_a_module_changes_the_key(client: tensord.Client, family: Family) -> None:
+    plain, model = family.make(), cached(family.make(), client)
+    family.call(model, family.inputs(1))
+    for changed in (plain, model):
+        for norm in norms(changed):
+            setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.5)
+    assert same(family.call(model, family.inputs(1)), family.call(plain, family.inputs(1)))
+    assert tally(model) == Tally(encoded=2)
+
+
+def test_a_scale_and_an_activation_without_weights_are_in_the_key(client: tensord.Client) -> None:
+    plain, model = clip(), cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+    for changed in (plain, model):
+        changed.encoder.layers[0].self_attn.scale = 3.0
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+    for changed in (plain, model):
+        changed.encoder.layers[1].mlp.activation_fn = torch.nn.ReLU().eval()
+    assert same(model(**pixels(1)), plain(**pixels(1)))
+    assert tally(model) == Tally(encoded=3)
+
+
+@pytest.mark.parametrize("value", [object(), lambda x: x, torch.ones(1)], ids=["object", "function", "tensor"])
+def test_an_attribute_that_no_key_can_hold_lets_the_call_through(client: tensord.Client, value: object) -> None:
+    model = cached(clip(), client)
+    model.encoder.layers[0].self_attn.extra = value
+    assert same(model(**pixels(1)), clip()(**pixels(1)))
+    assert tally(model) == Tally(passed=1)
+
+
+def test_each_attribute_of_each_module_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
+    from tensord.client.identity.attributes import UNSAID, attributes_digest
+
+    assert all(len(reason) > 5 for reason in UNSAID.values())
+    changed = 0
+    for module in family.make().modules():
+        before = attributes_digest([module])
+        for name, value in list(vars(module).items()):
+            if name in UNSAID:
+                continue
+            vars(module)[name] = ["another", value]
+            assert attributes_digest([module]) != before, f"{type(module).__name__}.{name} is in no key"
+            vars(module)[name] = value
+            changed += 1
+        assert attributes_digest([module]) == before
+    assert changed > 10
+
+
+def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
+    from tensord.client.identity.settings import UNSAID, settings
+
+    assert all(len(reason) > 5 for reason in UNSAID.values())
+    tower = next(module for module in family.make().modules() if type(module).__name__ in SEAMS)
+    before = settings(tower, [tower])
+    changed = 0
+    for field in tower.config.to_dict():
+        if field in UNSAID or field == "model_type":
+            continue
+        name = f"_{field}" if f"_{field}" in vars(tower.config) else field
+        value = getattr(tower.config, name, None)
+        object.__setattr__(tower.config, name, "another")
+        assert settings(tower, [tower]) != before, f"{name} is in no key"
+        object.__setattr__(tower.config, name, value)
+        changed += 1
+    assert changed > 10
 
 
 # ---- when a call goes through untouched

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PretrainedConfig
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from tensord.client.identity import content as contents
 from tensord.client.identity.checkpoints import weights_fingerprint
 from tensord.client.identity.content import Digests, content_digest
-from tensord.client.identity.engine import encoder_namespace
 from tensord.errors import UnsupportedLeaf
 
 from .tiny_llava import write_tiny_llava
@@ -52,68 +49,6 @@ def test_random_weights_are_named_by_their_seed(tmp_path: Path) -> None:
     named = [weights_fingerprint(folder, load_format="dummy", seed=seed) for seed in (0, 0, 1)]
     assert named[0] == named[1] != named[2]
     assert named[0] != weights_fingerprint(folder)
-
-
-# ---- the namespace
-
-
-def _resolved(layer: int) -> Any:
-    return PretrainedConfig.from_dict({"vision_feature_layer": layer})
-
-
-def _config(folder: Path, **about: Any) -> Any:
-    model = {
-        "model": str(folder),
-        "revision": None,
-        "seed": 0,
-        "architectures": ["Tiny"],
-        "dtype": torch.bfloat16,
-        "quantization": None,
-        "hf_config": _resolved(-1),
-        "multimodal_config": SimpleNamespace(mm_processor_kwargs=None, video_pruning_rate=None),
-        **about,
-    }
-    return SimpleNamespace(model_config=SimpleNamespace(**model), load_config=SimpleNamespace(load_format="auto"))
-
-
-def test_engines_differ_by_whatever_changes_what_their_encoder_makes(tmp_path: Path) -> None:
-    folder = write_tiny_llava(tmp_path)
-    plain = encoder_namespace(_config(folder))
-    assert plain == encoder_namespace(_config(folder))
-    assert plain is not None
-    assert plain.dtype == "bfloat16"
-    others = [
-        encoder_namespace(_config(folder, dtype=torch.float16)),
-        encoder_namespace(_config(folder, quantization="fp8")),
-        encoder_namespace(_config(folder, hf_config=_resolved(-2)), revision="mine"),
-        encoder_namespace(_config(folder, architectures=["Other"])),
-        encoder_namespace(
-            _config(
-                folder, multimodal_config=SimpleNamespace(mm_processor_kwargs={"size": 1}, video_pruning_rate=None)
-            ),
-        ),
-        encoder_namespace(_config(folder, multimodal_config=SimpleNamespace(mm_encoder_attn_dtype="fp8"))),
-        encoder_namespace(_config(folder), tenant="another"),
-        encoder_namespace(_config(folder), revision="mine"),
-    ]
-    tags = {plain.tag, *(other.tag for other in others if other is not None)}
-    assert len(tags) == len(others) + 1
-
-
-def test_one_model_in_two_folders_has_one_name(tmp_path: Path) -> None:
-    names = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        config = _resolved(-1)
-        config._name_or_path = str(write_tiny_llava(folder))
-        names.append(encoder_namespace(_config(folder, hf_config=config)))
-    assert names[0] == names[1]
-
-
-def test_a_given_revision_stands_for_weights_that_cannot_be_read() -> None:
-    config = _config(Path("some/model"))
-    assert encoder_namespace(config) is None
-    named = encoder_namespace(config, revision="v1")
-    assert named is not None and named.revision.startswith("v1")
 
 
 # ---- content

@@ -41,7 +41,7 @@ from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpda
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tensord.client.identity import content
-from tensord.client.identity.processors import processor_namespace
+from tensord.client.identity.engine import processor_namespace
 from tensord.client.loans import LOAN_BYTES
 from tensord.client.processor_cache import item_bytes, leaf_count
 from tensord.client.vllm import forms, plugin, processor

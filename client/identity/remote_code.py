@@ -1,0 +1,64 @@
+"""Names code that comes with a model: what `trust_remote_code` lets a configuration, a processor or a model run.
+
+Owns: which files that is. Invariant: code that is not found here has a random name, so nothing that it made is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from .checkpoints import model_folder
+from .digest import new_digest
+
+_ELSEWHERE: Final = "--"  # "repository--module.Class"
+
+
+def remote_code(folders: list[Path], code_revision: str | None) -> list[str]:
+    """A digest for each folder with code that may run.
+
+    Args:
+        folders: the model's, and the tokenizer's.
+        code_revision: of code that stands in another repository.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = [_code_digest(folder) for folder in folders]
+    for repository in sorted({name for folder in folders for name in _repositories(folder)}):
+        elsewhere = model_folder(repository, code_revision)
+        found.append(f"{repository} {_code_digest(elsewhere) if elsewhere is not None else secrets.token_hex(16)}")
+    return found
+
+
+def _code_digest(folder: Path) -> str:
+    digest = new_digest()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(content)} ".encode())
+        digest.update(content)
+    taken: str = digest.hexdigest()
+    return taken
+
+
+def _repositories(folder: Path) -> Iterator[str]:
+    """Other repositories whose classes the folder's documents name in their "auto_map"."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            document = json.loads(path.read_bytes())
+        except ValueError:
+            continue
+        yield from _named(document.get("auto_map") if isinstance(document, dict) else None)
+
+
+def _named(auto_map: Any) -> Iterator[str]:
+    if isinstance(auto_map, dict):
+        auto_map = list(auto_map.values())
+    if isinstance(auto_map, list):
+        for each in auto_map:
+            yield from _named(each)
+    elif isinstance(auto_map, str) and _ELSEWHERE in auto_map:
+        yield auto_map.split(_ELSEWHERE)[0]

@@ -1,0 +1,49 @@
+"""Names what an engine runs on: versions of what computes, plugins, the platform, environment variables."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from .checkpoints import package_version, vllm_version
+from .vllm_environment import set_variables
+from .vllm_fields import Side
+
+PACKAGES: Final = (
+    *("torch", "torchvision", "torchaudio", "torchcodec", "transformers", "tokenizers", "mistral-common", "tiktoken"),
+    *("sentencepiece", "numpy", "scipy", "pillow", "opencv-python", "opencv-python-headless", "av", "decord"),
+    *("librosa", "soundfile", "soxr", "timm", "einops", "xformers", "flash-attn", "flashinfer-python", "triton"),
+    *("torchao", "bitsandbytes", "compressed-tensors", "kernels", "terratorch", "fastokens"),
+)
+"""What decodes, resizes, cuts, or computes, where it is installed. vLLM is named by its own word."""
+_PLUGINS: Final = ("vllm.general_plugins", "vllm.platform_plugins")
+
+
+def surroundings(side: Side) -> dict[str, Any]:
+    """What the outputs of the engine's encoder, or of its processor, follow from beside its configuration."""
+    import vllm.envs
+    from vllm.platforms import current_platform
+
+    found: dict[str, Any] = {
+        "vllm": vllm_version(),
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "plugins": sorted(
+            f"{plugin.value} {plugin.dist.version if plugin.dist else None}"
+            for group in _PLUGINS
+            for plugin in entry_points(group=group)
+            if not plugin.value.startswith("tensord.")
+        ),
+        "platform": f"{type(current_platform).__qualname__} {current_platform.device_type}",
+        "environment": set_variables(side, vllm.envs.environment_variables),
+    }
+    if side == "encoder":
+        found["device"] = _device(current_platform)
+    return found
+
+
+def _device(platform: Any) -> str:
+    """The accelerator's model; a host may have several."""
+    try:
+        return str(platform.get_device_name())
+    except Exception:  # a platform need not have names for its devices
+        return "none"

@@ -1,0 +1,322 @@
+"""vLLM 0.32's configuration, field by field: what is in an engine's names, and what is not, with the reason.
+
+Owns: that table, for two names: of what an encoder makes, and of what a processor makes. A field that has no place here
+is in both: a new version of vLLM loses sharing rather than being given another's answer, until somebody has read what
+the field does.
+
+Values of a class that has no table are named with all of their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Side = Literal["encoder", "processor"]
+"""Whose outputs are named."""
+
+Reasons = Mapping[str, str]
+"""Field → why it is not in a name."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of one class of vLLM's.
+
+    Args:
+        both: in the name of what an encoder makes, and of what a processor makes.
+        encoder: in the encoder's name alone, with why no processor's output follows it.
+        processor: in the processor's name alone, with why no encoder's output follows it.
+        neither: in no name.
+    """
+
+    both: frozenset[str] = frozenset()
+    encoder: Reasons = field(default_factory=dict)
+    processor: Reasons = field(default_factory=dict)
+    neither: Reasons = field(default_factory=dict)
+
+    def ignored(self, side: Side) -> frozenset[str]:
+        """What is not in the name of this side."""
+        return frozenset(self.neither) | frozenset(self.processor if side == "encoder" else self.encoder)
+
+    @property
+    def all(self) -> frozenset[str]:
+        return self.both | self.encoder.keys() | self.processor.keys() | self.neither.keys()
+
+
+def each(reasons: Mapping[str, str]) -> Reasons:
+    """Field → reason, from reason → fields."""
+    return {name: reason for reason, names in reasons.items() for name in names.split()}
+
+
+_MODEL_ALONE: Final = "settings of the model as it runs; a processor is made of the model's configuration and its own"
+_IN_THE_KEY: Final = "the encoder is given what the processor made, and the content of that is in the key"
+_CONTENT: Final = "a place; what stands there is named by its content"
+_KV: Final = "of the KV cache and the language model's attention, which come after the encoder"
+_AFTER: Final = "of what is done with the language model's output"
+_PERMISSION: Final = "says what requests may have or ask for; what they have is in the key"
+_OPERATION: Final = "how the engine is run, observed, or ended"
+_MEMORY: Final = "where values lie, not what they are"
+_EXPERTS: Final = "of the language model's experts"
+_RANKS: Final = "which process runs what; what each computes follows tensor_parallel_size"
+_BATCHES: Final = "how requests are put together, in steps that each encode whole items"
+_GRAPHS: Final = "sizes and graphs of the language model's batches"
+
+VLLM_CONFIG: Final = Fields(
+    both=frozenset({"model_config"}),
+    encoder=each(
+        {
+            _MODEL_ALONE: "parallel_config device_config load_config attention_config kernel_config lora_config "
+            "compilation_config additional_config optimization_level performance_mode"
+        }
+    ),
+    neither=each(
+        {
+            _KV: "cache_config mamba_config engram_config kv_transfer_config kv_events_config",
+            _BATCHES: "scheduler_config",
+            _AFTER: (
+                "speculative_config watermark_config diffusion_config structured_outputs_config reasoning_config "
+                "aux_output_config"
+            ),
+            _MEMORY: "offload_config",
+            _OPERATION: "observability_config logging_config profiler_config shutdown_timeout instance_id",
+            "how encoder outputs are shared, not what they are": "ec_transfer_config ec_manager_config",
+            "made of quantization, quantization_config, hf_config and files of the folder, which are named": (
+                "quant_config"
+            ),
+            "how new weights come; from their arrival on nothing is shared under the old name": (
+                "weight_transfer_config"
+            ),
+        }
+    ),
+)
+
+MODEL: Final = Fields(
+    both=frozenset(
+        {
+            "config_format",
+            "convert",
+            "dtype",
+            "enable_prompt_embeds",
+            "hf_config",
+            "model_class_overrides",
+            "model_impl",
+            "multimodal_config",
+            "runner",
+            "trust_remote_code",
+        }
+    ),
+    encoder=each({_MODEL_ALONE: "quantization quantization_config enforce_eager is_submodel_config"}),
+    processor=each({_IN_THE_KEY: "tokenizer_mode skip_tokenizer_init"}),
+    neither=each(
+        {
+            _CONTENT: "model model_weights revision code_revision hf_config_path tokenizer tokenizer_revision",
+            "what came of it stands in hf_config": "hf_overrides",
+            "part of hf_config": "hf_text_config",
+            "of sampling; random weights are named by it in their fingerprint": "seed",
+            "of the sequence; processors that read it are READS_LENGTH": "max_model_len spec_target_max_model_len",
+            "a permission; the method is named": "allow_deprecated_quantization",
+            _PERMISSION: "allowed_local_media_path allowed_media_domains hf_token io_processor_plugin",
+            _KV: "disable_sliding_window disable_cascade_attn",
+            _AFTER: (
+                "word_embeddings_untied_by_checkpoint return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel "
+                "enable_trace_replay generation_config override_generation_config logits_processors pooler_config"
+            ),
+            _MEMORY: (
+                "enable_sleep_mode sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph "
+                "enable_nccl_comm_suspend enable_cumem_allocator"
+            ),
+            _OPERATION: "served_model_name renderer_num_workers",
+        }
+    ),
+)
+
+READS_LENGTH: Final = frozenset(
+    {
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Omni_Reasoning_V3",
+        "NemotronH_Super_Omni_Reasoning_V3",
+        "VoxtralForConditionalGeneration",
+        "VoxtralRealtimeGeneration",
+    }
+)
+"""Architectures whose encoder or processor reads max_model_len: it is in their names."""
+
+MULTIMODAL: Final = Fields(
+    both=frozenset(
+        {
+            "language_model_only",
+            "mm_device_do_normalize",
+            "mm_processor_kwargs",
+            "video_pruning_method",
+            "video_pruning_rate",
+        }
+    ),
+    encoder=each(
+        {
+            "how the encoder computes, after the processor": "mm_encoder_attn_backend mm_encoder_attn_dtype "
+            "mm_encoder_tp_mode"
+        }
+    ),
+    processor=each(
+        {
+            _IN_THE_KEY: "limit_per_prompt enable_mm_embeds media_io_kwargs interleave_mm_strings "
+            "allow_missing_mm_embeddings"
+        }
+    ),
+    neither=each(
+        {
+            _CONTENT: "mm_encoder_fp8_scale_path",
+            "scales that are saved are those of a run without given ones, which shares nothing": (
+                "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
+            ),
+            "another algorithm gives items other hashes": "mm_hasher_algorithm",
+            "leaves the language model out": "mm_encoder_only",
+            "of vLLM's own caches, and of how items travel": (
+                "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc "
+                "mm_ipc_gpu_memory_gb"
+            ),
+            _OPERATION: "skip_mm_profiling",
+        }
+    ),
+)
+
+LORA: Final = Fields(
+    encoder=each(
+        {
+            "of the model's layers; no processor has any": "max_lora_rank fully_sharded_loras lora_dtype "
+            "target_modules enable_tower_connector_lora specialize_active_lora"
+        }
+    ),
+    neither=each(
+        {
+            _MEMORY: "max_loras max_cpu_loras",
+            "which adapter a request has; that adapter's content is in the key": "default_mm_loras",
+            _EXPERTS: "enable_mixed_moe_lora_format enable_moe_shared_loras",
+            _AFTER: "max_lora_cls_labels",
+        }
+    ),
+)
+
+PARALLEL: Final = Fields(
+    encoder=each(
+        {
+            "how the model is cut, and in which order sums are made": (
+                "tensor_parallel_size prefill_context_parallel_size disable_custom_all_reduce enable_hc_sp"
+            ),
+            "code that runs the model": "worker_cls worker_extension_cls",
+        }
+    ),
+    neither=each(
+        {
+            "engines with more than one stage share nothing": "pipeline_parallel_size",
+            "each of its engines encodes whole items": (
+                "data_parallel_size data_parallel_size_local data_parallel_rank data_parallel_rank_local "
+                "data_parallel_master_ip data_parallel_rpc_port data_parallel_master_port data_parallel_backend "
+                "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_index "
+                "_data_parallel_master_port_list dp_sync_interval disable_nccl_for_dp_synchronization"
+            ),
+            _EXPERTS: (
+                "is_moe_model enable_expert_parallel enable_ep_weight_filter enable_eplb eplb_config "
+                "expert_placement_strategy all2all_backend enable_elastic_ep elastic_ep_max_dp_size"
+            ),
+            _BATCHES: "enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold",
+            _AFTER: "enable_batch_sharded_sampling",
+            _KV: (
+                "decode_context_parallel_size dcp_kv_cache_interleave_size dcp_comm_backend dcp_q_replicate "
+                "cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size"
+            ),
+            _RANKS: (
+                "world_size rank node_rank nnodes master_addr master_port distributed_executor_backend "
+                "max_parallel_loading_workers ray_runtime_env placement_group assigned_physical_gpu_ids "
+                "_coord_store_port _api_process_count _api_process_rank"
+            ),
+            _MEMORY: "enable_shm_tensor_arena numa_bind numa_bind_nodes numa_bind_cpus",
+            _OPERATION: (
+                "ray_workers_use_nsight distributed_timeout_seconds cpu_distributed_timeout_seconds "
+                "enable_fault_tolerance fault_tolerance_config"
+            ),
+        }
+    ),
+)
+
+COMPILATION: Final = Fields(
+    encoder=each(
+        {
+            _MODEL_ALONE: "mode backend custom_ops ir_enable_torch_wrap compile_mm_encoder cudagraph_mm_encoder "
+            "encoder_cudagraph_token_budgets encoder_cudagraph_max_vision_items_per_batch "
+            "encoder_cudagraph_max_frames_per_batch inductor_compile_config inductor_passes "
+            "use_inductor_graph_partition pass_config dynamic_shapes_config"
+        }
+    ),
+    neither=each(
+        {
+            _GRAPHS: (
+                "splitting_ops cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes "
+                "decoder_replay_trim_threshold compile_sizes compile_ranges_endpoints cudagraph_mode "
+                "cudagraph_num_of_warmups cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_specialize_lora "
+                "max_cudagraph_capture_size"
+            ),
+            "where compiled code is kept; what it is compiled of is named": (
+                "cache_dir compile_cache_save_format local_cache_dir debug_dump_path"
+            ),
+            _EXPERTS: "fast_moe_cold_start static_all_moe_layers",
+            "written while the engine runs": (
+                "enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time "
+                "static_forward_context"
+            ),
+        }
+    ),
+)
+
+LOAD: Final = Fields(
+    encoder=each(
+        {
+            "of the weights, which no processor reads": "load_format safetensors_load_strategy "
+            "model_loader_extra_config device ignore_patterns pt_load_map_location"
+        }
+    ),
+    neither=each(
+        {
+            _CONTENT: "download_dir",
+            _OPERATION: "safetensors_prefetch_num_threads safetensors_prefetch_block_size use_tqdm_on_load",
+        }
+    ),
+)
+
+DEVICE: Final = Fields(
+    encoder=each({"the platform is in a processor's name": "device_type"}),
+    neither=each({"which of a kind; the kind is device_type, and its model is named": "device"}),
+)
+
+TABLE: Final[Mapping[str, Fields]] = {
+    "VllmConfig": VLLM_CONFIG,
+    "ModelConfig": MODEL,
+    "MultiModalConfig": MULTIMODAL,
+    "LoRAConfig": LORA,
+    "ParallelConfig": PARALLEL,
+    "CompilationConfig": COMPILATION,
+    "LoadConfig": LOAD,
+    "DeviceConfig": DEVICE,
+}
+"""By the name of vLLM's class."""
+
+WHOLE: Final = frozenset(
+    {
+        "AttentionConfig",
+        "AudioDummyOptions",
+        "BaseDummyOptions",
+        "DynamicShapesConfig",
+        "HiSparseConfig",
+        "ImageDummyOptions",
+        "IrOpPriorityConfig",
+        "KernelConfig",
+        "PassConfig",
+        "QuantSpec",
+        "QuantizationConfigArgs",
+        "VideoDummyOptions",
+    }
+)
+"""Classes that are reached from named fields, and have no table: all of their fields are named."""

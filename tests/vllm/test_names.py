@@ -1,0 +1,311 @@
+"""The pair matrix: two engines that differ in what may change an output have two names; in what does not, one.
+
+Real configurations of a tiny model, made as vLLM makes them. What is said of encoders holds for what they make of what
+they are given; what is said of processors, for what they make of a picture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from tensord.client.identity.engine import Nameless, encoder_namespace, processor_namespace
+
+from .tiny_llava import WIDE, write_tiny_llava
+
+PLAIN: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llava(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def config(model: Path, **options: Any) -> VllmConfig:
+    """The configuration of an engine on the folder, as vLLM makes it."""
+    return EngineArgs(**{"model": str(model), **PLAIN, **options}).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> VllmConfig:
+    return config(model)
+
+
+def encoder(made: VllmConfig) -> bytes:
+    return encoder_namespace(made).tag
+
+
+def processor(made: VllmConfig) -> bytes:
+    return processor_namespace(made.model_config).tag
+
+
+def same(one: VllmConfig, other: VllmConfig) -> tuple[bool, bool]:
+    """Whether two engines have one name for what their encoders make, and for what their processors make."""
+    return encoder(one) == encoder(other), processor(one) == processor(other)
+
+
+# ---- options of the engine
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "dtype": {"dtype": "bfloat16"},
+    "implementation": {"model_impl": "transformers"},
+    "remote code": {"trust_remote_code": True},
+    "processor arguments": {"mm_processor_kwargs": {"do_rescale": False}},
+    "pruning": {"video_pruning_rate": 0.5},
+    "another pruning": {"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"},
+    "overrides of the configuration": {"hf_overrides": {"vision_feature_layer": -2}},
+    "a task": {"runner": "pooling", "convert": "embed"},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "tensor parallel size": {"tensor_parallel_size": 2},
+    "tensor parallel size, by data": {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"},
+    "LoRA on the tower": {"enable_lora": True, "enable_tower_connector_lora": True},
+    "another rank of it": {"enable_lora": True, "enable_tower_connector_lora": True, "max_lora_rank": 64},
+    "the encoder's attention": {"mm_encoder_attn_backend": "TORCH_SDPA"},
+    "compilation": {"enforce_eager": False},
+    "custom operations": {"compilation_config": {"custom_ops": ["none"]}},
+    "a way of loading": {"load_format": "safetensors"},
+    "settings of a loader": {"model_loader_extra_config": {"a": 1}},
+    "code of workers": {"worker_extension_cls": "engine_worker.Worker"},
+    "settings of a platform": {"additional_config": {"a": 1}},
+}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "tokenizer mode": {"tokenizer_mode": "hf"},
+    "reading of media": {"media_io_kwargs": {"video": {"num_frames": 4}}},
+    "no tokenizer": {"skip_tokenizer_init": True},
+}
+NEITHER: dict[str, dict[str, Any]] = {
+    "length": {"max_model_len": 128},
+    "memory": {"kv_cache_memory_bytes": 64 << 20, "block_size": 32},
+    "vLLM's caches": {"mm_processor_cache_gb": 1, "enable_prefix_caching": False},
+    "batches": {"max_num_seqs": 3, "max_num_batched_tokens": 300},
+    "names": {"served_model_name": "another"},
+    "seed": {"seed": 7},
+    "LoRA of the language model": {"enable_lora": True, "max_loras": 3},
+    "renderers": {"renderer_num_workers": 2, "mm_processor_cache_type": "lru"},
+    "rights": {"allowed_local_media_path": "/tmp"},
+    "sampling": {"generation_config": "vllm", "max_logprobs": 3, "logprobs_mode": "raw_logits"},
+    "data parallel engines": {"data_parallel_size": 2},
+    "processes": {"distributed_executor_backend": "mp"},
+    "statistics": {"disable_log_stats": True, "otlp_traces_endpoint": None},
+}
+
+
+@pytest.mark.parametrize("what", list(EVERYTHING))
+def test_engines_that_differ_in_what_reaches_processor_and_encoder_have_other_names(
+    model: Path, plain: VllmConfig, what: str
+) -> None:
+    assert same(plain, config(model, **EVERYTHING[what])) == (False, False)
+
+
+@pytest.mark.parametrize("what", list(ENCODERS))
+def test_engines_that_differ_in_what_reaches_the_encoder_alone_share_processors(
+    model: Path, plain: VllmConfig, what: str
+) -> None:
+    assert same(plain, config(model, **ENCODERS[what])) == (False, True)
+
+
+@pytest.mark.parametrize("what", list(PROCESSORS))
+def test_engines_that_differ_in_what_the_encoder_is_given_share_encoders(
+    model: Path, plain: VllmConfig, what: str
+) -> None:
+    assert same(plain, config(model, **PROCESSORS[what])) == (True, False)
+
+
+@pytest.mark.parametrize("what", list(NEITHER))
+def test_engines_that_differ_in_what_changes_no_output_share_all(model: Path, plain: VllmConfig, what: str) -> None:
+    assert same(plain, config(model, **NEITHER[what])) == (True, True)
+
+
+def test_quantization_is_in_the_encoders_name_alone(model: Path) -> None:
+    plain = config(model, dtype="bfloat16")
+    assert same(plain, config(model, dtype="bfloat16", quantization="fp8")) == (False, True)
+
+
+# ---- files
+
+
+def test_the_folders_path_is_in_no_name(model: Path, plain: VllmConfig, tmp_path: Path) -> None:
+    assert same(plain, config(write_tiny_llava(tmp_path / "elsewhere"))) == (True, True)
+
+
+def test_each_kind_of_weights_is_in_the_encoders_name_alone(plain: VllmConfig, tmp_path: Path) -> None:
+    assert same(plain, config(write_tiny_llava(tmp_path / "seed", seed=1))) == (False, True)
+    assert same(plain, config(write_tiny_llava(tmp_path / "projector", projector_seed=1))) == (False, True)
+
+
+def test_the_projector_alone_is_in_the_encoders_name_of_a_large_checkpoint(tmp_path: Path) -> None:
+    one, other = (config(write_tiny_llava(tmp_path / str(seed), inner=WIDE, projector_seed=seed)) for seed in (1, 2))
+    assert same(one, other) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("preprocessor_config.json", (False, False)),
+        ("tokenizer_config.json", (False, False)),
+        ("tokenizer.json", (True, False)),
+        ("README.md", (True, True)),
+    ],
+)
+def test_files_beside_the_weights_are_named_by_their_content(
+    plain: VllmConfig, tmp_path: Path, name: str, shared: tuple[bool, bool]
+) -> None:
+    folder = write_tiny_llava(tmp_path / "changed")
+    path = folder / name
+    path.write_text((path.read_text() if path.exists() else "") + "\n")
+    assert same(plain, config(folder)) == shared
+
+
+def test_a_tokenizer_in_another_folder_is_named_by_its_content(model: Path, plain: VllmConfig, tmp_path: Path) -> None:
+    folder = write_tiny_llava(tmp_path / "tokenizer")
+    assert same(plain, config(model, tokenizer=str(folder))) == (True, True)
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
+    assert same(plain, config(model, tokenizer=str(folder))) == (True, False)
+
+
+def with_code(folder: Path, code: str, auto_map: dict[str, str] | None = None) -> Path:
+    """The tiny model with code of its own, in a folder beside its files."""
+    write_tiny_llava(folder)
+    (folder / "inner").mkdir()
+    (folder / "inner" / "layers.py").write_text(code)
+    if auto_map is not None:
+        document = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "preprocessor_config.json").write_text(json.dumps({**document, "auto_map": auto_map}))
+    return folder
+
+
+def test_the_content_of_remote_code_is_in_both_names(tmp_path: Path) -> None:
+    one, alike, other = (
+        config(with_code(tmp_path / name, code), trust_remote_code=True)
+        for name, code in (("one", "a = 1"), ("alike", "a = 1"), ("other", "a = 2"))
+    )
+    assert same(one, alike) == (True, True)
+    assert same(one, other) == (False, False)
+    # With a name for the weights too: it says nothing of code.
+    assert encoder_namespace(one, revision="v1").tag != encoder_namespace(other, revision="v1").tag
+
+
+def test_remote_code_of_another_repository_that_is_not_here_is_shared_with_nobody(tmp_path: Path) -> None:
+    folder = with_code(tmp_path / "one", "a = 1", {"AutoImageProcessor": "some/where--code.Processor"})
+    made = config(folder, trust_remote_code=True)
+    assert encoder(made) != encoder(made) and processor(made) != processor(made)
+
+
+def test_a_model_whose_files_are_not_to_be_found_is_shared_with_nobody(plain: VllmConfig, model: Path) -> None:
+    made = config(model)
+    made.model_config.model = "/nowhere/at/all"
+    assert processor(made) != processor(made)
+    with pytest.raises(Nameless, match=r"/nowhere/at/all .* give tensord\.revision"):
+        encoder(made)
+    made = config(model)
+    made.model_config.tokenizer = "/nowhere/at/all"
+    assert processor(made) != processor(made)
+    assert encoder(made) == encoder(plain)
+
+
+def test_scales_of_the_encoders_attention_are_named_by_content_and_without_them_nothing_is_shared(
+    plain: VllmConfig, model: Path, tmp_path: Path
+) -> None:
+    made = config(model)
+    multimodal = made.model_config.multimodal_config
+    multimodal.mm_encoder_attn_dtype = "fp8"  # vLLM refuses it where there is no CUDA
+    with pytest.raises(Nameless, match="mm_encoder_fp8_scale_path"):
+        encoder(made)
+    names = []
+    for name, scale in (("one", "1"), ("alike", "1"), ("other", "2")):
+        path = tmp_path / name
+        path.write_text(f'{{"layer": {{"q": {scale}}}}}')
+        multimodal.mm_encoder_fp8_scale_path = str(path)
+        names.append(encoder(made))
+    assert names[0] == names[1] != names[2]
+    assert encoder(plain) not in names
+
+
+def test_a_tenant_and_a_name_for_the_weights_are_in_the_encoders_name(plain: VllmConfig) -> None:
+    made = {encoder_namespace(plain, **about).tag for about in ({}, {"tenant": "a"}, {"revision": "a"})}
+    assert len(made) == 3
+
+
+# ---- what engines run on
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "shared"),
+    [
+        ("VLLM_BATCH_INVARIANT", "1", (False, True)),
+        ("NVIDIA_TF32_OVERRIDE", "0", (False, True)),
+        ("VLLM_VIDEO_LOADER_BACKEND", "pyav", (False, False)),
+        ("VLLM_USE_FASTOKENS", "1", (True, False)),
+        ("VLLM_PORT", "5555", (True, True)),
+        ("VLLM_LOGGING_LEVEL", "DEBUG", (True, True)),
+        ("VLLM_DP_RANK", "1", (True, True)),
+    ],
+)
+def test_environment_variables_are_in_the_names_that_the_list_says(
+    plain: VllmConfig, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, shared: tuple[bool, bool]
+) -> None:
+    before = encoder(plain), processor(plain)
+    monkeypatch.setenv(variable, value)
+    assert (encoder(plain) == before[0], processor(plain) == before[1]) == shared
+
+
+def test_engines_on_as_many_cores_share_and_on_more_do_not(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for cores in ("0-3", "4-7", "4,5,8-9", "0-4", "auto", "nobind"):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
+        names.append(encoder(plain))
+    assert names[0] == names[1] == names[2]
+    assert len(set(names)) == 4
+
+
+def test_a_variable_of_vllms_that_nobody_has_read_is_in_both_names(
+    plain: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm.envs
+
+    before = encoder(plain), processor(plain)
+    monkeypatch.setitem(vllm.envs.environment_variables, "VLLM_NEW", lambda: None)
+    monkeypatch.setenv("VLLM_NEW", "1")
+    assert encoder(plain) != before[0] and processor(plain) != before[1]
+
+
+def test_another_version_of_vllm_or_of_what_computes_is_in_both_names(
+    plain: VllmConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import vllm
+
+    before = encoder(plain), processor(plain)
+    with monkeypatch.context() as changed:
+        changed.setattr(vllm, "__version__", "0.32.1")
+        assert encoder(plain) != before[0] and processor(plain) != before[1]
+    about = tmp_path / "pillow-1.2.3.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 1.2.3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert encoder(plain) != before[0] and processor(plain) != before[1]
+
+
+def test_a_process_that_starts_anew_has_the_same_names(plain: VllmConfig, model: Path) -> None:
+    program = (
+        "import sys; from tests.vllm.test_names import config, encoder, processor; from pathlib import Path;"
+        "made = config(Path(sys.argv[1])); print('names', encoder(made).hex(), processor(made).hex())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(model)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        cwd=Path(__file__).parents[2],
+    )
+    line = next(line for line in told.stdout.splitlines() if line.startswith("names "))
+    assert line.split()[1:] == [encoder(plain).hex(), processor(plain).hex()]
