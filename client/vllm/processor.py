@@ -90,6 +90,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._client = Client(socket, name=client_name(vllm_config, "frontend"), attach_s=ATTACH_S)
         self._presence = Presence(self._client, "processor outputs are found and stored")
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
+        self.model_name = f"tensord {namespace.tag.hex()}"
+        """What items' hashes have in place of the model's name, which with a folder is its path."""
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
         self._named: OrderedDict[str, None] = OrderedDict()
@@ -392,9 +394,10 @@ def _wanted(vllm_config: VllmConfig) -> bool:
 
 def _noting_names(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def get_mm_hashes(self: ProcessorInputs, *args: Any, **kwargs: Any) -> Any:
-        hashes = original(self, *args, **kwargs)
-        if isinstance(self.cache, TensordSenderCache):
+    def get_mm_hashes(self: ProcessorInputs, model_id: str, *args: Any, **kwargs: Any) -> Any:
+        ours = isinstance(self.cache, TensordSenderCache)
+        hashes = original(self, self.cache.model_name if ours else model_id, *args, **kwargs)
+        if ours:
             names = self.mm_uuid_items or {}
             for modality, of_items in hashes.items():
                 given = names.get(modality) or [None] * len(of_items)

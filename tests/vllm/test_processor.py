@@ -834,6 +834,25 @@ def test_a_picture_is_processed_by_one_frontend_for_all(installed: None, config:
         frontend.shutdown()
 
 
+def test_frontends_of_one_model_in_two_folders_share_what_was_processed(
+    installed: None, config: VllmConfig, tmp_path: Path
+) -> None:
+    from vllm.renderers import renderer_from_config
+
+    folder = write_tiny_llava(tmp_path / "elsewhere")
+    moved = EngineArgs(model=str(folder), dtype="float32", max_model_len=256, enforce_eager=True)
+    frontends = [renderer_from_config(config), renderer_from_config(moved.create_engine_config())]
+    for frontend in frontends:
+        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+        # Each has made an item of this form.
+        rendered(frontend, [a_picture(970 + frontends.index(frontend))])
+    first, second = (rendered(frontend, [a_picture(972)]) for frontend in frontends)
+    assert first["mm_hashes"] == second["mm_hashes"]
+    assert frontends[1].mm_processor_cache.make_stats() == (1, 2)
+    for frontend in frontends:
+        frontend.shutdown()
+
+
 def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed: None, config: VllmConfig) -> None:
     from vllm.renderers import renderer_from_config
 
