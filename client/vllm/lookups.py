@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from .claims import Wanted
 from .stats import Counts
 
 RETRY_S: Final = 1.0
+_log = logging.getLogger("tensord")
 
 
 class Input:
@@ -87,6 +89,12 @@ class Lookups:
 
     def weights_changed(self) -> None:
         """What was stored is another model's. The daemon is told when next something is looked up."""
+        if not self._changes and self.named:
+            _log.warning(
+                "tensord: the weights of this engine were changed in place, or its encoder cache was reset: no other "
+                "engine can tell what they are now. It shares encoder outputs with none from here on, and finds only "
+                "its own. To share again, start it anew from files that have these weights"
+            )
         self._changes += 1
 
     def take(self, found: Input, lease: Lease) -> bool:

@@ -4,19 +4,53 @@ vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of 
 session, reload_weights, reset_weights, an extension's own way). All of those reach the workers through the engine
 core's `collective_rpc`, in the scheduler's process and between two steps; that is where they are heard.
 
-Owns: the hooks. Invariant: what may have changed the weights counts as a change, and before the next step is scheduled:
-a needless one costs encoding again, a missed one would serve another model's outputs.
+Owns: the hooks, and the look at what the weights are now. A call that vLLM documents as changing weights counts as a
+change, and one that failed half way; one of its own that leaves them alone does not. Of any other (`apply_model`, an
+extension's method, a function) the weights themselves tell: they are compared before and after it.
+
+Invariant: what may have changed the weights is told before the next step is scheduled: a needless word costs encoding
+again, a missed one would serve another model's outputs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
+import torch
+
 from .encoder_cache import tell_listeners
 
-# What vLLM's workers offer that leaves the weights alone. Whatever is not named here may change them.
+SAMPLES: Final = 256
+"""So many numbers of each tensor are compared, evenly spread."""
+
+_log = logging.getLogger("tensord")
+
+# What vLLM's workers offer that changes the weights, or takes their memory away.
+CHANGES_WEIGHTS: Final = frozenset(
+    {
+        "checkpoint_prepare",
+        "checkpoint_restore",
+        "discard",
+        "elastic_ep_execute",
+        "finish_weight_update",
+        "initialize_from_config",
+        "load_model",
+        "reload_weights",
+        "reset_weights",
+        "sleep",
+        "start_draft_weight_update",
+        "start_weight_update",
+        "update_config",
+        "update_weights",
+        "wake_up",
+    }
+)
+# What they offer that leaves the weights alone.
 LEAVES_WEIGHTS: Final = frozenset(
     {
         "check_health",
@@ -63,14 +97,66 @@ def _hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callabl
 def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        named = isinstance(method, str)
+        if named and method in LEAVES_WEIGHTS:
+            return original(self, method, *args, **kwargs)
+        before = None if named and method in CHANGES_WEIGHTS else _marks(original, self)
         try:
             return original(self, method, *args, **kwargs)
         finally:
             # Also where it failed: some of the workers may have got through, or half way.
-            if not isinstance(method, str) or method not in LEAVES_WEIGHTS:
+            if before is None or _marks(original, self) != before:
                 tell_listeners()
 
     return collective_rpc
+
+
+def _marks(collective_rpc: Callable[..., Any], core: Any) -> list[bytes] | None:
+    """All workers' `weight_marks`; None where they cannot be had, as while the engine sleeps."""
+    if getattr(core.model_executor, "is_sleeping", False):
+        return None
+    try:
+        marks: list[bytes] = collective_rpc(core, weight_marks)
+    except Exception:
+        _log.debug("the weights cannot be looked at", exc_info=True)
+        return None
+    return marks
+
+
+def weight_marks(worker: Any) -> bytes:
+    """What the weights of a worker's model look like now, in some 30 ms for a thousand tensors. Run in the worker.
+
+    Returns:
+        SHA-256 over each parameter's and buffer's name, dtype, shape, place in memory, count of operations in place,
+        and SAMPLES of its numbers. Operations on `tensor.data` are not counted, and seen by the samples alone: one
+        that leaves all of those as they were is not seen. Nor are weights that a layer keeps packed in a form of its
+        own, as linear layers on the CPU do; what is done to their parameters has no effect then.
+    """
+    digest = hashlib.sha256()
+    samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    model = worker.get_model()
+    for tensors in (model.named_parameters, model.named_buffers):
+        for name, tensor in tensors(remove_duplicate=False):
+            operations = -1 if tensor.is_inference() else tensor._version
+            told = (name, tensor.dtype, tuple(tensor.shape), tensor.data_ptr(), operations)
+            digest.update(repr(told).encode())
+            if tensor.numel():
+                samples[tensor.device].append(_sample(tensor.detach()))
+    for found in samples.values():
+        # One copy for all tensors of a device.
+        digest.update(torch.cat(found).cpu().numpy().data)
+    return digest.digest()
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Some of its numbers, as (n,) uint8."""
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        taken = flat[:: max(1, len(flat) // SAMPLES)]
+    else:
+        each = max(1, round(SAMPLES ** (1 / tensor.ndim)))
+        taken = tensor[tuple(slice(None, None, max(1, size // each)) for size in tensor.shape)].reshape(-1)
+    return taken.contiguous().view(torch.uint8)
 
 
 def _told_of_versions(original: Callable[..., Any]) -> Callable[..., Any]:

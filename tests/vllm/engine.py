@@ -163,6 +163,15 @@ class Engine:
         self.wait_up()
         return read_count(self._counts) - self._counted
 
+    def tell(self, command: str) -> None:
+        """A command whose answer is `told` later."""
+        self.wait_up()
+        self._say(command)
+
+    def told(self) -> Any:
+        """The answer to what `tell` told."""
+        return self._answer()
+
     def ask(self, command: str, **arguments: Any) -> Any:
         """The answer to any of the program's commands.
 

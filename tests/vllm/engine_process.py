@@ -114,9 +114,30 @@ class EngineProcess:
     def do_abort(self, name: str) -> None:
         self._llm.llm_engine.abort_request([name])
 
-    def do_slow_encoder(self, seconds: float) -> None:
-        """From now on each run of the encoder takes so much longer."""
+    def do_run(self) -> list[float]:
+        """Steps until all requests have ended. Gives the seconds after which each did."""
+        began, took_s = time.perf_counter(), []
+        while self._llm.llm_engine.has_unfinished_requests():
+            ended = self.do_step()
+            took_s += [time.perf_counter() - began] * len(ended)
+        return took_s
+
+    def do_slow_encoder(self, seconds: float, each: float = 0.0) -> None:
+        """From now on each run of the encoder takes so much longer, and `each` for every picture in it."""
         self._worker_module.encode_s = seconds
+        self._worker_module.encode_each_s = each
+
+    def do_apply_model(self, writes: bool) -> None:
+        """Runs a function on the model in the worker, which reads all parameters, or changes some of them too."""
+
+        def look(model: Any) -> float:
+            if writes:
+                for name, parameter in model.named_parameters():
+                    if "language_model" not in name:
+                        parameter.data.mul_(1.5)
+            return sum(float(parameter.detach().sum()) for parameter in model.parameters())
+
+        self._llm.apply_model(look)
 
     def do_reset_encoder_cache(self) -> None:
         self._llm.llm_engine.reset_encoder_cache()

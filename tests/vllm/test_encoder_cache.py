@@ -257,14 +257,24 @@ class Executor:
 
     def __init__(self, heard: Callable[[], int]) -> None:
         self.calls: list[tuple[Any, int]] = []
+        self.model = torch.nn.Linear(4, 4)
+        self.is_sleeping = False
         self.heard = heard
         self.error: Exception | None = None
 
     def collective_rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
+        if method is weights.weight_marks:
+            return [method(self)]
         self.calls.append((method, self.heard()))
+        if callable(method):
+            return [method(self)]
         if self.error is not None:
             raise self.error
         return [method]
+
+
+    def get_model(self) -> torch.nn.Module:
+        return self.model
 
 
 @pytest.fixture
@@ -285,7 +295,8 @@ def core(listener: Listener) -> EngineCore:
         "reload_weights",
         "reset_weights",
         "load_model",
-        "an_extensions_own_way",
+        "sleep",
+        "wake_up",
     ],
 )
 def test_an_update_of_weights_is_heard_after_the_workers_have_it(
@@ -296,9 +307,52 @@ def test_an_update_of_weights_is_heard_after_the_workers_have_it(
     assert listener.heard == 1
 
 
-def test_what_runs_a_function_in_the_workers_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
-    core.collective_rpc(method=lambda worker: None)
+def _reads(model: torch.nn.Module) -> float:
+    return sum(float(parameter.detach().sum()) for parameter in model.parameters())
+
+
+def _adds(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        next(model.parameters())[1, 2] += 1
+
+
+def _writes_around_the_counter(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data + 1)
+
+
+def _replaces(model: torch.nn.Linear) -> None:
+    model.weight = torch.nn.Parameter(model.weight.detach().clone())
+
+
+def _transposes(model: torch.nn.Linear) -> None:
+    model.weight.data = model.weight.data.t()
+
+
+@pytest.mark.parametrize("change", [_adds, _writes_around_the_counter, _replaces, _transposes])
+def test_a_function_that_changes_weights_is_heard(core: EngineCore, listener: Listener, change: Any) -> None:
+    core.collective_rpc(method=lambda worker: change(worker.get_model()))
     assert listener.heard == 1
+    core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
+    assert listener.heard == 1
+
+
+def test_a_function_that_only_reads_and_an_extensions_method_that_does_are_no_change(
+    core: EngineCore, listener: Listener
+) -> None:
+    core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
+    core.collective_rpc("an_extensions_reader")
+    assert listener.heard == 0
+
+
+def test_what_cannot_be_compared_counts_as_a_change(core: EngineCore, listener: Listener) -> None:
+    core.model_executor.is_sleeping = True
+    core.collective_rpc("an_extensions_reader")
+    assert listener.heard == 1
+    core.model_executor.is_sleeping = False
+    core.model_executor.model = torch.nn.Linear(4, 4, device="meta")
+    core.collective_rpc("an_extensions_reader")
+    assert listener.heard == 2
 
 
 def test_an_update_that_failed_counts_as_a_change(core: EngineCore, listener: Listener) -> None:

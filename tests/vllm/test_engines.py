@@ -160,6 +160,31 @@ def test_an_entry_of_another_shape_is_a_miss(stand: Stand, client: tensord.Clien
         assert by_second() == 1
 
 
+def test_a_call_that_only_reads_the_model_ends_no_sharing(stand: Stand) -> None:
+    picture = fresh()
+    stand.encode(stand.first, picture)
+    stand.second.ask("apply_model", writes=False)
+    with encoding(stand.second) as by_second:
+        assert stand.second.generate(picture) == stand.plain.generate(picture)
+        assert by_second() == 0
+
+
+def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_resume(
+    stand: Stand, others: tuple[Engine, Engine]
+) -> None:
+    one, another = others
+    for _ in range(2):
+        picture = fresh()
+        right, _ = stand.encode(another, picture)
+        one.ask("apply_model", writes=True)
+        with encoding(one) as by_one:
+            assert one.generate(picture) != right
+            assert by_one() == 1
+        stand.quiet()
+    assert one.log.count("It shares encoder outputs with none from here on") == 1
+    assert "To share again, start it anew from files" in one.log
+
+
 def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, others: tuple[Engine, Engine]) -> None:
     one, another = others
     old, new = fresh(), fresh()
