@@ -53,6 +53,7 @@ COMMANDS: Final = (
     # Exit status 2: there is no GPU here.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),
+    Command("benchmarks/vllm_burst.py", ("--rounds", "1", "--pictures", "4", "--encode-ms", "5"), with_vllm=True),
     Command("benchmarks/vllm_connector.py", with_vllm=True),
     Command("benchmarks/vllm_text.py", ("--rounds", "2", "--tokens", "4", "--pictures", "2"), with_vllm=True),
 )

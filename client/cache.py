@@ -297,18 +297,24 @@ class Client:
             except BaseException as raised:
                 error = raised
 
-    def claim(self, key: bytes) -> Claim:
+    def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
         """Asks for the right to compute `key`, without waiting for the answer: `Claim.state` tells.
 
         For those who compute where they cannot wait, or store by another client. Where the daemon is stopped and its
         socket full, asking itself may take the client's `timeout_s`.
 
+        Args:
+            within_s: in how many seconds it would be stored, if it is this client's to compute; 0 where that is not
+                known. Others who wait are told (`Claim.expected_at`).
+
         Raises:
             BadKey: not 32 bytes.
+            UsageError: `within_s` is out of its range.
         """
         key = check_key(key)
+        within_s = check_seconds("within_s", within_s)
         self._attach()
-        return Claim(self._link, key, self._timeout_s)
+        return Claim(self._link, key, self._timeout_s, within_s)
 
     def steps(self, key: bytes) -> Steps:
         """The steps of `get_or_compute`, for whoever drives them."""

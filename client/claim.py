@@ -26,12 +26,12 @@ class Claim:
     `abandon`. A put of the key ends it for everybody who waits, whichever client's it is.
     """
 
-    def __init__(self, link: Link, key: bytes, timeout_s: float) -> None:
-        """Asks; sending may take `timeout_s` where the daemon takes nothing in."""
+    def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
+        """Asks; sending may take `timeout_s` where the daemon takes nothing in. `within_s`: see `Client.claim`."""
         self.key = key
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
-        self._answer: Asked = link.ask(lambda number: messages.Claim(number, key), timeout_s)
+        self._answer: Asked = link.ask(lambda number: messages.Claim(number, key, within_s), timeout_s)
 
     @property
     def state(self) -> State:
@@ -53,6 +53,12 @@ class Claim:
             # It ended with the connection under which it was granted.
             return "alone"
         return claimed.answer
+
+    @property
+    def expected_at(self) -> float:
+        """Of one that waits: when whoever computes expects to have stored it, by time.monotonic; 0 where it did not
+        tell."""
+        return self._answer.expected_at
 
     @property
     def token(self) -> int:

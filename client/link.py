@@ -64,9 +64,11 @@ class Listener(Protocol):
 
 
 class Asked(Future[Any]):
-    """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come."""
+    """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come;
+    `expected_at` (monotonic): when that one expects to have stored it, 0 where it did not tell."""
 
     waits = False
+    expected_at = 0.0
 
 
 class Link:
@@ -419,6 +421,7 @@ class Link:
             case messages.Claimed(answer="wait"):
                 waiting = self._answers.get(message.id)
                 if waiting is not None:
+                    waiting.expected_at = time.monotonic() + message.lasts_s if message.lasts_s else 0.0
                     waiting.waits = True
             case messages.Error(id=int(number)):
                 answer = self._answers.pop(number, None)

@@ -148,8 +148,12 @@ class Part(Message, frozen=True):
 
 
 class Claim(Message, frozen=True):
+    """`within_s`: in how many seconds the client expects to have stored it, if it is the one to compute; 0: it cannot
+    tell."""
+
     id: Id
     key: Key
+    within_s: SecondsOrNone = 0.0
 
 
 class Renew(Message, frozen=True):
@@ -290,7 +294,11 @@ class Committed(Message, frozen=True):
 
 
 class Claimed(Message, frozen=True):
-    """`wait` is followed by another Claimed of this id; `alone`: compute, without a claim."""
+    """`wait` is followed by another Claimed of this id; `alone`: compute, without a claim.
+
+    `lasts_s`: with `compute` until the claim has to be renewed; with `wait` until its holder expects to have stored the
+    payload, 0 where it did not tell.
+    """
 
     id: Id
     answer: Literal["hit", "compute", "wait", "alone"]

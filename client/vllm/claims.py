@@ -36,13 +36,19 @@ State = Literal["asked", "waiting", "compute", "hit", "alone", "saving", "over"]
 
 
 class Wanted:
-    """One key that is wanted. `state` is what the step may go by; `lease` comes with "hit"."""
+    """One key that is wanted, of an output of `rows` rows.
 
-    __slots__ = ("asked_at", "claim", "key", "lease", "state", "token", "users")
+    `state` is what the step may go by. `lease` comes with "hit"; `expected_at` with "waiting": when the other engine
+    expects to have stored it, 0 where it did not tell.
+    """
 
-    def __init__(self, key: bytes, now: float) -> None:
+    __slots__ = ("asked_at", "claim", "expected_at", "key", "lease", "rows", "state", "token", "users")
+
+    def __init__(self, key: bytes, rows: int, now: float) -> None:
         self.key = key
+        self.rows = rows
         self.asked_at = now
+        self.expected_at = 0.0
         self.state: State = "asked"
         self.claim: Claim | None = None
         self.lease: Lease | None = None
@@ -67,14 +73,18 @@ class Claims:
 
     # ---- the step's thread
 
-    def want(self, key: bytes, user: Hashable, now: float) -> Wanted | None:
-        """The key's claim, asked for if this is the first who wants it; None where there is nobody to ask."""
+    def want(self, key: bytes, rows: int, user: Hashable, now: float, within_s: float = 0.0) -> Wanted | None:
+        """The key's claim, asked for if this is the first who wants it; None where there is nobody to ask.
+
+        Args:
+            within_s: when it would be stored, if it is this engine's to compute; 0 where that is not known.
+        """
         wanted = self._wanted.get(key)
         if wanted is None:
             if self._silent is not None or self._background.late:
                 return None
-            wanted = Wanted(key, now)
-            if not self._background.post(partial(self._ask, wanted)):
+            wanted = Wanted(key, rows, now)
+            if not self._background.post(partial(self._ask, wanted, within_s)):
                 return None
             self._wanted[key] = wanted
         wanted.users.add(user)
@@ -118,6 +128,22 @@ class Claims:
         for key in list(self._saving):
             self.settled(key)
 
+    def rows_ahead(self) -> int:
+        """Rows that are this engine's to compute, or may be when the daemon has answered, and in no step yet."""
+        return sum(wanted.rows for wanted in self._wanted.values() if wanted.state in ("asked", "compute"))
+
+    def rows_waiting(self) -> int:
+        """Rows that other engines are computing, and this one wants."""
+        return sum(wanted.rows for wanted in self._wanted.values() if wanted.state == "waiting")
+
+    def users_ahead(self) -> int:
+        """How many requests want what is this engine's to compute, or may be, and in no step yet."""
+        users: set[Hashable] = set()
+        for wanted in self._wanted.values():
+            if wanted.state in ("asked", "compute"):
+                users |= wanted.users
+        return len(users)
+
     @property
     def open(self) -> int:
         """Claims that are not over."""
@@ -147,9 +173,9 @@ class Claims:
             return SOON_S
         return _SAVING_S if self._watched else IDLE_S
 
-    def _ask(self, wanted: Wanted, client: Client) -> None:
+    def _ask(self, wanted: Wanted, within_s: float, client: Client) -> None:
         if wanted.users:
-            wanted.claim = client.claim(wanted.key)
+            wanted.claim = client.claim(wanted.key, within_s=within_s)
             self._watched.add(wanted)
 
     def _look_for_answer(self, wanted: Wanted, client: Client, now: float) -> None:
@@ -162,6 +188,7 @@ class Claims:
                 self._silent = wanted
             return
         if state == "waiting":
+            wanted.expected_at = claim.expected_at
             wanted.state = "waiting"
             return
         self._watched.discard(wanted)

@@ -190,6 +190,8 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
         wait_s_max=settings.wait_s_max,
         producer=producer,
         consumer=consumer,
+        step_requests=vllm_config.scheduler_config.max_num_seqs,
+        step_rows=vllm_config.scheduler_config.max_num_encoder_input_tokens,
         tower_lora=lora is not None and getattr(lora, "enable_tower_connector_lora", False),
     )
 

@@ -20,6 +20,8 @@ Invariants
 - "hit" is said only with the lease held, and of an identifier only what holds for the request that was ensured last.
 - A request holds the claim of a key only once those of all its lesser keys are settled: engines that wait for each
   other's never do so in a circle.
+- Requests claim no more than one step takes; the rest is left for other engines. One that has a claim already may
+  always ask for its next, so that no two requests keep each other from going on.
 - An input that the engine's own encoder cache has, as far as its own words tell, costs nothing.
 - The step's thread never waits, hashes, or speaks with the daemon.
 """
@@ -35,7 +37,7 @@ from ..cache import Client
 from ..lease import Lease
 from ..namespace import Namespace
 from .background import Background
-from .claims import Claims
+from .claims import Claims, Wanted
 from .lookups import Input, Lookups
 from .presence import Presence
 from .stats import CONNECTED, Counts, TensordECStats
@@ -43,7 +45,9 @@ from .step import NOTHING, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
-"""How many times as long as encoding and storing takes here another engine is given for it."""
+"""How many times as long as an engine expected to take it is waited for."""
+SOONER: Final = 0.8
+"""Who would have encoded in this part of the time that another engine still takes, or less, does not wait for it."""
 LOOK_UP_S: Final = 0.25
 """How long looking up may take at least, however short the waiting for others is to be."""
 LAG_STEPS_MAX: Final = 256
@@ -62,6 +66,11 @@ class _Asking:
     def __init__(self) -> None:
         self.inputs: dict[str, Input] = {}
         self.begin([])
+
+    @property
+    def claims(self) -> bool:
+        """Whether it has claimed anything that is not allocated yet, or waits for it."""
+        return any(found.wanted is not None for found in self.inputs.values())
 
     def begin(self, features: Sequence[Any]) -> None:
         """Its inputs are to be settled, from now on."""
@@ -82,6 +91,7 @@ class SchedulerSide:
     ranks: how many workers load each input.
     width_fits: whether outputs of a modality may have so many columns.
     dtype: the outputs' dtype, as torch names it.
+    step_requests, step_rows: how many requests, and encoder outputs of how many rows, a step takes at most.
     """
 
     def __init__(
@@ -98,12 +108,16 @@ class SchedulerSide:
         producer: bool,
         consumer: bool,
         tower_lora: bool,
+        step_requests: int,
+        step_rows: int,
     ) -> None:
         self._ranks = ranks
         self._wait_s_max = wait_s_max
         self._producer = producer
         self._consumer = consumer
         self._tower_lora = tower_lora
+        self._step_requests = step_requests
+        self._step_rows = step_rows
         self._shares = shares
         self._presence: Presence | None = None
         self._connected_told: bool | None = None
@@ -125,6 +139,8 @@ class SchedulerSide:
         self._left: dict[int, set[bytes]] = {}
         self._deferred = False
         self._row_s: float | None = None
+        self._rows = 0
+        self._busy_until = 0.0
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = Claims(self._background, computes=producer)
         self._background.start()
@@ -176,6 +192,7 @@ class SchedulerSide:
             self._loads[identifier] = wanted.lease, wanted.lease.tree.shape
         else:
             self._counts.add("misses")
+            self._rows += request.mm_features[index].mm_position.get_num_embeds()
             if wanted is not None and wanted.key is not None and self._stores(wanted):
                 claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
                 self._saves[identifier] = Save(wanted.key, wanted.rows, claim)
@@ -215,6 +232,10 @@ class SchedulerSide:
         self._deferred = False
         if self._in_flight:
             self._drop_lost()
+        rows, self._rows = self._rows, 0
+        if rows and self._row_s is not None:
+            now = time.monotonic()
+            self._busy_until = max(now, self._busy_until) + rows * self._row_s
         if not self._allocated and not self._left:
             return NOTHING
         self._local |= self._allocated
@@ -229,7 +250,7 @@ class SchedulerSide:
         if loads:
             leases = [lease for lease, _ in self._loads.values()]
             self._in_flight[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(self._step, loads, self._saves, left)
+        made = StepMetadata(self._step, loads, self._saves, left=left, rows=rows)
         self._loads, self._saves = {}, {}
         return made
 
@@ -372,19 +393,24 @@ class SchedulerSide:
         """Whether another engine, or the daemon's answer, is waited for."""
         assert found.key is not None
         if found.wanted is None:
-            found.wanted = self._claims.want(found.key, asking, now)
+            if self._is_full(asking, found.rows) and now - asking.since < self._wait_s_max:
+                return True
+            found.wanted = self._claims.want(found.key, found.rows, asking, now, self._own_s(found.rows))
         wanted = found.wanted
         if wanted is None:
             return False
         if wanted.state == "asked" and not self._claims.unanswered(wanted, now):
             return True
         if wanted.state == "waiting" and self._consumer:
-            if not asking.waits_since:
-                asking.waits_since = now
-                self._counts.add("waits")
-            if now - asking.waits_since < self._patience_s(found.rows):
-                return True
-            self._counts.add("wait_timeouts")
+            if self._is_sooner(wanted, now):
+                self._counts.add("overtaken")
+            else:
+                if not asking.waits_since:
+                    asking.waits_since = now
+                    self._counts.add("waits")
+                if now - asking.waits_since < self._patience_s(wanted, asking.waits_since):
+                    return True
+                self._counts.add("wait_timeouts")
         elif wanted.state == "waiting":
             # It has to encode it all the same, and the other one stores it.
             found.key = None
@@ -394,10 +420,36 @@ class SchedulerSide:
             self._leave(found, asking)
         return False
 
-    def _patience_s(self, rows: int) -> float:
+    def _is_full(self, asking: _Asking, rows: int) -> bool:
+        """Whether what is claimed fills a step already, and this request has no part in it."""
+        if asking.claims:
+            return False
+        ahead = self._claims.rows_ahead()
+        return bool(ahead) and (ahead + rows > self._step_rows or self._claims.users_ahead() >= self._step_requests)
+
+    def _own_s(self, rows: int) -> float:
+        """In how many seconds these rows would be stored, encoded after all that is claimed here; 0: not known."""
         if self._row_s is None:
+            return 0.0
+        under_way_s = max(0.0, self._busy_until - time.monotonic())
+        return under_way_s + (self._claims.rows_ahead() + rows) * self._row_s
+
+    def _is_sooner(self, wanted: Wanted, now: float) -> bool:
+        """Whether this engine would have encoded all that it waits for before the other one has this."""
+        if self._row_s is None or not wanted.expected_at:
+            return False
+        return self._own_s(self._claims.rows_waiting()) < SOONER * (wanted.expected_at - now)
+
+    def _patience_s(self, wanted: Wanted, since: float) -> float:
+        """How long the other engine is waited for: by what it expected to take, or else by what all that it may be
+        doing would take here."""
+        if wanted.expected_at:
+            expected_s = wanted.expected_at - since
+        elif self._row_s is not None:
+            expected_s = self._own_s(self._claims.rows_waiting())
+        else:
             return self._wait_s_max
-        return min(max(WAIT_FACTOR * self._row_s * rows, WAIT_S_LEAST), self._wait_s_max)
+        return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
 
     def _stores(self, found: Input) -> bool:
         """Whether what is encoded is to be stored: not by a mere consumer, nor where it is, or will be, stored."""

@@ -43,12 +43,14 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     """Scheduler to workers: what to load before the encoder runs, and what of its outputs to store, by identifier.
 
     `step` counts up, and is named again when the loads are done. `left`: by rank, rings that no later step names.
+    `rows` of encoder outputs are made in it.
     """
 
     step: int = 0
     loads: dict[str, Load] = field(default_factory=dict)
     saves: dict[str, Save] = field(default_factory=dict)
     left: dict[int, set[bytes]] = field(default_factory=dict)
+    rows: int = 0
 
 
 NOTHING: Final = StepMetadata()
@@ -69,7 +71,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     """Identifiers whose load failed: zeros stand in their place."""
     encoded_rows: int = 0
     encode_s: float = 0.0
-    """How long it took for so many rows, from the step's beginning until they were stored."""
+    """These rows' part of the time from their step's beginning until they were stored."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: Report) -> Report:

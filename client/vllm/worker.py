@@ -72,8 +72,9 @@ class WorkerSide:
         self._rings: dict[bytes, Ring] = {}
         self._told = b""
         self._began_s = 0.0
+        self._step_rows = 1
         # The background thread's.
-        self._puts: list[tuple[Put, Save, int, float]] = []
+        self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
         self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, self._counts)
         self._background.start()
@@ -84,6 +85,7 @@ class WorkerSide:
         """A step begins."""
         if metadata.saves:
             self._began_s = time.monotonic()
+            self._step_rows = max(metadata.rows, sum(save.rows for save in metadata.saves.values()))
         for identity in metadata.left.get(self._rank, ()) if metadata.left else ():
             if identity != self._told:
                 self._rings.pop(identity, None)
@@ -121,7 +123,7 @@ class WorkerSide:
         with self._lock:
             room = self._saving_bytes + output.nbytes <= SAVE_BYTES_MAX
             self._saving_bytes += output.nbytes if room else 0
-        job = partial(self._store, wanted, output.detach(), self._made(), self._began_s)
+        job = partial(self._store, wanted, output.detach(), self._made(), self._began_s, wanted.rows / self._step_rows)
         if not room:
             self._counts.add("dropped")
             self._tell(settled=wanted.key)
@@ -202,12 +204,12 @@ class WorkerSide:
             self._ring = client.ring() or self._ring
         now = time.monotonic()
         for entry in self._puts.copy():
-            put, save, size_bytes, began_s = entry
+            put, save, size_bytes, began_s, share = entry
             if put.state == "sent" and now < began_s + SETTLED_S:
                 continue
             self._puts.remove(entry)
             if put.state in ("stored", "existed"):
-                self._tell(settled=save.key, rows=save.rows, took_s=now - began_s)
+                self._tell(settled=save.key, rows=save.rows, took_s=(now - began_s) * share)
                 self._counts.add("saves")
                 self._counts.add("save_bytes", size_bytes)
             else:
@@ -215,12 +217,12 @@ class WorkerSide:
                 self._counts.add("refused")
         return SOON_S if self._puts else IDLE_S
 
-    def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, client: Client) -> None:
+    def _store(self, save: Save, output: torch.Tensor, made: Any, began_s: float, share: float, client: Client) -> None:
         try:
             if client.connected:
                 fetched = self._fetched(output, made)
                 put = client.store(save.key, fetched, tokens=save.rows, ttl_s=None, claim=save.claim or None)
-                self._puts.append((put, save, output.nbytes, began_s))
+                self._puts.append((put, save, output.nbytes, began_s, share))
             else:
                 self._counts.add("refused")
                 self._tell(settled=save.key)

@@ -39,7 +39,8 @@ TOKEN_COUNTER_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one request for a claim is told. `token` and `lasts_s` go with "compute"."""
+    """What one request for a claim is told. `token` goes with "compute". `lasts_s`: with "compute" how long the claim
+    lasts, with "wait" how long its holder expects to take still, 0 where that is not known."""
 
     client: int
     request: int
@@ -56,10 +57,12 @@ class _Claim:
     uid: int
     token: int
     ends_at: float
+    expected_at: float = 0.0
     handed_over: bool = False
     committing: bool = False
     orphaned: bool = False
-    waiters: dict[tuple[int, int], None] = field(default_factory=dict)
+    waiters: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By client and request: in how many seconds this one would have stored it."""
 
 
 @dataclass(slots=True)
@@ -124,8 +127,10 @@ class Claims:
         """When `expire` has something to do."""
         return self._timers.next_timer()
 
-    def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0) -> Verdict:
-        """Somebody misses `key`: "compute", or "wait" with the answer to come.
+    def claim(
+        self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0
+    ) -> Verdict:
+        """Somebody misses `key`, and would have stored it `within_s`: "compute", or "wait" with the answer to come.
 
         Raises:
             LimitReached: the client has as many claims and waits as it may; claims_per_client_max is named.
@@ -138,11 +143,11 @@ class Claims:
             )
         claim = self._by_key.get(key)
         if claim is None:
-            return self._grant(key, client, uid, request, now)
-        claim.waiters[client, request] = None
+            return self._grant(key, client, uid, request, now, within_s)
+        claim.waiters[client, request] = within_s
         self._stake(client, uid).waits.add((key, request))
         self.of_uid[uid] += 1
-        return Verdict(client, request, key, "wait")
+        return Verdict(client, request, key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
     def renew(self, token: int, client: int, now: float) -> None:
         """Whoever computes is alive. Nothing happens where the claim has ended."""
@@ -255,9 +260,9 @@ class Claims:
         if not self.of_uid[uid]:
             del self.of_uid[uid]
 
-    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float) -> Verdict:
+    def _grant(self, key: bytes, client: int, uid: int, request: int, now: float, within_s: float) -> Verdict:
         self._last_token += 1
-        claim = _Claim(key, client, uid, self._last_token, now + self._claim_s_max)
+        claim = _Claim(key, client, uid, self._last_token, now + self._claim_s_max, now + within_s if within_s else 0.0)
         self._by_key[key] = self._by_token[claim.token] = claim
         self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
         self._stake(client, uid).held.add(claim.token)
@@ -272,12 +277,12 @@ class Claims:
             return self._end(claim, "alone")
         waiters = claim.waiters
         client, request = next(iter(waiters))
-        del waiters[client, request]
+        within_s = waiters.pop((client, request))
         uid = self._stakes[client].uid
         self._drop_wait(client, claim.key, request)
         claim.waiters = {}
         self._end(claim, "alone")
-        verdict = self._grant(claim.key, client, uid, request, now)
+        verdict = self._grant(claim.key, client, uid, request, now, within_s)
         heir = self._by_key[claim.key]
         heir.handed_over = True
         heir.waiters = waiters

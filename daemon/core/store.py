@@ -456,7 +456,7 @@ class Store:
             return
         uid = self._outbox.clients[client].uid
         self.quotas.admit("claims", uid, self.claims.of_uid[uid])
-        self._outbox.tell([self.claims.claim(request.key, client, request.id, now, uid)])
+        self._outbox.tell([self.claims.claim(request.key, client, request.id, now, uid, request.within_s)])
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +27,7 @@ import tensord
 from tensord.client.vllm import background, claims
 from tensord.client.vllm.background import CLIENTS
 from tensord.client.vllm.connector import TensordECConnector
+from tensord.client.vllm.scheduler import SchedulerSide
 from tensord.client.vllm.settings import Settings
 from tensord.client.vllm.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.step import NOTHING, Report
@@ -1114,18 +1116,95 @@ def test_reports_of_ranks_are_one_report_in_any_order() -> None:
     assert reports[0].rings == {0: b"a"}, "a report is not changed by being added"
 
 
-def test_how_long_another_is_waited_for_is_learned_from_what_storing_took_here(
-    first: Steps, monkeypatch: pytest.MonkeyPatch
+# ---- how long another engine is waited for
+
+
+def learned(engine: Steps, row_s: float | None) -> SchedulerSide:
+    """The engine takes so many seconds for each row of an encoder output, as far as it knows."""
+    side = engine.connector._scheduler
+    assert side is not None
+    side._row_s = row_s
+    return side
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", 0.02)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_step(
+    first: Steps, second: Steps
 ) -> None:
     encode(first, fresh())
     side = first.connector._scheduler
-    assert side is not None
-    assert side._row_s is not None and side._row_s > 0
-    side._row_s = 0.1
-    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", 0.02)
-    assert side._patience_s(ROWS) == pytest.approx(3 * 0.1 * ROWS)
-    assert side._patience_s(10**6) == side._wait_s_max
-    side._row_s = 1e-9
-    assert side._patience_s(ROWS) == 0.02
-    side._row_s = None
-    assert side._patience_s(ROWS) == side._wait_s_max
+    assert side is not None and side._row_s is not None and side._row_s > 0, "learned from what storing took"
+    pictures = [fresh() for _ in range(4)]
+    learned(first, 0.5 / ROWS)
+    side = learned(second, 0.5 / ROWS)
+    for picture in pictures:
+        settled(first, first.add(request(picture)))
+    until(lambda: first.held["claims"] == 4, "four claims")
+    for picture in pictures:
+        second.add(request(picture))
+    until(lambda: second.step() is not None and side._claims.rows_waiting() == 4 * ROWS, "four that wait")
+    now = time.monotonic()
+    expected_s = [wanted.expected_at - now for wanted in side._claims._wanted.values()]
+    # The last is behind three others in the first engine's step, and each was announced so.
+    assert max(expected_s) > 1 > min(expected_s)
+    waits = max(side._claims._wanted.values(), key=lambda wanted: wanted.expected_at)
+    assert side._patience_s(waits, now) == pytest.approx(3 * max(expected_s), rel=0.01)
+    waits.expected_at = now + 1e6
+    assert side._patience_s(waits, now) == side._wait_s_max
+    waits.expected_at = now - 1
+    assert side._patience_s(waits, now) == 0.02
+    waits.expected_at = 0.0
+    # It did not tell, and may be doing all that this one waits for.
+    assert side._patience_s(waits, now) == pytest.approx(3 * 4 * 0.5)
+    learned(second, None)
+    assert side._patience_s(waits, now) == side._wait_s_max
+
+
+def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(first: Steps, second: Steps) -> None:
+    picture = fresh()
+    learned(first, 10.0 / ROWS)
+    settled(first, first.add(request(picture)))
+    learned(second, 1.0 / ROWS)
+    second.add(asked := request(picture))
+    until(lambda: asked.request_id in second.step(), "the request to be scheduled while the other has the claim")
+    assert first.held["claims"] == 1
+    assert counted(second, "overtaken") == 1 and not counted(second, "waits")
+
+
+def test_who_would_take_as_long_as_the_other_engine_waits(first: Steps, second: Steps) -> None:
+    pictures = [fresh() for _ in range(3)]
+    learned(first, 10.0 / ROWS)
+    learned(second, 10.0 / ROWS)
+    for picture in pictures:
+        settled(first, first.add(request(picture)))
+        second.add(request(picture))
+    until(lambda: second.step() is not None and counted(second, "waits") == 3, "three that wait")
+    assert not counted(second, "overtaken")
+
+
+def test_an_engine_claims_what_a_step_of_it_takes_and_leaves_the_rest_to_others(shared: Daemon) -> None:
+    def narrow(config: Any) -> None:
+        config.scheduler_config.max_num_seqs = 2
+
+    pictures = [fresh() for _ in range(4)]
+    with (
+        Steps(shared.socket, change=narrow) as one,
+        Steps(other_name(shared.socket, 1), change=narrow) as another,
+    ):
+        one.has_blocks = another.has_blocks = False
+        for picture in pictures:
+            one.add(request(picture))
+        until(lambda: one.step() is not None and shared.store("claims_held") == 2, "two claims")
+        for picture in pictures:
+            another.add(request(picture))
+        until(lambda: another.step() is not None and shared.store("claims_held") == 4, "the other's two")
+        assert one.held["claims"] == 2
+        one.has_blocks = another.has_blocks = True
+        asked = [*one.requests.values(), *another.requests.values()]
+        assert right(asked, answers([one, another], *asked))
+        assert len(one.encoded) + len(another.encoded) == len(pictures)
