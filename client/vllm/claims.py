@@ -132,10 +132,6 @@ class Claims:
         """Rows that are this engine's to compute, or may be when the daemon has answered, and in no step yet."""
         return sum(wanted.rows for wanted in self._wanted.values() if wanted.state in ("asked", "compute"))
 
-    def rows_waiting(self) -> int:
-        """Rows that other engines are computing, and this one wants."""
-        return sum(wanted.rows for wanted in self._wanted.values() if wanted.state == "waiting")
-
     def users_ahead(self) -> int:
         """How many requests want what is this engine's to compute, or may be, and in no step yet."""
         users: set[Hashable] = set()

@@ -192,6 +192,7 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
         consumer=consumer,
         step_requests=vllm_config.scheduler_config.max_num_seqs,
         step_rows=vllm_config.scheduler_config.max_num_encoder_input_tokens,
+        canary=settings.canary,
         tower_lora=lora is not None and getattr(lora, "enable_tower_connector_lora", False),
     )
 

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ...errors import UnsupportedLeaf
+from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..cache import Client
 from ..identity.adapters import Adapters
 from ..identity.content import Digests
@@ -43,7 +44,7 @@ class Input:
     Written by the background thread: `key`, `lease`, and last `state`.
     """
 
-    __slots__ = ("datas", "key", "lease", "modality", "rows", "state", "wanted")
+    __slots__ = ("check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
 
     def __init__(self, modality: str, rows: int, data: object) -> None:
         self.modality = modality
@@ -52,6 +53,8 @@ class Input:
         self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
         self.key: bytes | None = None
         self.lease: Lease | None = None
+        self.check: bool | None = None
+        """Whether it is encoded all the same and compared; None: not decided."""
         self.wanted: Wanted | None = None
 
 
@@ -74,6 +77,7 @@ class Lookups:
         self._adapters = Adapters()
         self._changes = self._changes_confirmed = 0
         self._retry_at = 0.0
+        self._distrusted: frozenset[bytes] = frozenset()
 
     # ---- the step's thread
 
@@ -96,6 +100,26 @@ class Lookups:
                 "its own. To share again, start it anew from files that have these weights"
             )
         self._changes += 1
+
+    def trusts(self, key: bytes) -> bool:
+        """Whether anything may be found, or stored, in the key's namespace."""
+        return key[:NAMESPACE_TAG_BYTES] not in self._distrusted
+
+    def distrust(self, key: bytes, by: float) -> bool:
+        """What was found under `key` is not what this engine encodes, but differs `by` so much. Nothing of its
+        namespace is shared from now on. False where that was known.
+        """
+        if not self.trusts(key):
+            return False
+        self._distrusted |= {key[:NAMESPACE_TAG_BYTES]}
+        _log.error(
+            "tensord: WRONG OUTPUT FOUND. The entry %s is not what this engine encodes: a row differs by %.2g of its "
+            "norm. Its namespace is evicted, and this engine shares nothing in it until it is started anew. The "
+            "engines that share it differ in something that its name does not cover: compare their models, versions "
+            "and settings, tell them apart by tensord.revision, and report it",
+            *(key.hex(), by),
+        )
+        return True
 
     def take(self, found: Input, lease: Lease) -> bool:
         """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
@@ -152,7 +176,8 @@ class Lookups:
         digest, *others = [self._digests.of(data) for data in found.datas]
         if any(other != digest for other in others):
             return None
-        return namespace.key("encoder", found.modality, digest)
+        key = namespace.key("encoder", found.modality, digest)
+        return key if self.trusts(key) else None
 
     def _confirmed(self, client: Client) -> Namespace | None:
         """The namespace of the weights as they are; None until the daemon has confirmed that they have changed.

@@ -33,15 +33,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from ...ipc import messages
+from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..cache import Client
 from ..lease import Lease
+from ..link import SAY_S
 from ..namespace import Namespace
 from .background import Background
+from .canary import Canary
 from .claims import Claims, Wanted
 from .lookups import Input, Lookups
 from .presence import Presence
 from .stats import CONNECTED, Counts, TensordECStats
-from .step import NOTHING, Load, Report, Save, StepMetadata
+from .step import NOTHING, Check, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
@@ -54,6 +58,7 @@ LAG_STEPS_MAX: Final = 256
 """Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
 that it is done, and is."""
 PAUSE_S: Final = 0.0001
+ANSWER_S_MAX: Final = 30.0
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """What the model is given as it is: nothing is encoded."""
 
@@ -91,6 +96,7 @@ class SchedulerSide:
     ranks: how many workers load each input.
     width_fits: whether outputs of a modality may have so many columns.
     dtype: the outputs' dtype, as torch names it.
+    canary: the share of hits that is encoded all the same, and compared.
     step_requests, step_rows: how many requests, and encoder outputs of how many rows, a step takes at most.
     """
 
@@ -110,6 +116,7 @@ class SchedulerSide:
         tower_lora: bool,
         step_requests: int,
         step_rows: int,
+        canary: float,
     ) -> None:
         self._ranks = ranks
         self._wait_s_max = wait_s_max
@@ -118,6 +125,7 @@ class SchedulerSide:
         self._tower_lora = tower_lora
         self._step_requests = step_requests
         self._step_rows = step_rows
+        self._canary = Canary(canary)
         self._shares = shares
         self._presence: Presence | None = None
         self._connected_told: bool | None = None
@@ -134,12 +142,14 @@ class SchedulerSide:
         self._allocated: set[str] = set()
         self._loads: dict[str, tuple[Lease, tuple[int, int]]] = {}
         self._saves: dict[str, Save] = {}
+        self._checks: dict[str, tuple[bytes, Lease]] = {}
         self._in_flight: dict[int, tuple[list[Lease], set[int]]] = {}
         self._rings: dict[int, bytes] = {}
         self._left: dict[int, set[bytes]] = {}
         self._deferred = False
         self._row_s: float | None = None
         self._rows = 0
+        self._rows_wanted: int | None = None
         self._busy_until = 0.0
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = Claims(self._background, computes=producer)
@@ -174,25 +184,33 @@ class SchedulerSide:
         if self._current is None or not self._consumer:
             return False
         found = self._current.inputs.get(identifier)
-        return found is not None and found.lease is not None
+        if found is None or found.lease is None or found.key is None:
+            return False
+        if found.check is None:
+            found.check = self._canary.chooses(found.key)
+        return not found.check
 
     def allocated(self, request: Any, index: int) -> None:
         """The engine's encoder cache has room for it: it is loaded, or encoded, in the step that is being made."""
         identifier = request.mm_features[index].identifier
         # Twice in one step: who had it first was preempted in it, and may have meant another picture by that name.
         self._loads.pop(identifier, None)
+        self._checks.pop(identifier, None)
         undone = self._saves.pop(identifier, None)
         if undone is not None:
             self._claims.settled(undone.key)
         self._allocated.add(identifier)
         asking = self._asking.get(request.request_id)
         wanted = asking.inputs.pop(identifier, None) if asking is not None else None
-        if wanted is not None and wanted.lease is not None and self._consumer:
+        if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
             self._counts.add("hits")
             self._loads[identifier] = wanted.lease, wanted.lease.tree.shape
         else:
             self._counts.add("misses")
             self._rows += request.mm_features[index].mm_position.get_num_embeds()
+            if wanted is not None and wanted.lease is not None and wanted.key is not None and wanted.check:
+                self._canary.compares(wanted.key)
+                self._checks[identifier] = wanted.key, wanted.lease
             if wanted is not None and wanted.key is not None and self._stores(wanted):
                 claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
                 self._saves[identifier] = Save(wanted.key, wanted.rows, claim)
@@ -233,6 +251,7 @@ class SchedulerSide:
         if self._in_flight:
             self._drop_lost()
         rows, self._rows = self._rows, 0
+        self._rows_wanted = None
         if rows and self._row_s is not None:
             now = time.monotonic()
             self._busy_until = max(now, self._busy_until) + rows * self._row_s
@@ -244,14 +263,15 @@ class SchedulerSide:
             # A step without tokens may not reach the workers.
             left, self._left = self._left, {}
         self._allocated = set()
-        if not self._loads and not self._saves and not left:
+        if not self._loads and not self._saves and not self._checks and not left:
             return NOTHING
         loads = {name: self._load(lease, shape) for name, (lease, shape) in self._loads.items()}
-        if loads:
-            leases = [lease for lease, _ in self._loads.values()]
+        checks = {name: Check(key, self._load(lease, lease.tree.shape)) for name, (key, lease) in self._checks.items()}
+        leases = [lease for lease, _ in self._loads.values()] + [lease for _, lease in self._checks.values()]
+        if leases:
             self._in_flight[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(self._step, loads, self._saves, left=left, rows=rows)
-        self._loads, self._saves = {}, {}
+        made = StepMetadata(self._step, loads, self._saves, left=left, rows=rows, checks=checks)
+        self._loads, self._saves, self._checks = {}, {}, {}
         return made
 
     def take_in(self, report: Report) -> None:
@@ -275,6 +295,11 @@ class SchedulerSide:
             # Zeros were computed with. Whoever has that input is ended, and as long as results may be cached that were
             # made of it, so is whoever asks for it again.
             self._damaged |= report.failed
+        for key, by in report.differs:
+            if self._lookups.distrust(key, by):
+                for asking in self._asking.values():
+                    self._release(asking)
+                self._background.post_end(partial(_evict_namespace, key[:NAMESPACE_TAG_BYTES]))
         for name, amount in report.counts.items():
             self._counts.add(name, amount)
 
@@ -435,10 +460,18 @@ class SchedulerSide:
         return under_way_s + (self._claims.rows_ahead() + rows) * self._row_s
 
     def _is_sooner(self, wanted: Wanted, now: float) -> bool:
-        """Whether this engine would have encoded all that it waits for before the other one has this."""
+        """Whether this engine would have encoded all that it wants before the other one has this."""
         if self._row_s is None or not wanted.expected_at:
             return False
-        return self._own_s(self._claims.rows_waiting()) < SOONER * (wanted.expected_at - now)
+        return self._all_s(now) < SOONER * (wanted.expected_at - now)
+
+    def _all_s(self, now: float) -> float:
+        """In how many seconds all that is wanted here and not found would be stored, if this engine encoded it."""
+        if self._rows_wanted is None:
+            self._rows_wanted = sum(
+                found.rows for asking in self._asking.values() for found in asking.inputs.values() if not found.lease
+            )
+        return max(0.0, self._busy_until - now) + self._rows_wanted * (self._row_s or 0.0)
 
     def _patience_s(self, wanted: Wanted, since: float) -> float:
         """How long the other engine is waited for: by what it expected to take, or else by what all that it may be
@@ -446,14 +479,15 @@ class SchedulerSide:
         if wanted.expected_at:
             expected_s = wanted.expected_at - since
         elif self._row_s is not None:
-            expected_s = self._own_s(self._claims.rows_waiting())
+            expected_s = self._all_s(since)
         else:
             return self._wait_s_max
         return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
 
     def _stores(self, found: Input) -> bool:
         """Whether what is encoded is to be stored: not by a mere consumer, nor where it is, or will be, stored."""
-        return self._producer and found.lease is None and self._lookups.confirmed
+        assert found.key is not None
+        return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(found.key)
 
     def _release(self, asking: _Asking) -> None:
         for found in asking.inputs.values():
@@ -489,6 +523,10 @@ class SchedulerSide:
         self._presence = self._presence or Presence(client, self._shares)
         self._presence.look(silent=self._claims.silent)
         return again_s
+
+
+def _evict_namespace(tag: bytes, client: Client) -> None:
+    client.link.ask(lambda number: messages.Clear(number, tag), SAY_S).result(ANSWER_S_MAX)
 
 
 def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:

@@ -23,12 +23,15 @@ class Settings:
         revision: `tensord.revision`, a name for the weights, instead of a fingerprint of their files. Engines that give
             the same one are believed to have the same.
         tenant: `tensord.tenant`, a salt: engines with different ones share nothing.
+        canary: `tensord.canary`, the share of hits that is encoded all the same and compared with what was found, as is
+            the first of each namespace; 0 compares none.
     """
 
     socket: str | None = None
     wait_s_max: float = 2.0
     revision: str = ""
     tenant: str = ""
+    canary: float = 1e-4
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> Settings:
@@ -50,7 +53,12 @@ class Settings:
         for name in ("socket", "revision", "tenant"):
             if name in ours and not isinstance(ours[name], str):
                 raise BadConfiguration(f"{PREFIX}{name}={ours[name]!r} must be a string")
-        wait = ours.get("wait_s_max", cls.wait_s_max)
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_S_MOST:
-            raise BadConfiguration(f"{PREFIX}wait_s_max={wait!r} must be seconds from 0 to {WAIT_S_MOST:g}")
-        return cls(**{**ours, "wait_s_max": float(wait)})
+        wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
+        return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
+
+
+def _number(given: Mapping[str, Any], name: str, default: float, most: float, what: str) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise BadConfiguration(f"{PREFIX}{name}={value!r} must be {what} from 0 to {most:g}")
+    return float(value)

@@ -15,6 +15,8 @@ COUNTERS: Final = {
     "waits": "Requests put off because another engine was encoding one of their inputs.",
     "wait_timeouts": "Requests that waited for another engine in vain, and encoded the input themselves.",
     "overtaken": "Requests that did not wait for another engine, since this one was to be done sooner.",
+    "canaries": "Hits that were encoded all the same and compared.",
+    "canary_failures": "Hits that differed from what this engine encodes: sharing ended. Must stay 0.",
     "mismatches": "Stored outputs whose rows, width or dtype were not those that the request expects.",
     "mismatch_form": "Mismatches: what is stored is no array of two dimensions.",
     "mismatch_rows": "Mismatches: another number of rows.",

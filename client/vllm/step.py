@@ -39,8 +39,17 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """An encoder output that was found under `key`, to be compared with what this step encodes."""
+
+    key: bytes
+    found: Load
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
-    """Scheduler to workers: what to load before the encoder runs, and what of its outputs to store, by identifier.
+    """Scheduler to workers: what to load before the encoder runs, what of its outputs to store, and what to compare, by
+    identifier.
 
     `step` counts up, and is named again when the loads are done. `left`: by rank, rings that no later step names.
     `rows` of encoder outputs are made in it.
@@ -51,6 +60,7 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     saves: dict[str, Save] = field(default_factory=dict)
     left: dict[int, set[bytes]] = field(default_factory=dict)
     rows: int = 0
+    checks: dict[str, Check] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()
@@ -69,6 +79,8 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     """Keys of saves that are over: stored, or not to be."""
     failed: set[str] = field(default_factory=set)
     """Identifiers whose load failed: zeros stand in their place."""
+    differs: list[tuple[bytes, float]] = field(default_factory=list)
+    """Keys of outputs that differ from what was encoded here, and by how much (`canary.difference`)."""
     encoded_rows: int = 0
     encode_s: float = 0.0
     """These rows' part of the time from their step's beginning until they were stored."""
@@ -84,6 +96,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
             rings={**self.rings, **other.rings},
             settled=self.settled + other.settled,
             failed=self.failed | other.failed,
+            differs=self.differs + other.differs,
             encoded_rows=self.encoded_rows + other.encoded_rows,
             encode_s=self.encode_s + other.encode_s,
             counts=self.counts + other.counts,

@@ -31,6 +31,7 @@ from ..link import SAY_S
 from ..puts import Put
 from ..ring import Ring
 from .background import IDLE_S, SOON_S, Background
+from .canary import TOLERANCES, difference
 from .stats import Counts
 from .step import Load, Report, Save, StepMetadata
 
@@ -71,6 +72,7 @@ class WorkerSide:
         self._loaded = 0
         self._rings: dict[bytes, Ring] = {}
         self._told = b""
+        self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._began_s = 0.0
         self._step_rows = 1
         # The background thread's.
@@ -83,6 +85,7 @@ class WorkerSide:
 
     def bound(self, metadata: StepMetadata) -> None:
         """A step begins."""
+        self._found.clear()
         if metadata.saves:
             self._began_s = time.monotonic()
             self._step_rows = max(metadata.rows, sum(save.rows for save in metadata.saves.values()))
@@ -91,9 +94,14 @@ class WorkerSide:
                 self._rings.pop(identity, None)
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
-        """Puts the step's loads into the encoder cache."""
-        if not metadata.loads:
+        """Puts the step's loads into the encoder cache, and keeps what is to be compared."""
+        if not metadata.loads and not metadata.checks:
             return
+        for identifier, check in metadata.checks.items() if self._rank == 0 else ():
+            with suppress(Exception):
+                found = self._read(check.found)
+                if found is not None:
+                    self._found[identifier] = check.key, found
         for identifier, load in metadata.loads.items():
             try:
                 found = self._read(load)
@@ -112,6 +120,11 @@ class WorkerSide:
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
         """Begins to store an output that was just made, if the step says so."""
+        if identifier in self._found:
+            key, found = self._found.pop(identifier)
+            compare = partial(self._compare, key, found, encoder_cache[identifier].detach(), self._made())
+            if not self._background.late:
+                self._background.post(compare)
         wanted = metadata.saves.get(identifier)
         if wanted is None or not self._saves:
             return
@@ -235,6 +248,15 @@ class WorkerSide:
             raise
         finally:
             self._stored(output.nbytes)
+
+    def _compare(self, key: bytes, found: torch.Tensor, output: torch.Tensor, made: Any, client: Client) -> None:
+        self._counts.add("canaries")
+        by = difference(found.cpu(), self._fetched(output, made))
+        if by > TOLERANCES.get(self._dtype, 0.0):
+            self._counts.add("canary_failures")
+            with self._lock:
+                self._has_news = True
+                self._news.differs.append((key, by))
 
     def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:
         """The output in the host's memory, once the step's stream has made it; a stream of its own waits, no other."""

@@ -75,7 +75,7 @@ class Engine:
             options["ec_transfer_config"] = {
                 "ec_connector": "TensordECConnector",
                 "ec_role": "ec_both",
-                "ec_connector_extra_config": {"tensord.socket": str(socket)},
+                "ec_connector_extra_config": {"tensord.socket": str(socket), "tensord.canary": 0},
                 **(connector or {}),
             }
         self._log = log

@@ -127,14 +127,15 @@ class EngineProcess:
         self._worker_module.encode_s = seconds
         self._worker_module.encode_each_s = each
 
-    def do_apply_model(self, writes: bool) -> None:
-        """Runs a function on the model in the worker, which reads all parameters, or changes some of them too."""
+    def do_apply_model(self, factor: float) -> None:
+        """Runs a function on the model in the worker, which reads all parameters, and before that multiplies those of
+        the encoder by `factor`, unless that is 1."""
 
         def look(model: Any) -> float:
-            if writes:
+            if factor != 1:
                 for name, parameter in model.named_parameters():
                     if "language_model" not in name:
-                        parameter.data.mul_(1.5)
+                        parameter.data.mul_(factor)
             return sum(float(parameter.detach().sum()) for parameter in model.parameters())
 
         self._llm.apply_model(look)

@@ -96,6 +96,7 @@ class Steps:
     Args:
         socket: the daemon's. Two engines are two clients only if they name it differently: see `other_name`.
         ranks: workers that run in tensor parallel.
+        runner: vLLM's model runner whose way of calling the connector is gone: "v1" or "v2".
         capacity: of the engine's own encoder cache, in embeddings.
     """
 
@@ -105,6 +106,7 @@ class Steps:
         role: str = "ec_both",
         *,
         ranks: int = 1,
+        runner: str = "v1",
         capacity: int = 1024,
         dtype: torch.dtype = torch.float32,
         change: Callable[[Any], None] = lambda config: None,
@@ -118,6 +120,7 @@ class Steps:
                 "tensord.socket": str(socket),
                 "tensord.revision": "tiny",
                 "tensord.wait_s_max": 30,  # a busy machine shares no less
+                "tensord.canary": 0,
                 **{f"tensord.{name}": value for name, value in settings.items()},
             },
         )
@@ -126,6 +129,7 @@ class Steps:
         config.model_config.dtype = dtype
         change(config)
         self.dtype = dtype
+        self._runner = runner
         self.connector = TensordECConnector(config, ECConnectorRole.SCHEDULER)
         self.workers = []
         for rank in range(ranks):
@@ -249,14 +253,15 @@ class Steps:
         ec_transfer_state._EC_CONNECTOR_AGENT = worker
         results = {}
         try:
-            with ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(made, encoder_cache=cached) as said:
+            with self._context(made, cached) as said:
                 for request_id, indices in made.scheduled_encoder_inputs.items():
                     for index in indices:
                         wanted = self.requests[request_id].mm_features[index]
                         assert wanted.data is not None
                         self.encoded += [wanted.identifier] if worker is self.workers[0] else []
                         cached[wanted.identifier] = encoded(wanted.data, self.dtype)
-                        ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(cached, wanted.identifier)
+                        if self._runner == "v1":
+                            ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(cached, wanted.identifier)
                 if worker.is_consumer:
                     for request_id in made.scheduled_encoder_inputs:
                         wanted = self.requests[request_id].mm_features
@@ -267,6 +272,14 @@ class Steps:
         finally:
             ec_transfer_state._EC_CONNECTOR_AGENT = None
         return results, said
+
+    def _context(self, made: SchedulerOutput, cached: dict[str, torch.Tensor]) -> Any:
+        """What a model runner is in while it encodes. The second one saves what is new in the cache when it is left."""
+        if self._runner == "v1":
+            return ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(made, encoder_cache=cached)
+        from vllm.v1.worker.gpu.ec_connector import ActiveECConnector
+
+        return ActiveECConnector(None, cached).maybe_get_output(made)  # type: ignore[arg-type, unused-ignore]
 
     # ---- its end
 

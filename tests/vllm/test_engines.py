@@ -163,7 +163,7 @@ def test_an_entry_of_another_shape_is_a_miss(stand: Stand, client: tensord.Clien
 def test_a_call_that_only_reads_the_model_ends_no_sharing(stand: Stand) -> None:
     picture = fresh()
     stand.encode(stand.first, picture)
-    stand.second.ask("apply_model", writes=False)
+    stand.second.ask("apply_model", factor=1)
     with encoding(stand.second) as by_second:
         assert stand.second.generate(picture) == stand.plain.generate(picture)
         assert by_second() == 0
@@ -173,12 +173,13 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
     stand: Stand, others: tuple[Engine, Engine]
 ) -> None:
     one, another = others
-    for _ in range(2):
+    # Doubled and halved: the weights are what they were at last.
+    for factor in (2, 0.5):
         picture = fresh()
         right, _ = stand.encode(another, picture)
-        one.ask("apply_model", writes=True)
+        one.ask("apply_model", factor=factor)
         with encoding(one) as by_one:
-            assert one.generate(picture) != right
+            assert (one.generate(picture) == right) == (factor == 0.5)
             assert by_one() == 1
         stand.quiet()
     assert one.log.count("It shares encoder outputs with none from here on") == 1

@@ -1,0 +1,131 @@
+"""What is found wrong is not used for long: some hits are encoded all the same, and a difference ends sharing."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+import tensord
+from tensord.client.vllm.canary import TOLERANCES, difference
+from tensord.client.vllm.settings import Settings
+from tensord.errors import BadConfiguration
+from tensord.ipc import messages
+from tests.daemon_process import Daemon, until
+
+from .step_bench import ROWS, Steps, encoded, item, other_name, request, right
+from .tiny_llava import WIDTH
+
+SELDOM = 1e-12
+_numbers = count(70_000)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+def keys(daemon: Daemon) -> set[bytes]:
+    rows = daemon.ask(partial(messages.EntriesQuery, count=1000))["entries"]
+    return {bytes.fromhex(row["key"]) for row in rows}
+
+
+def stored(daemon: Daemon, engine: Steps, pictures: int) -> list[int]:
+    """Has the engine encode so many, and returns when all are stored."""
+    numbers = [next(_numbers) for _ in range(pictures)]
+    before = len(keys(daemon))
+    engine.run(*(request(number) for number in numbers))
+    until(lambda: engine.step() is not None and len(keys(daemon)) == before + pictures, "all to be stored")
+    return numbers
+
+
+def counted(engine: Steps, name: str, amount: int) -> None:
+    until(lambda: engine.step() is not None and engine.counts.get(name, 0) == amount, f"{amount} {name}")
+
+
+def test_the_first_hit_of_a_namespace_is_encoded_and_compared_and_later_ones_at_the_settings_rate(
+    daemon: Daemon,
+) -> None:
+    with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=SELDOM) as second:
+        pictures = stored(daemon, first, 3)
+        for picture in pictures:
+            asked = request(picture)
+            assert right([asked], second.run(asked))
+        assert second.encoded == [f"picture-{pictures[0]}"]
+        counted(second, "canaries", 1)
+        counted(second, "hits", 2)
+        assert not second.counts.get("canary_failures")
+        until(lambda: second.step() is not None and second.held["steps"] == 0, "the compared entry to be let go")
+    with Steps(daemon.socket, canary=1) as every:
+        for picture in pictures:
+            every.run(request(picture))
+        assert len(every.encoded) == len(pictures)
+        counted(every, "canaries", 3)
+
+
+def test_a_hit_that_is_not_what_this_engine_encodes_is_told_loudly_evicted_and_ends_sharing(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=SELDOM, ranks=2) as second:
+        picture, another = stored(daemon, first, 2)
+        (key,) = [key for key in keys(daemon) if _is(daemon, key, picture)]
+        client = daemon.client()
+        client.evict(key)
+        wrong = encoded(item(picture)).numpy() * np.float32(1.1)
+        assert client.put(key, wrong, wait=True).state == "stored"
+        namespace = tensord.Namespace(model="other", revision="1", dtype="x", processor="none")
+        other = namespace.key("encoder", "image", b"1")
+        assert client.put(other, wrong, wait=True).state == "stored"
+        asked = request(picture)
+        assert right([asked], second.run(asked)), "it is its own encoding that is used"
+        counted(second, "canary_failures", 1)
+        until(lambda: keys(daemon) == {other}, "the namespace to be evicted")
+        found = [record for record in caplog.records if "WRONG OUTPUT FOUND" in record.getMessage()]
+        assert [record.levelno for record in found] == [logging.ERROR]
+        assert key.hex() in found[0].getMessage()
+        # From now on it finds and stores nothing there; others go on.
+        stored_again = stored(daemon, first, 1)
+        asked = request(another, *stored_again)
+        assert right([asked], second.run(asked))
+        assert len(second.encoded) == 3
+        counted(second, "unshared", 2)
+        assert second.held["claims"] == 0 and len(keys(daemon)) == 2
+
+
+def _is(daemon: Daemon, key: bytes, picture: int) -> bool:
+    lease = daemon.client().get(key)
+    return lease is not None and bool(np.array_equal(lease.tree, encoded(item(picture)).numpy()))
+
+
+def test_a_rate_of_0_compares_nothing_and_the_default_is_one_in_ten_thousand(daemon: Daemon) -> None:
+    assert Settings.read({}).canary == 1e-4
+    with pytest.raises(BadConfiguration, match=r"tensord\.canary=2 must be a share from 0 to 1"):
+        Settings.read({"tensord.canary": 2})
+    with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=0) as second:
+        (picture,) = stored(daemon, first, 1)
+        second.run(request(picture))
+        assert not second.encoded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_no_difference_and_another_row_or_a_lost_number_is(dtype: torch.dtype) -> None:
+    ours = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert difference(ours.clone(), ours) == 0
+    # Each number one unit in the last place away.
+    rounded = (ours.double() * (1 + torch.finfo(dtype).eps)).to(dtype)
+    assert 0 < difference(rounded, ours) < TOLERANCES[dtype]
+    swapped = ours.clone()
+    swapped[[3, 4]] = ours[[4, 3]]
+    assert difference(swapped, ours) > 10 * TOLERANCES[dtype]
+    lost = ours.clone()
+    lost[5, 6] = math.nan
+    assert difference(lost, ours) == math.inf
+    assert difference(ours[1:], ours) == difference(ours.double(), ours) == math.inf
+    assert difference(ours, torch.zeros_like(ours)) == math.inf

@@ -1,0 +1,131 @@
+"""Model Runner V2, what GPUs use by default, calls the connector in its own way: the promises hold there too.
+
+vLLM's own class around the connector, a real daemon, and steps without an engine: the runner itself needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.ipc import messages
+from tests.daemon_process import PATIENCE_S, Daemon, until
+
+from .step_bench import ROWS, Steps, answers, other_name, request, right
+from .tiny_llava import WIDTH
+
+_numbers = count(90_000)
+NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things makes nobody late here."""
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+def engine(daemon: Daemon, number: int, *about: str, **settings: Any) -> Steps:
+    return Steps(other_name(daemon.socket, number), *about, runner="v2", **settings)
+
+
+def nothing_left(engine: Steps) -> None:
+    until(lambda: engine.step() is not None and engine.held == NOTHING_HELD, f"nothing to be held: {engine.held}")
+
+
+def test_what_one_engine_encoded_another_does_not_and_nothing_stays_held(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first, engine(daemon, 2, ranks=2) as second:
+        pictures = [next(_numbers) for _ in range(3)]
+        asked = request(*pictures)
+        assert right([asked], first.run(asked))
+        nothing_left(first)
+        assert first.counts["saves"] == 3
+        asked = request(*pictures)
+        assert right([asked], second.run(asked))
+        assert second.encoded == []
+        nothing_left(second)
+
+
+def test_two_engines_asked_at_once_encode_once(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first, engine(daemon, 2) as second:
+        picture = next(_numbers)
+        first.add(one := request(picture))
+        second.add(another := request(picture))
+        assert right([one, another], answers([first, second], one, another))
+        assert len(first.encoded) + len(second.encoded) == 1
+
+
+def test_of_two_pictures_only_the_one_that_nobody_has_is_encoded_and_stored(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first, engine(daemon, 2) as second:
+        there, new = next(_numbers), next(_numbers)
+        first.run(request(there))
+        nothing_left(first)
+        asked = request(there, new)
+        assert right([asked], second.run(asked))
+        assert second.encoded == [f"picture-{new}"]
+        nothing_left(second)
+        assert second.counts["saves"] == 1, "what was loaded is not stored again"
+
+
+def test_an_engine_freed_of_a_picture_encodes_it_again_and_gives_its_claim_back(daemon: Daemon) -> None:
+    """The runner stores what is new in its cache: what the scheduler freed has left it by then."""
+    with engine(daemon, 1, capacity=ROWS) as first:
+        one, another = next(_numbers), next(_numbers)
+        first.run(request(one))
+        nothing_left(first)
+        daemon.client().clear()
+        first.run(request(another))
+        nothing_left(first)
+        asked = request(one)
+        assert right([asked], first.run(asked))
+        assert first.encoded == [f"picture-{one}", f"picture-{another}", f"picture-{one}"]
+        nothing_left(first)
+        assert first.counts["saves"] == 3
+
+
+def test_a_consumer_loads_and_stores_nothing(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first, engine(daemon, 2, "ec_consumer") as consumer:
+        there, new = next(_numbers), next(_numbers)
+        first.run(request(there))
+        nothing_left(first)
+        asked = request(there, new)
+        assert right([asked], consumer.run(asked))
+        assert consumer.encoded == [f"picture-{new}"]
+        nothing_left(consumer)
+        assert "saves" not in consumer.counts
+
+
+def test_a_hit_is_compared_and_a_wrong_one_ends_sharing(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first, engine(daemon, 2, canary=1e-12) as second:
+        picture = next(_numbers)
+        first.run(request(picture))
+        nothing_left(first)
+        (key,) = (bytes.fromhex(row["key"]) for row in daemon.ask(partial(messages.EntriesQuery, count=10))["entries"])
+        client = daemon.client()
+        client.evict(key)
+        assert client.put(key, np.ones((ROWS, WIDTH), np.float32), wait=True).state == "stored"
+        asked = request(picture)
+        assert right([asked], second.run(asked))
+        until(lambda: second.step() is not None and second.counts.get("canary_failures") == 1, "the difference")
+        assert second.counts["canaries"] == 1
+
+
+def test_a_daemon_killed_between_steps_means_local_encoding(daemon: Daemon) -> None:
+    with engine(daemon, 1) as first:
+        first.run(request(next(_numbers)))
+        nothing_left(first)
+        daemon.kill()
+        asked = request(next(_numbers))
+        assert right([asked], first.run(asked))
