@@ -84,6 +84,8 @@ class Claims:
             if self._silent is not None or self._background.late:
                 return None
             wanted = Wanted(key, rows, now)
+            # Before it is asked for: the other thread asks for nothing that nobody wants.
+            wanted.users.add(user)
             if not self._background.post(partial(self._ask, wanted, within_s)):
                 return None
             self._wanted[key] = wanted

@@ -1116,6 +1116,30 @@ def test_reports_of_ranks_are_one_report_in_any_order() -> None:
     assert reports[0].rings == {0: b"a"}, "a report is not changed by being added"
 
 
+class AtOnce(background.Background):
+    """Does each job before its queuer goes on, as a thread may that is given the interpreter in that moment."""
+
+    def __init__(self, client: tensord.Client) -> None:
+        self.client = client
+
+    def post(self, job: background.Job) -> bool:
+        job(self.client)
+        return True
+
+    def post_end(self, job: background.Job) -> None:
+        job(self.client)
+
+    late = False
+
+
+def test_a_claim_is_asked_for_however_soon_the_thread_gets_to_it(shared: Daemon) -> None:
+    namespace = tensord.Namespace(model="m", revision="1", dtype="x", processor="none")
+    asked = claims.Claims(AtOnce(shared.client()), computes=True)
+    wanted = asked.want(namespace.key("encoder", "image", b"1"), ROWS, "a request", 0.0)
+    assert wanted is not None and wanted.claim is not None
+    asked.leave(wanted, "a request")
+
+
 # ---- how long another engine is waited for
 
 
@@ -1138,8 +1162,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_step(
-    first: Steps, second: Steps
+    apart: tuple[Steps, Steps],
 ) -> None:
+    first, second = apart
     encode(first, fresh())
     side = first.connector._scheduler
     assert side is not None and side._row_s is not None and side._row_s > 0, "learned from what storing took"
@@ -1169,7 +1194,8 @@ def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_
     assert side._patience_s(waits, now) == side._wait_s_max
 
 
-def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(first: Steps, second: Steps) -> None:
+def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
     picture = fresh()
     learned(first, 10.0 / ROWS)
     settled(first, first.add(request(picture)))
@@ -1180,7 +1206,8 @@ def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(first:
     assert counted(second, "overtaken") == 1 and not counted(second, "waits")
 
 
-def test_who_would_take_as_long_as_the_other_engine_waits(first: Steps, second: Steps) -> None:
+def test_who_would_take_as_long_as_the_other_engine_waits(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
     pictures = [fresh() for _ in range(3)]
     learned(first, 10.0 / ROWS)
     learned(second, 10.0 / ROWS)
