@@ -1,14 +1,16 @@
 """When something is due: one deadline a name, changed as often as one likes.
 
-A heap that is corrected lazily: a changed deadline leaves its old entry behind, which is skipped when it comes up, and
-the heap is rebuilt once most of it is such leftovers. Every operation is O(log n) amortised.
+A heap that is corrected lazily: a changed deadline leaves its old entry behind, which is skipped when it comes up. Once
+most of the heap is such leftovers, each change takes some of them out. Every operation is O(log n) amortised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
+
+from ..policy.thinning import thin
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -20,6 +22,7 @@ class Deadlines(Generic[Name]):
         self._times: dict[Name, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, Name]] = []
         self._changes = 0
+        self._thinned = 0
 
     def __len__(self) -> int:
         return len(self._times)
@@ -32,13 +35,12 @@ class Deadlines(Generic[Name]):
         self._changes += 1
         self._times[name] = (when, self._changes)
         heappush(self._heap, (when, self._changes, name))
-        if len(self._heap) > 2 * len(self._times) + 64:
-            self._heap = [(*time, known) for known, time in self._times.items()]
-            heapify(self._heap)
+        self._thin()
 
     def drop(self, name: Name) -> None:
         """The name has no deadline any more; it may have had none."""
         self._times.pop(name, None)
+        self._thin()
 
     def when(self, name: Name) -> float | None:
         """The name's deadline."""
@@ -48,9 +50,8 @@ class Deadlines(Generic[Name]):
     def next_timer(self) -> float | None:
         """The earliest deadline."""
         while self._heap:
-            when, change, name = self._heap[0]
-            if self._times.get(name) == (when, change):
-                return when
+            if self._is_live(self._heap[0]):
+                return self._heap[0][0]
             heappop(self._heap)
         return None
 
@@ -67,3 +68,11 @@ class Deadlines(Generic[Name]):
         """Asserts that every deadline can still come up."""
         live = {(when, change, name) for name, (when, change) in self._times.items()}
         assert live <= set(self._heap), "a deadline is not in the heap"
+
+    def _is_live(self, place: tuple[float, int, Name]) -> bool:
+        when, change, name = place
+        return self._times.get(name) == (when, change)
+
+    def _thin(self) -> None:
+        if len(self._heap) > 2 * len(self._times) + 64:
+            self._thinned = thin(self._heap, self._thinned, self._is_live)

@@ -17,6 +17,7 @@ from typing import Final
 
 from .ages import Age
 from .hazards import BOUNDS, Row
+from .thinning import thin
 
 Rank = tuple[float, int, int]
 
@@ -72,19 +73,24 @@ class Queue:
     oldest: list[Place] = field(default_factory=list)
     youngest: list[Place] = field(default_factory=list)
     standing: int = 0
+    thinned: tuple[int, int] = (0, 0)
+    """How far leftovers of the oldest and of the youngest were looked for (`thinning`)."""
 
     def has(self, place: Place) -> bool:
         """Whether the place is that of a span which still stands there."""
         return place[3].ticket == place[1]
 
     def tidy(self) -> None:
-        """Lets go of places of those that have left."""
+        """Lets go of the places of those that have left: the first ones, and some others."""
         for heap in (self.oldest, self.youngest):
             while heap and not self.has(heap[0]):
                 heappop(heap)
-            if len(heap) > 2 * self.standing + 16:
-                heap[:] = [place for place in heap if self.has(place)]
-                heapify(heap)
+        at_oldest, at_youngest = self.thinned
+        if len(self.oldest) > 2 * self.standing + 16:
+            at_oldest = thin(self.oldest, at_oldest, self.has)
+        if len(self.youngest) > 2 * self.standing + 16:
+            at_youngest = thin(self.youngest, at_youngest, self.has)
+        self.thinned = at_oldest, at_youngest
 
 
 # (worth, side, order, ticket, queue, heap of places, where in it)
