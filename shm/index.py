@@ -50,6 +50,9 @@ _SPAN, _PLACE, _LENGTH = 5, 6, 7
 _BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
 _ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them true
 
+SPAN_IDS_AT_ONCE: Final = 32_768
+"""Slots that one step over all of them looks at: 1 to 2 ms."""
+
 Array = np.ndarray[Any, Any]
 
 Hit = tuple[int, int, int, int, int]
@@ -254,10 +257,13 @@ class IndexWriter:
         spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
         return spans[slots], holders[slots]
 
-    def span_ids(self) -> Array:
-        """The ids of all allocated slots, published or not, sorted, (n,) uint64."""
-        spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
-        return np.sort(spans[spans != 0])
+    def span_ids(self) -> Iterator[Array]:
+        """The ids of all allocated slots, published or not, in pieces of up to SPAN_IDS_AT_ONCE: (n,) uint64, each
+        sorted. What is allocated throughout is in one of them."""
+        slots, step = _slots(_cells(self._memory, self.geometry)), SPAN_IDS_AT_ONCE // BUCKET_SLOTS
+        for first in range(0, len(slots), step):
+            spans = slots[first : first + step, :, _SPAN].reshape(-1)
+            yield np.sort(spans[spans != 0])
 
     def candidates(self, key: bytes) -> list[int]:
         """The slots in which `key` may stand."""

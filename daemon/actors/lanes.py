@@ -17,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
+from ...shm.lanes import Drained
 from ...shm.layout import LANE_WORDS
 from ..core import events
-from ..holders import Holders
-from ..lane_scan import LANES_AT_ONCE, LaneScan
+from ..holders import Count, Holders
+from ..lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
 from ..logs import logger
 from ..memory import Memory
 from .words import Fenced
@@ -31,7 +32,8 @@ DRAIN_RECORDS_MIN: Final = 64
 HOLDERS_EVERY_S: Final = 1.0
 HOLDERS_SHARE: Final = 20
 """Counting that took long is put off until the loop had so many times as long for other things."""
-HOLDERS_AT_ONCE: Final = 1024
+ACCESSED_AT_ONCE: Final = 256
+"""Records that the core takes in one event: 2 to 3 ms."""
 
 _log = logger("lanes")
 
@@ -108,7 +110,7 @@ class LaneJobs:
     def _scan(self) -> Iterator[None]:
         scan = LaneScan(self._memory.readers, self._memory.index.span_ids)
         yield from scan
-        self._handle(events.Scanned(frozenset(scan.pinned)))
+        self._handle(events.Scanned(scan.pinned))
 
     def _drain(self) -> Iterator[None]:
         readers = self._memory.readers
@@ -118,9 +120,8 @@ class LaneJobs:
             reader = readers[(self._drain_from + number) % len(readers)]
             drained = reader.drain(most)
             if drained is not None:
-                ids = drained.span_ids.tolist()
-                self._handle(events.Accessed(ids, drained.misses, drained.lost, drained.again))
-                left -= len(ids)
+                yield from self._tell(drained)
+                left -= len(drained.span_ids)
             if left <= 0:
                 self._drain_from = (self._drain_from + number + 1) % len(readers)
                 break
@@ -129,23 +130,39 @@ class LaneJobs:
         self._memory.forget_abandoned()
         self._drain_at = self._clock() + DRAIN_EVERY_S
 
+    def _tell(self, drained: Drained) -> Iterator[None]:
+        ids = drained.span_ids.tolist()
+        self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost, drained.again))
+        for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):
+            yield
+            more = ids[start : start + ACCESSED_AT_ONCE]
+            self._handle(events.Accessed(more, again=max(0, drained.again - start)))
+
+    def _counted(self, count: Count) -> Iterator[None]:
+        lanes = words = 0
+        for reader in self._memory.readers:
+            pins = reader.pins(self._scratch)
+            lanes, words = lanes + 1, words + len(pins)
+            yield from count.add(pins)
+            if lanes >= LANES_AT_ONCE or words >= WORDS_AT_ONCE:
+                lanes = words = 0
+                yield
+        for number, changes in enumerate(count.changes()):
+            if changes:
+                self._handle(events.HoldersCounted(changes))
+            if changes or number % LANES_AT_ONCE == 0:
+                yield
+
     def _count_holders(self) -> Iterator[None]:
         spent_s = 0.0
         try:
             count = self._holders.count(self._memory.index.span_ids)
-            readers = self._memory.readers
-            for first in range(0, len(readers), LANES_AT_ONCE):
-                began = self._clock()
-                for reader in readers[first : first + LANES_AT_ONCE]:
-                    count.add(reader.pins(self._scratch))
+            began = self._clock()
+            for _ in self._counted(count):
                 spent_s += self._clock() - began
                 yield
-            began = self._clock()
-            changes = count.changes()
+                began = self._clock()
             spent_s += self._clock() - began
-            for start in range(0, len(changes), HOLDERS_AT_ONCE):
-                self._handle(events.HoldersCounted(changes[start : start + HOLDERS_AT_ONCE]))
-                yield
         except Exception as error:
             # What is shown stays as it was until the next count.
             _log.error("holders could not be counted", lanes=len(self._memory.readers), why=repr(error))

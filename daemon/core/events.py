@@ -10,6 +10,7 @@ The actor that feeds them promises:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -51,10 +52,11 @@ class ClientLeft(Struct, frozen=True):
 
 
 class Received(Struct, frozen=True):
-    """A validated request of a client."""
+    """A validated request of a client. `counted`: of a rest that comes `Again`, what was counted before."""
 
     client: int
     message: Request
+    counted: int = 0
 
 
 class Copied(Struct, frozen=True):
@@ -85,7 +87,7 @@ class PrefixAsked(Struct, frozen=True):
 class Scanned(Struct, frozen=True):
     """A Scan effect was carried out: every span id found in any lane, after the fence."""
 
-    pinned: frozenset[int]
+    pinned: AbstractSet[int]
 
 
 class Accessed(Struct, frozen=True):

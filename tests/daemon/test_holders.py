@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from hypothesis import given
@@ -22,10 +23,11 @@ def changes(
     """One count of all lanes, in an index that has the spans `stored`: by default all that the lanes name."""
     lanes = [*lanes]
     ids = {span for lane in lanes for span in lane} if stored is None else set(stored)
-    count = holders.count(lambda: np.array(sorted(ids), np.uint64))
+    count = holders.count(lambda: [np.array(sorted(ids), np.uint64)])
     for lane in lanes:
-        count.add(np.array(lane, np.uint64))
-    return count.changes()
+        for _ in count.add(np.array(lane, np.uint64)):
+            pass
+    return [*chain.from_iterable(count.changes())]
 
 
 @given(found=st.dictionaries(SPANS, st.integers(1, 5), max_size=4), rounds=st.lists(LANES, max_size=4))

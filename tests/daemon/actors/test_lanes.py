@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensord.daemon.actors.lanes import DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
+from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
-from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, LaneScan
+from tensord.daemon.holders import TOLD_AT_ONCE
+from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
 from tensord.shm.lanes import LOG_AT, PINS_AT, LaneReader
 from tensord.shm.layout import LANE_WORDS
 
@@ -45,10 +46,41 @@ def ids(*numbers: int) -> Any:
 
 def test_a_scan_finds_every_pin_of_every_lane(readers: list[LaneReader]) -> None:
     readers += [lane_with(number, 1000 + number) for number in range(1, 3 * LANES_AT_ONCE)]
-    scan = LaneScan(readers, lambda: ids())
+    scan = LaneScan(readers, lambda: [ids()])
     slices = sum(1 for _ in scan)
-    assert slices == 3, "as many lanes a slice as there may be"
+    assert slices == 2, "as many lanes a slice as there may be; the last ones are in what follows"
     assert scan.pinned == {base + number for base in (0, 1000) for number in range(1, 3 * LANES_AT_ONCE)}
+
+
+def test_a_slice_takes_in_few_pins_however_many_a_lane_has(readers: list[LaneReader]) -> None:
+    words = range(1, LANE_WORDS + 1)
+    readers += [lane_with(*(base * 10**7 + number for number in words)) for base in range(8)]
+    scan = LaneScan(readers, lambda: [ids()])
+    slices = sum(1 for _ in scan)
+    assert slices >= len(readers) * LANE_WORDS // WORDS_AT_ONCE
+
+
+def test_holders_of_many_entries_are_told_in_short_events(readers: list[LaneReader]) -> None:
+    stored = [*range(1, 4 * LANE_WORDS + 1)]
+    readers += [lane_with(*stored[first : first + LANE_WORDS]) for first in range(0, len(stored), LANE_WORDS)]
+    stand = Stand(readers, ids(*stored))
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    counted = [event.holders for event in stand.heard if isinstance(event, events.HoldersCounted)]
+    assert [pair for pairs in counted for pair in pairs] == [(span, 1) for span in stored]
+    assert max(map(len, counted)) <= 2 * TOLD_AT_ONCE
+
+
+def test_what_a_busy_lane_recorded_is_told_in_short_events_in_its_order(readers: list[LaneReader]) -> None:
+    log = tuple(range(1, 1001))
+    readers.append(lane_with(3, log=log))
+    stand = Stand(readers, ids(3))
+    stand.lanes.keep_time(stand.now)
+    stand.work()
+    accessed = [event for event in stand.heard if isinstance(event, events.Accessed)]
+    assert [span for event in accessed for span in event.span_ids] == [*log]
+    assert max(len(event.span_ids) for event in accessed) <= ACCESSED_AT_ONCE
+    assert sum(event.misses + event.lost + event.again for event in accessed) == 0
 
 
 def test_made_up_pins_cost_no_memory_and_hide_no_real_one(readers: list[LaneReader]) -> None:
@@ -56,7 +88,7 @@ def test_made_up_pins_cost_no_memory_and_hide_no_real_one(readers: list[LaneRead
     invented = range(10**6, 10**6 + LANE_WORDS - 1)
     readers += [lane_with(*(base * 10**7 + number for number in invented), 7) for base in range(1, 33)]
     readers += [lane_with(5, 2**63)]
-    scan = LaneScan(readers, lambda: ids(*stored))
+    scan = LaneScan(readers, lambda: [ids(*stored)])
     tracemalloc.start()
     try:
         for _ in scan:
@@ -81,7 +113,7 @@ class Stand:
         self.forgotten = 0
         nothing = ids()
         memory: Any = SimpleNamespace(
-            index=SimpleNamespace(held=lambda: (nothing, nothing), span_ids=lambda: span_ids),
+            index=SimpleNamespace(held=lambda: (nothing, nothing), span_ids=lambda: [span_ids]),
             readers=readers,
             fence_is_quick=True,
             fence=self._fence,
