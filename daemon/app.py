@@ -23,7 +23,7 @@ from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
-from ..shm.clock import boot_s, unix_at_boot_s
+from ..shm.clock import boot_s
 from ..shm.ring import Ring
 from . import ending, logs, notify, usage
 from .actors.governor import GovernorActor
@@ -133,7 +133,6 @@ class _Daemon:
             by_name(config.policy),
             store_limits(config, ring_bytes, max_entries),
             memory.superblock.epoch,
-            unix_at_zero_s=unix_at_boot_s(),
             read=memory.read,
             seed=secrets.randbits(128),
             quotas=self._quotas,
@@ -148,7 +147,7 @@ class _Daemon:
             tell_governor=lambda holds: governor.inbox.tell_now(holds),
         )
         governor = GovernorActor(
-            Governor(governor_limits(config), unix_at_zero_s=time.time() - time.monotonic()),
+            Governor(governor_limits(config)),
             config.queues.store_inbox_max,
             clock=time.monotonic,
             press=actor.inbox.tell_now,

@@ -7,6 +7,7 @@ sessions, what the ring may keep to the store, one line a transition to the log.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -24,7 +25,7 @@ _log = logger("governor")
 
 class GovernorActor:
     """Owns `inbox`. `press` tells the store, `reading` the gauges what an owner sees, `hasten` whoever reads them that
-    `sample_every_s` fell; none may block.
+    `sample_every_s` fell; none may block. `unix_at_zero`: the Unix time at `clock`'s zero.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class GovernorActor:
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
         tell_watchers: Callable[[Happened], object],
+        unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
         self.inbox: Inbox[GovernorMessage] = Inbox(inbox_max)
         self._governor = governor
@@ -45,6 +47,7 @@ class GovernorActor:
         self._reading = reading
         self._hasten = hasten
         self._tell_watchers = tell_watchers
+        self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, clock)
         self._every_s = governor.sample_every_s
@@ -113,6 +116,7 @@ class GovernorActor:
                     assert_never(effect)
 
     def _tell(self, question: messages.StatusRequest) -> dict[str, Any]:
+        self._governor.unix_at_zero_s = self._unix_at_zero()
         status = self._governor.status()
         if isinstance(question, messages.HealthQuery):
             return {"problems": problems(status)}

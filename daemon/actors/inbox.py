@@ -21,7 +21,8 @@ Sender = tuple[int, int]
 class Inbox(Generic[Message]):
     """Messages for one actor: at most `capacity` of each sender, and as many of those who give no sender and wait.
 
-    Invariant: messages of one sender are taken in the order of their arrival, as are those without a sender.
+    Invariant: messages of one sender are taken in the order of their arrival, but for those of `tell_first`; so are
+    those without a sender.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -56,6 +57,11 @@ class Inbox(Generic[Message]):
             self._turns.push(*sender, (sender, message))
         if self._waiter is not None:
             self._wake()
+
+    def tell_first(self, message: Message, sender: Sender) -> None:
+        """Adds a message before all others of the sender, who waits for the next turn like everybody."""
+        self._turns.push_first(*sender, (sender, message))
+        self._arrived.set()
 
     def drain(self) -> list[Message]:
         """All that is there, without waiting: for an actor that ends."""

@@ -18,6 +18,7 @@ import numpy as np
 from ... import __version__
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
+from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Piece
 from ..config import Config
 from ..copier import Copier
@@ -51,7 +52,9 @@ _log = logger("store")
 
 
 class StoreActor:
-    """Owns `inbox`. `clock` gives the seconds of `shm.clock`; `tell_watchers` and `tell_governor` must not block."""
+    """Owns `inbox`. `clock` gives the seconds of `shm.clock`, `unix_at_zero` the Unix time at their zero;
+    `tell_watchers` and `tell_governor` must not block.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class StoreActor:
         clock: Callable[[], float],
         tell_watchers: Callable[[Happened], object],
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
+        unix_at_zero: Callable[[], float] = unix_at_boot_s,
     ) -> None:
         self.inbox: Inbox[StoreMessage] = Inbox(config.queues.store_inbox_max)
         self._store = store
@@ -70,6 +74,7 @@ class StoreActor:
         self._clock = clock
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
+        self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         # How many copies of each client the copier's thread has.
         self._copying: Counter[int] = Counter()
@@ -137,13 +142,13 @@ class StoreActor:
 
     def _receive(self, message: StoreMessage) -> None:
         match message:
-            case Requested(client, request):
+            case Requested(client, request, counted):
                 if client not in self._clients:
                     return
                 if isinstance(request, messages.MatchPrefix):
                     self._match(client, request)
                 else:
-                    self._handle(events.Received(client, request))
+                    self._handle(events.Received(client, request, counted))
             case events.Copied(client):
                 self._copying[client] -= 1
                 if not self._copying[client]:
@@ -205,6 +210,8 @@ class StoreActor:
                     self._copier.close_inbox(client)
                 case effects.Announce(body):
                     self._tell_watchers(Happened(body))
+                case effects.Again(client, request, counted):
+                    self.inbox.tell_first(Requested(client, request, counted), (self._clients[client].peer.uid, client))
                 case _:
                     assert_never(effect)
 
@@ -345,10 +352,14 @@ class StoreActor:
 
     async def _finish(self) -> None:
         """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""
-        while self._pump.busy or self._lanes.fencing:
-            if not self._pump.busy:
+        self._store.rest()
+        while self._pump.busy or self._lanes.fencing or (not self.settled and self._idle_s() <= 0):
+            if self._lanes.fencing and not self._pump.busy:
                 await self.inbox.wait()
             self._pump.turn()
+            await asyncio.sleep(0)
+            if not self.settled:
+                self._keep_time()
         self._copier.stop()
         # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
         await asyncio.sleep(0)
@@ -371,8 +382,11 @@ class StoreActor:
             case messages.StatusQuery():
                 return self._status()
             case messages.EntriesQuery(after=after, count=count, namespace=namespace):
-                return {"entries": self._store.entries(after, count, namespace)}
+                self._store.unix_at_zero_s = self._unix_at_zero()
+                entries, behind = self._store.entries(after, count, namespace)
+                return {"entries": entries, "behind": behind}
             case messages.EntryQuery(key=key):
+                self._store.unix_at_zero_s = self._unix_at_zero()
                 return {"entry": self._store.entry(key)}
             case messages.ClientsQuery():
                 return {"clients": self._client_rows()}

@@ -66,6 +66,8 @@ class Requested(Struct, frozen=True):
 
     client: int
     message: Request | messages.MatchPrefix
+    counted: int = 0
+    """Of a rest that the core hands in again: what was counted before."""
 
 
 class Governed(Struct, frozen=True):

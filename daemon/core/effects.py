@@ -111,4 +111,12 @@ class Announce(Struct, frozen=True):
     body: dict[str, Any]
 
 
-Effect = Send | Copy | WriteExpiry | Scan | Punch | Allocate | Holds | Discard | Forget | Announce
+class Again(Struct, frozen=True):
+    """The rest of a request: to be handed in as Received with `counted`, before anything else that the client sent."""
+
+    client: int
+    message: messages.Evict | messages.Touch
+    counted: int
+
+
+Effect = Send | Copy | WriteExpiry | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again

@@ -15,10 +15,12 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
-from ...shm.layout import NAMESPACE_TAG_BYTES
+from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 
 _SHELF_BITS: Final = 12
 _DIRECT_MAX: Final = 2048
+LOOKS_MAX: Final = 4096
+"""Entries that one page looks at: 1 to 2 ms."""
 
 
 class State(Enum):
@@ -152,23 +154,35 @@ class Entries:
         table = self._by_span if tag is None else self._by_tag.get(tag, {})
         return [entry for entry in islice(table.values(), most) if entry.sequence <= up_to]
 
-    def page(self, after: bytes | None, most: int, tag: bytes | None) -> list[Entry]:
-        """Up to `most` published entries behind the key `after`, in an order that does not change."""
+    def page(
+        self, after: bytes | None, most: int, tag: bytes | None, looks: int = LOOKS_MAX
+    ) -> tuple[list[Entry], bytes | None]:
+        """Published entries behind the key `after`, in an order that does not change: up to `most` of them, among about
+        `looks` entries.
+
+        Returns:
+            The entries, and the key behind which to go on; None where nothing more comes.
+        """
         start = None if after is None else _order(after)
         same = self._by_tag.get(tag, {}) if tag is not None else None
         if same is not None and len(same) <= _DIRECT_MAX:
             live = [e for e in same.values() if e.state is State.LIVE]
-            return list(islice(_behind(live, start), most))
-        found: list[Entry] = []
+            found = list(islice(_behind(live, start), most))
+            return found, found[-1].key if len(found) == most else None
+        found = []
         first = 0 if after is None else _shelf_number(after)
         for number in range(first, 1 << _SHELF_BITS):
             shelf = self._shelves.get(number)
-            if shelf is not None:
-                live = [e for e in shelf.values() if tag is None or e.tag == tag]
-                found += islice(_behind(live, start), most - len(found))
-                if len(found) >= most:
-                    break
-        return found
+            if shelf is None:
+                continue
+            live = [e for e in shelf.values() if tag is None or e.tag == tag]
+            found += islice(_behind(live, start), most - len(found))
+            looks -= len(shelf)
+            if len(found) >= most:
+                return found, found[-1].key
+            if looks <= 0:
+                return found, _end_of_shelf(number)
+        return found, None
 
     def __iter__(self) -> Iterator[Entry]:
         """Every entry, published or hidden. For tests and recovery: it walks them all."""
@@ -202,6 +216,12 @@ def _order(key: bytes) -> bytes:
 def _shelf_number(key: bytes) -> int:
     first = int.from_bytes(key[NAMESPACE_TAG_BYTES : NAMESPACE_TAG_BYTES + 2], "big")
     return first >> (16 - _SHELF_BITS)
+
+
+def _end_of_shelf(number: int) -> bytes:
+    """A key behind all that stand on the shelf, and before those on the next one."""
+    last = ((number + 1) << (16 - _SHELF_BITS)) - 1
+    return b"\xff" * NAMESPACE_TAG_BYTES + last.to_bytes(2, "big") + b"\xff" * (KEY_BYTES - NAMESPACE_TAG_BYTES - 2)
 
 
 def _behind(entries: list[Entry], start: bytes | None) -> Iterator[Entry]:

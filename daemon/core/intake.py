@@ -49,8 +49,8 @@ from .residency import Residency
 from .room import Room
 from .tenure import Ending, Tenure
 
-REFUSALS_MAX: Final = 256
-"""Waiting puts that are refused in one go while puts are refused."""
+SERVED_MAX: Final = 64
+"""Waiting puts that are placed or answered in one go: 1 to 2 ms. Looking for room in vain ends it at once."""
 
 
 class Intake:
@@ -166,16 +166,15 @@ class Intake:
         self.stirred = False
 
     def _serve(self, now: float) -> None:
-        puts, refused = self.puts, 0
-        while (put := puts.queue.head()) is not None:
+        puts = self.puts
+        for _ in range(SERVED_MAX):
+            put = puts.queue.head()
+            if put is None:
+                return
             commit = put.commit
             if self._ended_meanwhile(put, now):
                 continue
             if self._refuses:
-                if refused >= REFUSALS_MAX:
-                    self.looking = True
-                    return
-                refused += 1
                 self.refuse(put, self._under_pressure())
                 continue
             entry = self._memory.place(
@@ -189,16 +188,16 @@ class Intake:
                 self._hand_over(put)
                 continue
             progress = self._reclaim.make_room(put.need, self._judge(put))
+            if progress == "none" and puts.settling:
+                return
             if progress == "declined":
                 self.refuse(put, not_worth_it(put.need))
-                continue
-            if progress == "none":
-                if puts.settling:
-                    return
+            elif progress == "none":
                 self._no_room(put)
-                continue
-            self.looking = progress == "looking"
+            # Whoever is next needs a search of its own.
+            self.looking = progress in ("declined", "none", "looking")
             return
+        self.looking = True
 
     def _judge(self, put: Put) -> Callable[[int], bool] | None:
         """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
@@ -398,6 +397,9 @@ class Intake:
 
     def _no_room(self, put: Put) -> None:
         """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""
+        if not self._room.knows and not self._room.surveyed():
+            # It is asked for again.
+            return
         obstacle = self._room.obstacle(put.need)
         self._reclaim.drop_attempt()
         if obstacle == "ring" and self.ring_is_growing:

@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -87,7 +88,7 @@ class Memory:
         self.sequences = sequences
         self.budget = budget
         self.entries = Entries()
-        self.last_pinned: frozenset[int] = frozenset()
+        self.last_pinned: AbstractSet[int] = frozenset()
         self.evicted_while_pinned = 0
         self.taken_entries = 0
         self.taken_tokens = 0
@@ -240,7 +241,7 @@ class Memory:
             for number in list(islice(table, SCAN_SPANS_MAX)):
                 self._scanning[number] = table.pop(number)
 
-    def scanned(self, pinned: frozenset[int], now: float, spares: Callable[[Entry], bool]) -> Outcome:
+    def scanned(self, pinned: AbstractSet[int], now: float, spares: Callable[[Entry], bool]) -> Outcome:
         """Carries out what a scan found. Victims that `spares` names are republished though nobody pins them, and with
         each that comes back whatever it follows. What follows another was hidden before it, and is decided before it.
         """

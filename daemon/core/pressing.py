@@ -45,7 +45,7 @@ class Pressing:
         idle_s = self.pressed.idle_s
         if not self.due or idle_s is None:
             return
-        page = self._memory.entries.page(self._after, SLICE, None)
+        page, behind = self._memory.entries.page(self._after, SLICE, None)
 
         def is_idle(entry: Entry) -> bool:
             return now - entry.used_at >= idle_s and self._room.may_go(entry)
@@ -55,7 +55,7 @@ class Pressing:
         if len(idle) == SLICE:
             # What follows the idle ones of this page may be more than they are: the page comes again.
             return
-        if len(page) == SLICE:
-            self._after = page[-1].key
+        if behind is not None:
+            self._after = behind
         else:
             self.walking, self._again, self._after = self._again, False, None

@@ -13,6 +13,7 @@ RESCAN_S_MAX.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,6 +75,10 @@ class Reclaim:
         """Whether to be asked again at the next Tick, after a while for others."""
         self.waits = False
         """Whether entries are to stay until something else has chosen: what is idle goes first."""
+        self._put_off: AbstractSet[int] | None = None
+        """What the scan in flight found, before that is carried out."""
+        self.rests = False
+        """Whether nothing goes any more but for a put."""
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do."""
@@ -163,8 +168,8 @@ class Reclaim:
     def make_good(self, now: float) -> None:
         """Chooses victims while more is in memory than may be, or the store is over a budget; at the end of events."""
         memory = self._memory
-        self.looking = False
-        if memory.scan_in_flight or memory.scan_due:
+        self.looking = self._put_off is not None
+        if memory.scan_in_flight or memory.scan_due or self.rests:
             return
         if self._residency.excess_bytes == 0:
             self.stuck = False
@@ -179,11 +184,14 @@ class Reclaim:
             if self._waits_for_pins:
                 self._scan()
 
-    def scanned(self, pinned: frozenset[int], now: float) -> None:
-        """Carries out what a scan found."""
+    def scanned(self, pinned: AbstractSet[int], now: float) -> None:
+        """Carries out what a scan found, or puts that off (`looking`) until it is known whether the put can fit."""
         memory, attempt = self._memory, self._attempt
         memory.last_pinned = pinned
         victims = memory.victims_in_scan()
+        if attempt is not None and any(entry.span_id in pinned for entry in victims) and not self._room.surveyed():
+            self._put_off, self.looking = pinned, True
+            return
         outcome = memory.scanned(pinned, now, self._spares(pinned))
         if attempt is not None:
             attempt.scans += 1
@@ -203,7 +211,10 @@ class Reclaim:
         self._time_rescan(now, something_freed=bool(outcome.freed))
 
     def tick(self, now: float) -> None:
-        """Looks again at retired spans, and again for something to trim."""
+        """Goes on with a scan's outcome; looks again at retired spans, and again for something to trim."""
+        if self._put_off is not None:
+            pinned, self._put_off = self._put_off, None
+            self.scanned(pinned, now)
         if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
             return
         self._rescan_at = None
@@ -267,14 +278,14 @@ class Reclaim:
         self._outbox.counters.scans += 1
         self._outbox.add(Scan())
 
-    def _spares(self, pinned: frozenset[int]) -> Callable[[Entry], bool]:
+    def _spares(self, pinned: AbstractSet[int]) -> Callable[[Entry], bool]:
         """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is
         to follow one has come since it was chosen.
         """
         spared, is_awaited = self._is_unneeded(pinned), self._memory.sequences.is_awaited
         return lambda entry: (spared and entry.reason != "emergency") or is_awaited(entry)
 
-    def _is_unneeded(self, pinned: frozenset[int]) -> bool:
+    def _is_unneeded(self, pinned: AbstractSet[int]) -> bool:
         if self._residency.excess_bytes:
             return False
         victims = self._memory.victims_in_scan()

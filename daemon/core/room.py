@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from ...shm.ring import Window
@@ -24,6 +25,7 @@ from .entries import Entry, State
 from .holdings import Capacity, Holding
 from .memory import Memory
 from .pins import Pins
+from .survey import SURVEYED_MAX, Survey
 from .windows import ANCHORS_MAX, Windows
 
 VICTIMS_MAX: Final = 256
@@ -81,9 +83,11 @@ class Room:
         self._memory = memory
         self._pins = pins
         self._kept: set[Entry] = set()
-        self._kept_for: tuple[frozenset[int], int] | None = None
+        self._kept_for: tuple[AbstractSet[int], int] | None = None
         self._awaited: set[Entry] = set()
         self._awaited_for = -1
+        self._survey: Survey | None = None
+        self._surveyed_for: tuple[AbstractSet[int], int] | None = None
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help.
@@ -114,6 +118,10 @@ class Room:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
                 window = self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
+                if window is None and owners is None:
+                    if not self.surveyed():
+                        return Choice(looking=True)
+                    window = self._window_between_pins(need)
                 if window is None:
                     return choice
                 choice.victims = self._with_followers({self._memory.at(o): "capacity" for o in window.spans})
@@ -152,24 +160,45 @@ class Room:
             clearing.add(entry.offset, left_bytes)
         return Choice(self._with_followers({memory.at(offset): reason for offset in clearing.spans}))
 
+    def surveyed(self) -> bool:
+        """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
+        if self._is_soon_surveyed:
+            return True
+        now_for = self._memory.last_pinned, self._pins.changes
+        known_for = self._surveyed_for
+        is_fresh = known_for is not None and known_for[0] is now_for[0] and known_for[1] == now_for[1]
+        if self._survey is None or (self._survey.done and not is_fresh):
+            self._survey, self._surveyed_for = self._begin_survey(), now_for
+        # Once it is done it serves, be it old by then: pins come and go all the time.
+        self._survey.go_on()
+        return self._survey.done
+
+    @property
+    def knows(self) -> bool:
+        """Whether `obstacle` may be asked, though what it goes by may be old."""
+        return self._is_soon_surveyed or (self._survey is not None and self._survey.done)
+
     def obstacle(self, need: Need) -> str | None:
-        """What keeps a put out even if everything goes that may, by name; None where nothing does."""
+        """What keeps a put out even if everything goes that may, by name; None where nothing does, or nothing is known
+        yet (`surveyed`)."""
         memory = self._memory
         budget = memory.budget
-        stays = self._stays()
-        counted = [entry for entry in stays if entry.state is not State.RETIRED]
-        if len(counted) + need.entries > budget.max_entries:
+        survey = self._stays()
+        if survey is None:
+            return None
+        filling = [*memory.filling]
+        if survey.entries + len(filling) + need.entries > budget.max_entries:
             return "max_entries"
-        stays_bytes = sum(entry.span_bytes for entry in stays)
+        stays_bytes = survey.size_bytes + memory.filling_bytes
         if stays_bytes + need.span_bytes > budget.max_bytes:
             return "max_bytes"
         if need.key is not None and stays_bytes + need.span_bytes > budget.put_bytes_max:
             return "resident_bytes_max"
-        tokens = sum(entry.tokens for entry in counted)
+        tokens = survey.tokens + sum(entry.tokens for entry in filling)
         if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
             return "max_tokens"
         if need.key is not None:
-            if not self._gaps(need.span_bytes, stays):
+            if not survey.gaps(need.span_bytes, filling):
                 return "ring"
             if not any(
                 entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)
@@ -178,8 +207,9 @@ class Room:
         return None
 
     def staying_bytes(self) -> int:
-        """Bytes of what must stay."""
-        return sum(entry.span_bytes for entry in self._stays())
+        """Bytes of what must stay, by what is known."""
+        survey = self._stays()
+        return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
 
     def _must_stay(self, entry: Entry) -> bool:
         if entry.state is State.FILLING or entry.span_id in self._memory.last_pinned:
@@ -246,26 +276,30 @@ class Room:
             self._awaited, self._awaited_for = awaited | sequences.before(awaited), sequences.changes
         return self._awaited
 
-    def _stays(self) -> list[Entry]:
-        """Every span that must stay, once. Walks pins and puts in flight, not entries."""
-        memory = self._memory
-        found = {entry.span_id: entry for entry in memory.filling}
-        held = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
-        for entry in (*held, *self._awaited_pieces(), *self._kept_pieces()):
-            if entry is not None and self._must_stay(entry):
-                found[entry.span_id] = entry
-        return list(found.values())
+    @property
+    def _is_soon_surveyed(self) -> bool:
+        """Whether what must stay is so little that it is looked at whenever it is asked for."""
+        return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
 
-    def _gaps(self, size_bytes: int, stays: list[Entry]) -> list[tuple[int, int]]:
-        """Stretches (low, high) of the ring, at least `size_bytes` long, in which nothing must stay; by offset."""
-        edges = sorted({(entry.offset, entry.offset + entry.span_bytes) for entry in stays})
-        edges.append((self._memory.ring.capacity_bytes,) * 2)
-        low, gaps = 0, []
-        for begins, ends in edges:
-            if begins - low >= size_bytes:
-                gaps.append((low, begins))
-            low = ends
-        return gaps
+    def _stays(self) -> Survey | None:
+        """What must stay, puts in flight excepted; None where that is not known yet."""
+        if not self._is_soon_surveyed:
+            return self._survey if self.knows else None
+        survey = self._begin_survey()
+        while not survey.done:
+            survey.go_on()
+        return survey
+
+    def _begin_survey(self) -> Survey:
+        """Walks pins and the sequences that lead to them, not entries."""
+        memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
+        pinned_besides = [number for number in pins.spans() if number not in pinned]
+        pieces = [each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each)]
+        spans = chain(map(memory.span, [*pinned, *pinned_besides]), pieces)
+        return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
+
+    def _is_pinned(self, entry: Entry) -> bool:
+        return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
 
     def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
         """A window in which nothing but withdrawn pages is in the way, for a put within the budgets: exchanging pages
@@ -284,7 +318,7 @@ class Room:
             window
             or windows.cheapest(self._coldest(LOOKS_MAX, 0, owners))
             or ring.widest_withdrawn(need.span_bytes)
-            or (self._window_between_pins(need, windows) if owners is None else self._window_of(need, windows, owners))
+            or (None if owners is None else self._window_of(need, windows, owners))
         )
 
     def _of(self, owners: frozenset[int] | None) -> Callable[[Entry], bool]:
@@ -303,11 +337,13 @@ class Room:
                 return windows.around(entry.offset, through=True)
         return None
 
-    def _window_between_pins(self, need: Need, windows: Windows) -> Window | None:
+    def _window_between_pins(self, need: Need) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
-        if self.obstacle(need) is not None:
+        survey = self._stays()
+        if survey is None or self.obstacle(need) is not None:
             return None
-        gaps = self._gaps(need.span_bytes, [*self._stays(), *self._memory.unpublished()])
+        windows = Windows(self._memory, need.span_bytes, self.may_go, VICTIMS_MAX)
+        gaps = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
         lows = [low for low, _ in gaps]
         for entry in self._coldest(LOOKS_MAX) if gaps else ():
             at = bisect_right(lows, entry.offset) - 1
@@ -364,6 +400,8 @@ class Room:
                 want[what] -= much
         if max(over.values()) <= 0 or need.key is None:
             return choice
+        if not self.surveyed():
+            return Choice(looking=True)
         if self.obstacle(need) is not None:
             return Choice()
         if not victims and cursor.skip < len(self._memory.policy):

@@ -33,7 +33,7 @@ from ..policy.replacement import Replacement
 from . import report
 from .claims import Claims
 from .counters import Counters
-from .effects import Effect, Forget, Holds
+from .effects import Again, Effect, Forget, Holds
 from .entries import Entry
 from .events import (
     Accessed,
@@ -69,6 +69,8 @@ from .sequences import Read, Sequences
 from .sweeps import SLICE, Sweeps
 from .tenure import Ending, Tenure
 
+ROWS_MAX: Final = 256
+"""Entries that one question is told: 2 to 3 ms."""
 DUE_MAX: Final = 128
 """Deadlines of a kind that one Tick carries out."""
 
@@ -81,7 +83,8 @@ class Store:
     """One ring's entries.
 
     Args:
-        unix_at_zero_s: the Unix time at time 0, for what people are shown.
+        unix_at_zero_s: the Unix time at time 0, for what people are shown. Whoever asks for entries sets it anew, since
+            the wall clock may have been set meanwhile.
         read: (offset, bytes) → what stands there in the ring; without it no cached sequences can be stored.
         seed: of the prefix index: random, and nobody else's.
         quotas: what one uid may have; without it, all.
@@ -158,8 +161,6 @@ class Store:
             messages.Claim: self._claim,
             messages.Renew: self._renew,
             messages.Abandon: self._abandon,
-            messages.Evict: self._evict,
-            messages.Touch: self._touch,
             messages.Clear: self._clear,
             messages.Invalidate: self._invalidate,
             messages.Pin: self._pin,
@@ -237,16 +238,24 @@ class Store:
         self._outbox.now = now
         self._reclaim.look_soon(now)
 
+    def rest(self) -> None:
+        """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
+        self._reclaim.rests = True
+
     def status(self) -> dict[str, Any]:
         """Sizes and counters, without walking entries."""
         return report.status(self)
 
     def entries(
         self, after: bytes | None, count: int, namespace: bytes | None = None
-    ) -> list[dict[str, Any]]:
-        """Up to `count` entries behind the key `after`, in an order of their own; fewer only at the end."""
-        found = self.memory.entries.page(after, count, namespace)
-        return [report.entry(self, entry) for entry in found]
+    ) -> tuple[list[dict[str, Any]], bytes | None]:
+        """Entries behind the key `after`, in an order of their own: up to `count`, or ROWS_MAX.
+
+        Returns:
+            The entries, and the key behind which to go on; None where nothing more comes.
+        """
+        found, behind = self.memory.entries.page(after, min(count, ROWS_MAX), namespace)
+        return [report.entry(self, entry) for entry in found], behind
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
         """What is known of one entry."""
@@ -310,7 +319,10 @@ class Store:
     def _received(self, event: Received, now: float) -> None:
         message = event.message
         try:
-            self._requests[type(message)](event.client, message, now)
+            if isinstance(message, messages.Evict | messages.Touch):
+                self._of_keys(event.client, message, event.counted, now)
+            else:
+                self._requests[type(message)](event.client, message, now)
         except TensordError as error:
             # Handlers raise before they change anything. Renew and Abandon, which have no id, raise nothing.
             assert not isinstance(message, messages.Renew | messages.Abandon)
@@ -465,23 +477,26 @@ class Store:
     def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
         self._outbox.tell(self.claims.abandon(request.token, self._outbox.clients[client].uid, now))
 
-    def _evict(self, client: int, request: messages.Evict, now: float) -> None:
+    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, counted: int, now: float) -> None:
+        """Carries the request out for a slice of its keys; the rest comes again."""
         self._check_keys(request.keys)
-        entries = self._stored(request.keys)
-        for entry in entries:
-            self._tenure.end(entry, Ending("explicit"))
-        self._outbox.send(client, messages.Counted(request.id, len(entries)))
-
-    def _touch(self, client: int, request: messages.Touch, now: float) -> None:
-        self._check_keys(request.keys)
-        entries = self._stored(request.keys)
-        self._tenure.touch(entries, now)
-        self._outbox.send(client, messages.Counted(request.id, len(entries)))
+        keys = list(dict.fromkeys(request.keys))
+        entries = self._stored(keys[:SLICE])
+        if isinstance(request, messages.Touch):
+            self._tenure.touch(entries, now)
+        else:
+            for entry in entries:
+                self._tenure.end(entry, Ending("explicit"))
+        counted += len(entries)
+        if len(keys) > SLICE:
+            self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
+        else:
+            self._outbox.send(client, messages.Counted(request.id, counted))
 
     def _stored(self, keys: list[bytes]) -> list[Entry]:
         """The keys' entries, victims included: one that comes back must not have missed it."""
         entries = self.memory.entries
-        found = [entries.find(key) or entries.hidden(key) for key in dict.fromkeys(keys)]
+        found = [entries.find(key) or entries.hidden(key) for key in keys]
         return [entry for entry in found if entry is not None]
 
     def _check_keys(self, keys: list[bytes]) -> None:

@@ -110,6 +110,8 @@ class Daemon:
                     self.copier.discard(number, put_id)
                 case effects.Announce(body):
                     self._announce(body)
+                case effects.Again(number, message, counted):
+                    self.do(events.Received(number, message, counted))
                 case _:
                     assert_never(effect)
 

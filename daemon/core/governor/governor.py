@@ -46,13 +46,16 @@ OWNERS_SOURCE: Final = "owners"
 
 
 class Governor:
-    """All tiers of one daemon. `unix_at_zero_s` is the Unix time at monotonic time 0."""
+    """All tiers of one daemon. `unix_at_zero_s` is the Unix time at monotonic time 0. Whoever asks for the status sets
+    it anew, since the wall clock may have been set meanwhile.
+    """
 
     def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
         self.limits = limits
         self._outbox = Outbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
-        self.tiers = Tiers(limits.thresholds, self._outbox, unix_at_zero_s)
+        self.unix_at_zero_s = unix_at_zero_s
+        self.tiers = Tiers(limits.thresholds, self._outbox)
         self.devices = Devices(limits, self._outbox, self.workflows)
         self.reservations = Reservations(limits)
         self.floors = Floors(limits)

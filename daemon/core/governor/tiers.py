@@ -87,12 +87,11 @@ class Changes:
 class Tiers:
     """All gauges by name. Every method that changes something returns what did."""
 
-    def __init__(self, thresholds: Thresholds, outbox: Outbox, unix_at_zero_s: float = 0.0) -> None:
+    def __init__(self, thresholds: Thresholds, outbox: Outbox) -> None:
         self.subscribers: set[int] = set()
-        self.transitions: deque[dict[str, Any]] = deque(maxlen=TRANSITIONS_SHOWN)
+        self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
         self.thresholds = thresholds
         self._outbox = outbox
-        self._unix_at_zero_s = unix_at_zero_s
         self._workflow = False
         self._real: dict[str, Gauge] = {}
         self._drilled: dict[str, Gauge] = {}
@@ -233,7 +232,7 @@ class Tiers:
             "share": round(gauge.share, 4),
         }
         self._outbox.counters.transitions[state.mode.value] += 1
-        self.transitions.append({"unix_s": self._unix_at_zero_s + now, **said})
+        self.transitions.append((now, said))
         pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
         self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **said)
         self._outbox.announce("mode", **said)

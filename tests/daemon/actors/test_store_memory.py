@@ -73,3 +73,45 @@ def test_puts_of_one_client_are_answered_in_their_order_whether_or_not_others_wa
                 assert answers[0].id < answers[1].id
 
     asyncio.run(puts())
+
+
+def test_a_stop_leaves_a_large_eviction_to_the_next_daemon() -> None:
+    async def stops() -> None:
+        async with serving() as stand:
+            await stand.fill(ENTRIES)
+            stand.reconfigure(max_tokens=10)
+            await stand.until(lambda status: status["store"]["entries"] < ENTRIES)
+            store = stand.store
+        assert store.status()["entries"] > ENTRIES // 2
+
+    asyncio.run(stops())
+
+
+def test_a_request_of_many_keys_leaves_others_their_turns_and_keeps_its_senders_order() -> None:
+    async def asks() -> None:
+        async with serving() as stand:
+            client, other = await stand.fill(600), stand.client()
+            client.tell(Requested(client.number, messages.Evict(client.request(), [*map(key, range(600))])))
+            client.tell(Requested(client.number, messages.Touch(client.request(), [key(0), key(599)])))
+            other.tell(Requested(other.number, messages.Touch(other.request(), [key(599)])))
+            assert (await other.heard(messages.Counted)).count == 1, "it waited for the eviction's end"
+            assert (await client.heard(messages.Counted)).count == 600
+            assert (await client.heard(messages.Counted)).count == 0, "answered before what was asked first"
+
+    asyncio.run(asks())
+
+
+def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
+    async def asks() -> None:
+        async with serving() as stand:
+            await stand.fill(1)
+            shown = []
+            for zero_s in (1e6, 2e6):
+                stand.actor._unix_at_zero = lambda at=zero_s: at  # type: ignore[misc]
+                page = await stand.ask(messages.EntriesQuery(0))
+                entry = (await stand.ask(messages.EntryQuery(0, key(0))))["entry"]
+                assert page["entries"] == [entry]
+                shown.append(entry["created_unix_s"])
+            assert shown[1] - shown[0] == pytest.approx(1e6)
+
+    asyncio.run(asks())

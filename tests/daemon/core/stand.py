@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.core.effects import (
+    Again,
     Allocate,
     Announce,
     Copy,
@@ -166,6 +167,8 @@ class Stand:
                     self.headers[offset] = replace(self.headers[offset], expires_s=expires_s)
                 case Announce(body):
                     self.told.append(body)
+                case Again(client, message, counted):
+                    self.do(Received(client, message, counted))
 
     def join(self, *clients: int) -> None:
         for client in clients:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tensord.daemon.core.events import Tick
+from tensord.daemon.core.intake import SERVED_MAX
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
@@ -201,3 +203,43 @@ def test_a_sender_that_wants_no_acknowledgements_hears_only_how_its_put_ended(ma
     stand.copy()
     stand.copy()
     assert [type(answer) for answer in stand.answers[1]] == [messages.Committed]
+
+
+def test_puts_that_waited_for_room_are_placed_some_at_a_time_in_their_order(make: Make) -> None:
+    wide = 300 * SPAN - 128
+    stand = make(400 * SPAN)
+    assert stand.put(0, wide) == "stored"
+    stand.commit(1, 1, key(1), wide)
+    stand.part(1, 1, wide, last=True)
+    for number in range(2, 92):
+        stand.commit(2, number, key(number), 64)
+        stand.part(2, number, 64, last=True)
+    assert not stand.copies, "they wait behind the large one"
+    stand.scan()
+    assert 1 < len(stand.copies) <= SERVED_MAX
+    stand.go_on()
+    assert [copy.put_id for copy in stand.copies] == sorted(copy.put_id for copy in stand.copies)
+    stand.settle()
+    assert stand.stored() == set(range(1, 92))
+
+
+def test_puts_that_cannot_fit_are_refused_one_search_at_a_time(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number)
+        stand.pin(number)
+    for number in range(10, 20):
+        stand.commit(2, number, key(number), 64)
+        stand.part(2, number, 64, last=True)
+    stand.scan()
+
+    def refused() -> int:
+        return sum(isinstance(answer, messages.Committed) for answer in stand.answers[2])
+
+    assert refused() <= 1
+    before = refused()
+    stand.do(Tick())
+    assert refused() <= before + 1
+    stand.settle()
+    assert all(stand.ended(2, number) == "StoreFull" for number in range(10, 20))
+    assert stand.stored() == set(range(8))
