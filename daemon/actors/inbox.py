@@ -61,7 +61,8 @@ class Inbox(Generic[Message]):
     def tell_first(self, message: Message, sender: Sender) -> None:
         """Adds a message before all others of the sender, who waits for the next turn like everybody."""
         self._turns.push_first(*sender, (sender, message))
-        self._arrived.set()
+        if self._waiter is not None:
+            self._wake()
 
     def drain(self) -> list[Message]:
         """All that is there, without waiting: for an actor that ends."""

@@ -353,13 +353,14 @@ class StoreActor:
     async def _finish(self) -> None:
         """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""
         self._store.rest()
-        while self._pump.busy or self._lanes.fencing or (not self.settled and self._idle_s() <= 0):
+        idle_s = 0.0
+        while self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
             if self._lanes.fencing and not self._pump.busy:
                 await self.inbox.wait()
             self._pump.turn()
             await asyncio.sleep(0)
             if not self.settled:
-                self._keep_time()
+                idle_s = self._keep_time()
         self._copier.stop()
         # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
         await asyncio.sleep(0)
