@@ -155,6 +155,7 @@ bench-replay: $(STAMPS)/bench
 bench-vllm: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/processor_cache.py $(if $(JSON),--json "$(JSON:.json=)-processor.json")
 	$(PEERS)/bin/python benchmarks/vllm_connector.py
+	$(PEERS)/bin/python benchmarks/vllm_burst.py
 	$(PEERS)/bin/python benchmarks/vllm_text.py $(if $(JSON),--json "$(JSON)")
 
 bench-peers: $(PEERS)/.installed

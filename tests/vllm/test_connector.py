@@ -411,7 +411,8 @@ def test_engines_in_two_processes_asked_at_once_encode_once(shared: Daemon, firs
     picture = fresh()
     before = len(first.encoded)
     with Child(encode_when_told, shared.socket, picture) as child:
-        assert child.hear() == "ready"
+        # It imports vLLM first, which takes minutes on a busy machine.
+        assert child.hear(10 * PATIENCE_S) == "ready"
         child.tell("go")
         asked = request(picture)
         assert right([asked], first.run(asked))
