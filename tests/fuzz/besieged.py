@@ -35,7 +35,7 @@ class Besieged:
     """Lanes besides the other client's that somebody still holds."""
 
     def __init__(self, **flags: object) -> None:
-        self.daemon = Daemon(limits_hello_s_max=1.0, policy="lru", **flags)
+        self.daemon = Daemon(**{"limits_hello_s_max": 1.0, "policy": "lru", **flags})
 
     def __enter__(self) -> Self:
         self.daemon.__enter__()
