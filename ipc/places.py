@@ -78,24 +78,38 @@ def status_socket(
     return control_socket(environ, uid, system_folder).with_name(STATUS_NAME)
 
 
-def make_folder(folder: Path, uid: int | None = None) -> None:
-    """Make `folder` for a socket if it is missing: 0755 for the system's, else 0700 and checked.
+def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Make `folder` for a socket if it is missing and one of the usual: 0755 for the system's, else 0700 and checked.
 
-    Raises SocketForbidden when it cannot be made, or is not this user's alone.
+    The usual folders are those of `daemon_folder` and `user_folder`, and one for each instance in them. Their own
+    parents, and folders elsewhere, have to be there: a mistyped path leaves no folders behind.
+
+    Raises SocketForbidden when it is not there and not made, or is not this user's alone.
     """
     uid = os.geteuid() if uid is None else uid
-    shared = folder == SYSTEM_FOLDER
+    usual = {SYSTEM_FOLDER, daemon_folder(environ, uid), user_folder(environ, uid)}
+    for each in (folder.parent, folder):
+        if each in usual or (each == folder and each.parent in usual):
+            _make(each, 0o755 if each == SYSTEM_FOLDER else 0o700)
+        if each.parent == FALLBACK_FOLDER and (each in usual or each == folder):
+            check_folder(each, uid)
+    if not folder.is_dir():
+        if os.path.lexists(folder):
+            raise SocketForbidden(f"{folder} is no folder: remove it, or set another socket")
+        raise SocketForbidden(
+            f"the socket's folder {folder} is not there, and only usual ones are made: make it, or set another socket"
+        )
+
+
+def _make(folder: Path, mode: int) -> None:
     try:
-        folder.mkdir(mode=0o755 if shared else 0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode, exist_ok=True)
     except FileExistsError:
         raise SocketForbidden(f"{folder} is no folder: remove it, or set another socket") from None
     except OSError as error:
         raise SocketForbidden(
-            f"the socket's folder {folder} cannot be made: {error.strerror}; "
-            f"make it, or set another socket"
+            f"the socket's folder {folder} cannot be made: {error.strerror}; make it, or set another socket"
         ) from error
-    if folder.parent == FALLBACK_FOLDER:
-        check_folder(folder, uid)
 
 
 def check_folder(folder: Path, uid: int) -> None:

@@ -45,6 +45,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_one_that_is_served_i
     with Sockets(configured(tmp_path), {}):
         assert connects(tmp_path / "metrics.sock")
         other = tmp_path / "other"
+        other.mkdir()
         with pytest.raises(InstanceBusy):
             Sockets(configured(other, f"--metrics-socket={tmp_path}/metrics.sock"), {})
         assert not os.listdir(other)

@@ -66,10 +66,36 @@ def test_where_a_daemon_puts_its_sockets() -> None:
 
 
 def test_a_folder_in_tmp_is_made_for_its_user_alone(tmp_folder: Path) -> None:
-    folder = tmp_folder / "tensord-7"
-    places.make_folder(folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    places.make_folder(folder)  # and again, as it now is there
+    folder = tmp_folder / f"tensord-{os.geteuid()}"
+    for made in (folder, folder / "second"):
+        places.make_folder(made, environ={})
+        assert made.stat().st_mode & 0o777 == 0o700
+        places.make_folder(made, environ={})  # and again, as it now is there
+
+
+def test_only_the_last_folder_of_a_usual_place_is_made(tmp_path: Path) -> None:
+    runtime = tmp_path / "no" / "runtime"
+    for folder, environ in (
+        (tmp_path / "elsewhere", {}),
+        (tmp_path / "else" / "where", {}),
+        (runtime / "tensord", {"XDG_RUNTIME_DIR": str(runtime)}),
+        (runtime / "tensord" / "second", {"RUNTIME_DIRECTORY": str(runtime / "tensord")}),
+    ):
+        with pytest.raises(SocketForbidden, match=f"{folder}|{folder.parent}.*set another socket"):
+            places.make_folder(folder, 1000, environ)
+    assert list(tmp_path.iterdir()) == []
+    runtime.mkdir(parents=True)
+    places.make_folder(runtime / "tensord" / "second", 1000, {"XDG_RUNTIME_DIR": str(runtime)})
+    (tmp_path / "elsewhere").mkdir()
+    places.make_folder(tmp_path / "elsewhere", 1000, {})
+
+
+def test_a_second_instance_s_folder_is_made_only_in_a_folder_that_is_this_user_s(tmp_folder: Path) -> None:
+    usual = tmp_folder / f"tensord-{os.geteuid()}"
+    usual.mkdir()
+    usual.chmod(0o777)
+    with pytest.raises(SocketForbidden, match="mode 0777, others may write"):
+        places.make_folder(usual / "second", environ={})
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_folder: Path) -> None:
