@@ -44,7 +44,7 @@ help:
 	@echo "make bench-replay  recorded workloads through the store and other policies (TRACES=folder, WARM=folder, JSON=path)"
 	@echo "make bench-vllm   what sharing costs and saves in vLLM: processor outputs, the connector, engines asked for text and pictures"
 	@echo "make bench-peers  vLLM's CPU build for make bench to compare with, the one of make test-vllm"
-	@echo "make clean        remove the virtual environments and caches"
+	@echo "make clean        remove the virtual environments and caches; what make fuzz has found stays"
 
 $(BIN)/python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -91,27 +91,27 @@ test-systemd: $(STAMPS)/test
 # A failing seed prints itself; SEED=n replays it step by step.
 SEEDS ?= 1000
 simulate: $(STAMPS)/test
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed "$(SEED)",--seeds "$(SEEDS)")
 
 KILLS ?= 1000
 crashes: $(STAMPS)/test
-	$(BIN)/python -m tests.crashes --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(POINT),--point '$(POINT)') $(if $(AT),--at $(AT))
+	$(BIN)/python -m tests.crashes --kills "$(KILLS)" $(if $(SEED),--seed "$(SEED)") $(if $(POINT),--point '$(POINT)') $(if $(AT),--at "$(AT)")
 
 # A failing cell prints the command that repeats it.
 ROUNDS ?= 20
 crossings: $(STAMPS)/test
-	$(BIN)/python -m tests.crossings --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) \
+	$(BIN)/python -m tests.crossings --rounds "$(ROUNDS)" $(if $(SEED),--seed "$(SEED)") $(if $(ROUND),--round "$(ROUND)") \
 	  $(if $(ONLY),--only "$(ONLY)")
 
 # A round that finds something is kept in fuzz-findings/, and prints how to run it again.
 MINUTES ?= 30
 fuzz: $(STAMPS)/test
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.fuzz.fuzz --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) \
-	  $(if $(FIRST),--first $(FIRST) --rounds 1)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.fuzz.fuzz --minutes "$(MINUTES)" $(if $(ONLY),--only "$(ONLY)") \
+	  $(if $(FIRST),--first "$(FIRST)" --rounds 1)
 
 soak: MINUTES = 10
 soak: $(STAMPS)/test
-	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(JSON),--json "$(JSON)")
+	$(BIN)/python benchmarks/soak.py --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(if $(JSON),--json "$(JSON)")
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check
@@ -124,7 +124,7 @@ test-vllm: $(PEERS)/.installed $(PEERS)/.theirs
 
 REQUESTS ?= 15000
 http-load: $(PEERS)/.installed
-	$(PEERS)/bin/python -m tests.vllm.http_load --requests $(REQUESTS) $(if $(SEED),--seed $(SEED)) $(if $(CONNECTOR),--connector)
+	$(PEERS)/bin/python -m tests.vllm.http_load --requests "$(REQUESTS)" $(if $(SEED),--seed "$(SEED)") $(if $(CONNECTOR),--connector)
 
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
@@ -179,3 +179,5 @@ $(PEERS)/.engine: benchmarks/vllm_cpu/install.sh benchmarks/vllm_cpu/lock.txt | 
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@if [ -d fuzz-findings ] && ! rmdir fuzz-findings 2>/dev/null; then \
+	  echo "fuzz-findings/ stays: what a fuzzer found is not made again by installing; remove it when it is mended"; fi

@@ -98,8 +98,15 @@ def main(names: list[str], commands: tuple[Command, ...] = COMMANDS) -> int:
     """Runs the commands whose scripts contain one of `names`, or all.
 
     Returns:
-        The exit status: 1 if a command failed.
+        The exit status: 1 if a command failed, 2 if one of the names is no script's.
     """
+    if unknown := [name for name in names if not any(name in command.script for command in commands)]:
+        print(
+            f"no script's name contains {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join(Path(command.script).stem for command in commands)}",
+            file=sys.stderr,
+        )
+        return 2
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="tensord-smoke-") as made:
         write_trace(Path(made))

@@ -23,6 +23,10 @@ from typing import Any, Final
 from soak_host import Host
 from soak_ledger import FAULTS, OPERATIONS
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.command_line import end_cleanly, minutes, new_file, whole
+
 MIB: Final = 1 << 20
 _QUIET_FROM: Final = 0.6
 _EVERY_S: Final = (0.1, 0.8)
@@ -78,9 +82,9 @@ def report(hosts: Sequence[Host], seconds: float, seed: int, ended: list[str]) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=Path, help="where the report goes, as JSON")
+    parser.add_argument("--minutes", type=minutes, default=1.0)
+    parser.add_argument("--seed", type=whole(0), default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--json", type=new_file, help="where the report goes, as JSON")
     given = parser.parse_args(arguments)
     found = soak(given.minutes * 60, given.seed)
     text = json.dumps(found, indent=1)
@@ -91,4 +95,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_cleanly()
     sys.exit(main())

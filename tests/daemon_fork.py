@@ -117,7 +117,6 @@ def _server() -> socket.socket:
     def end() -> None:
         if os.getpid() == tests:  # and not in a process that a test forked
             ours.close()
-            server.kill()
             server.wait()
 
     atexit.register(end)
@@ -144,6 +143,11 @@ def _serve(orders: socket.socket) -> None:
                 continue
             order, fds, _, _ = socket.recv_fds(orders, _ORDER_BYTES_MAX, 2)
             if not order:
+                # Daemons that are left lost whoever ends them: SIGINT has them free their memory.
+                for left in running:
+                    for number in (signal.SIGCONT, signal.SIGINT):
+                        with contextlib.suppress(ProcessLookupError):
+                            signal.pidfd_send_signal(left, number)
                 raise SystemExit
             log, asker = fds[0], socket.socket(fileno=fds[1])
             pid = os.fork()

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -38,13 +39,15 @@ class Besieged:
         self.daemon = Daemon(**{"limits_hello_s_max": 1.0, "policy": "lru", **flags})
 
     def __enter__(self) -> Self:
-        self.daemon.__enter__()
-        self.daemon.start()
-        self.client = self.daemon.client()
-        self.store()
-        self.leases = [self.client.get(key(number)) for number in range(ENTRIES)]
-        self._descriptors = self.daemon.descriptors()
-        self._memory_bytes = self.daemon.memory_bytes()
+        with ExitStack() as stack:
+            stack.enter_context(self.daemon)
+            self.daemon.start()
+            self.client = self.daemon.client()
+            self.store()
+            self.leases = [self.client.get(key(number)) for number in range(ENTRIES)]
+            self._descriptors = self.daemon.descriptors()
+            self._memory_bytes = self.daemon.memory_bytes()
+            stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -18,9 +18,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from ..command_line import end_cleanly, minutes, whole
 from . import lanes, segments, sockets
 from .besieged import Besieged
 
@@ -71,9 +73,9 @@ TARGETS: Final[dict[str, Callable[[random.Random], None]]] = {
 }
 
 
-def run(name: str, first: int, rounds: int | None, minutes: float) -> int:
+def run(name: str, first: int, rounds: int | None, for_minutes: float) -> int:
     """One fuzzer, in this process: 1 if a round found something, which ends it."""
-    ends_at = time.monotonic() + minutes * 60
+    ends_at = time.monotonic() + for_minutes * 60
     number = first
     while rounds is None or number < first + rounds:
         if rounds is None and time.monotonic() >= ends_at:
@@ -96,11 +98,11 @@ def run(name: str, first: int, rounds: int | None, minutes: float) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if something was found."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of each fuzzer")
+    parser.add_argument("--minutes", type=minutes, default=30.0, help="of each fuzzer")
     parser.add_argument("--only", choices=[*TARGETS, "parser"], help="one of them, in this process")
-    parser.add_argument("--first", type=int, help="the first round; without it, rounds that were not run before")
-    parser.add_argument("--rounds", type=int, help="so many, and no matter how long")
-    parser.add_argument("--jobs", type=int, default=2, help="fuzzers at once")
+    parser.add_argument("--first", type=whole(0), help="the first round; without it, rounds that were not run before")
+    parser.add_argument("--rounds", type=whole(1), help="so many, and no matter how long")
+    parser.add_argument("--jobs", type=whole(1), default=2, help="fuzzers at once")
     given = parser.parse_args(argv)
     first = int(time.time()) if given.first is None else given.first
     if given.only in TARGETS:
@@ -111,6 +113,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     waiting = [*TARGETS, "parser"]
     running: dict[str, subprocess.Popen[Any]] = {}
     failed: list[str] = []
+    with ExitStack() as stack:
+        stack.callback(_end, running)
+        _take_turns(given, first, waiting, running, failed)
+    print(f"found by: {', '.join(failed)}; see {FINDINGS}" if failed else "nothing was found")
+    return 1 if failed else 0
+
+
+def _end(running: dict[str, subprocess.Popen[Any]]) -> None:
+    """Where a signal ends this process the fuzzers are told, and waited for while they clear up."""
+    for process in running.values():
+        process.terminate()
+    for process in running.values():
+        process.wait()
+
+
+def _take_turns(
+    given: argparse.Namespace,
+    first: int,
+    waiting: list[str],
+    running: dict[str, subprocess.Popen[Any]],
+    failed: list[str],
+) -> None:
+    """So many of `waiting` at once; which of them found something is added to `failed`."""
     while waiting or running:
         while waiting and len(running) < given.jobs:
             name = waiting.pop(0)
@@ -127,13 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if status:
                 failed.append(name)
                 print(f"{name} ended with {status}", flush=True)
-    print(f"found by: {', '.join(failed)}; see {FINDINGS}" if failed else "nothing was found")
-    return 1 if failed else 0
 
 
-def _parser(seed: int, minutes: float) -> list[str]:
+def _parser(seed: int, for_minutes: float) -> list[str]:
     """The parser of messages, guided by coverage."""
-    most = max(1, int(minutes * 60))
+    most = max(1, int(for_minutes * 60))
     return [
         sys.executable,
         str(ROOT / PARSER),
@@ -148,4 +171,5 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.fuzz.fuzz", *sys.argv[1:]])
+    end_cleanly()
     raise SystemExit(main())

@@ -17,11 +17,13 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Final
 
+from ..command_line import end_at_once, end_cleanly, whole
 from .world import World
 
 STEPS: Final = 500
@@ -72,12 +74,12 @@ def run_seeds(seeds: Sequence[int], steps: int) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every seed held."""
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="one alone, with a trace")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each seed; {STEPS}, and part of what a seed is")
+    parser.add_argument("--seeds", type=whole(1), default=1000, help="how many")
+    parser.add_argument("--first", type=whole(0), default=0, help="the first of them")
+    parser.add_argument("--seed", type=whole(0), help="one alone, with a trace")
+    parser.add_argument("--steps", type=whole(1), default=STEPS, help=f"of a seed; {STEPS}, and part of what a seed is")
     parser.add_argument("--stop", action="store_true", help="at the first that fails")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--jobs", type=whole(1), default=os.cpu_count() or 1, help="processes at once")
     given = parser.parse_args(argv)
     if given.seed is not None:
         _prepare()
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
     done, began, shown = 0, time.monotonic(), 0.0
-    with ProcessPoolExecutor(given.jobs, get_context("fork")) as pool:
+    with _pool(given.jobs) as pool:
         under_way = {pool.submit(run_seeds, chunk, given.steps): chunk for chunk in chunks}
         for finished in as_completed(under_way):
             chunk = under_way[finished]
@@ -116,6 +118,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool that, where a signal ends this process, does not first work off all that was submitted."""
+    with ProcessPoolExecutor(jobs, get_context("fork"), end_at_once) as pool:
+        try:
+            yield pool
+        except SystemExit:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def _prepare() -> None:
     """Collections walk what a seed has made, and not all that was imported; the library's log lines go nowhere."""
     logging.getLogger("tensord").addHandler(logging.NullHandler())
@@ -133,4 +146,5 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.simulate", *sys.argv[1:]])
+    end_cleanly()
     raise SystemExit(main())

@@ -26,6 +26,7 @@ from typing import Final
 
 import tensord
 
+from ..command_line import end_cleanly, whole
 from ..daemon_process import PATIENCE_S, Daemon
 from .api_servers import ApiServers, Reply
 
@@ -150,10 +151,10 @@ def _same(said: Reply, right: Reply) -> bool:
 def main() -> None:
     """The long form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=15_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=whole(1), default=15_000)
+    parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--pause-s", type=float, default=4.0)
-    parser.add_argument("--api-servers", type=int, default=2)
+    parser.add_argument("--api-servers", type=whole(1), default=2)
     parser.add_argument("--connector", action="store_true", help="share encoder outputs as well")
     given = parser.parse_args()
     from .tiny_llava import write_tiny_llava
@@ -179,4 +180,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_cleanly()
     main()

@@ -1,0 +1,128 @@
+"""The long runs of `make` refuse numbers that mean nothing, and leave nothing behind when a signal ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from .command_line import minutes, new_file, whole
+from .daemon_process import PATIENCE_S, until
+
+ROOT = Path(__file__).parents[1]
+SOAK = (str(ROOT / "benchmarks" / "soak.py"),)
+CROSSINGS, CRASHES, FUZZ, SIMULATE = (
+    ("-m", name) for name in ("tests.crossings", "tests.crashes", "tests.fuzz.fuzz", "tests.simulation.simulate")
+)
+SENSELESS = [
+    (CROSSINGS, "--rounds", "0"),
+    (CROSSINGS, "--round", "-1"),
+    (CROSSINGS, "--only", "nosuch"),
+    (CRASHES, "--kills", "-3"),
+    (CRASHES, "--at", "-1"),
+    (SIMULATE, "--seeds", "0"),
+    (SIMULATE, "--seed", "-1"),
+    (FUZZ, "--minutes", "nan"),
+    (FUZZ, "--first", ""),
+    (SOAK, "--minutes", "0"),
+    (SOAK, "--json", "/nonexistent/x.json"),
+]
+LONG = {
+    "soak": (*SOAK, "--minutes", "5"),
+    "crossings": (*CROSSINGS, "--rounds", "9"),
+    "crashes": (*CRASHES, "--kills", "9999"),
+    "fuzz": (*FUZZ, "--minutes", "5"),
+    "simulate": (*SIMULATE, "--seeds", "999999"),
+}
+
+
+@pytest.mark.parametrize(("program", "option", "value"), SENSELESS, ids=str)
+def test_a_number_that_means_nothing_is_refused_by_its_value(program: tuple[str, ...], option: str, value: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, *program, option, value], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert ended.returncode == 2, ended
+    told = ended.stderr.splitlines()[-1]
+    assert (value or "''") in told
+    assert "give" in told or "such as" in told
+
+
+def test_numbers_without_a_sense_are_refused_and_others_taken(tmp_path: Path) -> None:
+    for text in ("0", "-1", "", "abc", "1.5", "nan", "1" * 30):
+        with pytest.raises(ArgumentTypeError):
+            whole(1)(text)
+    for text in ("0", "-1", "", "abc", "nan", "inf", "1e300"):
+        with pytest.raises(ArgumentTypeError):
+            minutes(text)
+    for text in ("", "/nonexistent/x", str(tmp_path), "/dev/null/x"):
+        with pytest.raises(ArgumentTypeError):
+            new_file(text)
+    assert (whole(0)("0"), minutes("0.5"), new_file(f"{tmp_path}/x")) == (0, 0.5, tmp_path / "x")
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that have `mark` in their environment: those that a run has started, and theirs."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, signal.SIGTERM) for name in LONG), ("crossings", signal.SIGINT)], ids=str
+)
+def test_a_signal_leaves_no_process_memory_or_folder_of_a_run(tmp_path: Path, name: str, number: int) -> None:
+    mark = f"TEST_OF_SIGNALS={os.getpid()}-{name}-{number}"
+    before = set(Path("/dev/shm").iterdir())
+    environ = {**os.environ, "TMPDIR": str(tmp_path), **dict([mark.split("=")])}
+    run = subprocess.Popen(
+        [sys.executable, *LONG[name]],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(marked(mark)) >= 3, "the run to have begun")
+        if name != "simulate":
+            until(lambda: list(tmp_path.glob("tensord*/control.sock")), "a daemon of the run's")
+        # As `timeout` does it: to the process, and to all of its group.
+        run.send_signal(number)
+        os.killpg(run.pid, number)
+        assert run.wait(PATIENCE_S)
+        until(lambda: not marked(mark), "its processes to end")
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("pymp-")] == []
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before if f"-{run.pid}" in path.name}
+    assert left == set()
+
+
+def test_daemons_whose_tests_were_killed_free_their_memory(tmp_path: Path) -> None:
+    script = "from tests.daemon_process import Daemon; d = Daemon(); d.start(); print(d.instance, flush=True); input()"
+    run = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None and run.stdin is not None
+    with run.stdin, run.stdout:
+        instance = run.stdout.readline().strip()
+        assert instance
+        run.kill()
+        run.wait()
+    until(lambda: not list(Path("/dev/shm").glob(f"tensord.{instance}.*")), "its daemon to free its memory")
