@@ -17,7 +17,6 @@ from typing import Final
 
 from ...errors import TensordError
 from ..cache import Client
-from .presence import ATTACH_S
 from .stats import Counts
 
 JOBS_MAX: Final = 1024
@@ -39,11 +38,11 @@ class SharedClients:
         self._clients: dict[str | None, tuple[Client, int]] = {}
 
     def take(self, socket: str | None, name: str) -> Client:
-        """`name` is the client's, if this is its first user. Waits for ATTACH_S at most."""
+        """`name` is the client's, if this is its first user. May take a second where the daemon does not answer."""
         with self._lock:
             client, users = self._clients.get(socket, (None, 0))
             if client is None:
-                client = Client(socket, name=name, timeout_s=TIMEOUT_S, attach_s=ATTACH_S)
+                client = Client(socket, name=name, timeout_s=TIMEOUT_S)
             self._clients[socket] = (client, users + 1)
             return client
 

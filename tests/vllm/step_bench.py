@@ -300,6 +300,14 @@ class Steps:
         self.close()
 
 
+def attached(engine: Steps) -> Steps:
+    """The engine, once the daemon is there for it and all of its workers have mapped the ring."""
+    side = engine.connector._scheduler
+    assert side is not None
+    until(lambda: engine.step() is not None and len(side._rings) == len(engine.workers), "workers to map the ring")
+    return engine
+
+
 def answers(engines: Sequence[Steps], *asked: Request) -> list[list[torch.Tensor]]:
     """Steps the engines in turn until these requests have their embeddings, which it gives."""
     results: dict[str, list[torch.Tensor]] = {}

@@ -17,13 +17,19 @@ from tensord.client.vllm.canary import TOLERANCES, difference
 from tensord.client.vllm.settings import Settings
 from tensord.errors import BadConfiguration
 from tensord.ipc import messages
-from tests.daemon_process import Daemon, until
+from tests.daemon_process import PATIENCE_S, Daemon, until
 
-from .step_bench import ROWS, Steps, encoded, item, other_name, request, right
+from .step_bench import ROWS, Steps, attached, encoded, item, other_name, request, right
 from .tiny_llava import WIDTH
 
 SELDOM = 1e-12
 _numbers = count(70_000)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things makes nobody late here."""
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -41,6 +47,7 @@ def stored(daemon: Daemon, engine: Steps, pictures: int) -> list[int]:
     """Has the engine encode so many, and returns when all are stored."""
     numbers = [next(_numbers) for _ in range(pictures)]
     before = len(keys(daemon))
+    attached(engine)
     engine.run(*(request(number) for number in numbers))
     until(lambda: engine.step() is not None and len(keys(daemon)) == before + pictures, "all to be stored")
     return numbers
@@ -55,6 +62,7 @@ def test_the_first_hit_of_a_namespace_is_encoded_and_compared_and_later_ones_at_
 ) -> None:
     with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=SELDOM) as second:
         pictures = stored(daemon, first, 3)
+        attached(second)
         for picture in pictures:
             asked = request(picture)
             assert right([asked], second.run(asked))
@@ -64,6 +72,7 @@ def test_the_first_hit_of_a_namespace_is_encoded_and_compared_and_later_ones_at_
         assert not second.counts.get("canary_failures")
         until(lambda: second.step() is not None and second.held["steps"] == 0, "the compared entry to be let go")
     with Steps(daemon.socket, canary=1) as every:
+        attached(every)
         for picture in pictures:
             every.run(request(picture))
         assert len(every.encoded) == len(pictures)
@@ -75,6 +84,7 @@ def test_a_hit_that_is_not_what_this_engine_encodes_is_told_loudly_evicted_and_e
 ) -> None:
     with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=SELDOM, ranks=2) as second:
         picture, another = stored(daemon, first, 2)
+        attached(second)
         (key,) = [key for key in keys(daemon) if _is(daemon, key, picture)]
         client = daemon.client()
         client.evict(key)
@@ -110,6 +120,7 @@ def test_a_rate_of_0_compares_nothing_and_the_default_is_one_in_ten_thousand(dae
         Settings.read({"tensord.canary": 2})
     with Steps(daemon.socket) as first, Steps(other_name(daemon.socket, 1), canary=0) as second:
         (picture,) = stored(daemon, first, 1)
+        attached(second)
         second.run(request(picture))
         assert not second.encoded
 

@@ -16,7 +16,7 @@ import pytest
 from tensord.ipc import messages
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
-from .step_bench import ROWS, Steps, answers, other_name, request, right
+from .step_bench import ROWS, Steps, answers, attached, other_name, request, right
 from .tiny_llava import WIDTH
 
 _numbers = count(90_000)
@@ -38,7 +38,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def engine(daemon: Daemon, number: int, *about: str, **settings: Any) -> Steps:
-    return Steps(other_name(daemon.socket, number), *about, runner="v2", **settings)
+    return attached(Steps(other_name(daemon.socket, number), *about, runner="v2", **settings))
 
 
 def nothing_left(engine: Steps) -> None:
