@@ -464,7 +464,7 @@ def test_a_handle_goes_to_workers_that_map_the_ring_and_bytes_to_those_that_do_n
 
 def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
     picture = fresh()
-    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+    with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)
         mapped(another)
         asked = another.add(request(picture))
@@ -485,7 +485,7 @@ def test_leases_are_held_until_all_ranks_are_done(shared: Daemon) -> None:
 
 def test_all_ranks_load_and_one_of_them_stores(shared: Daemon) -> None:
     picture, new = fresh(), fresh()
-    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+    with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)
         asked = request(picture, new)
         assert right([asked], another.run(asked))
@@ -538,7 +538,7 @@ def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
 ) -> None:
     monkeypatch.setattr("tensord.client.vllm.scheduler.LAG_STEPS_MAX", 3)
     picture = fresh()
-    with Steps(shared.socket) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
+    with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)
         asked = another.add(request(picture))
         settled(another, asked)
@@ -627,7 +627,7 @@ def test_the_daemon_killed_between_steps_means_misses_until_it_is_back() -> None
 def test_a_ring_that_was_replaced_is_unmapped_and_what_a_request_holds_of_it_is_loaded() -> None:
     with Daemon() as daemon, ExitStack() as engines:
         daemon.start()
-        one = engines.enter_context(Steps(daemon.socket))
+        one = engines.enter_context(Steps(daemon.socket, ranks=2))
         another = engines.enter_context(Steps(other_name(daemon.socket, 1), ranks=2))
         for _ in range(3):
             for engine in (one, another):

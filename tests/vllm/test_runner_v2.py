@@ -46,7 +46,7 @@ def nothing_left(engine: Steps) -> None:
 
 
 def test_what_one_engine_encoded_another_does_not_and_nothing_stays_held(daemon: Daemon) -> None:
-    with engine(daemon, 1) as first, engine(daemon, 2, ranks=2) as second:
+    with engine(daemon, 1, ranks=2) as first, engine(daemon, 2, ranks=2) as second:
         pictures = [next(_numbers) for _ in range(3)]
         asked = request(*pictures)
         assert right([asked], first.run(asked))
