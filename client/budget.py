@@ -9,13 +9,13 @@ most. What was taken away while it was under way is evicted once it is stored: n
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import BelowFloor
 from .puts import Put
+from .waiting import Event
 
 __all__ = ["Budget", "Own"]
 
@@ -27,7 +27,7 @@ class Own:
     size_bytes: int
     put: Put | None = None
     """None while it is being copied."""
-    begun: threading.Event = field(default_factory=threading.Event)
+    begun: Event = field(default_factory=Event)
     """Set when it was copied, or given up."""
 
     @property

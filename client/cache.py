@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -24,10 +25,12 @@ from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
 from ..ipc.words import NAME_CHARS_MAX
+from ..shm.image import Image
 from ..shm.layout import KEY_BYTES
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
+from .aside import aside
 from .claim import Claim
 from .device import reservation
 from .fields import check_key, check_name, check_seconds, check_socket, check_timeout, printable
@@ -233,7 +236,10 @@ class Client:
             ObjectTooLarge, DaemonUnavailable, TimedOut: why there is no room.
         """
         image = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
-        region = self._link.puts.reserve(image.image_bytes, self._deadline(timeout_s))
+        return aside(partial(self._reserve, image, self._deadline(timeout_s)))
+
+    def _reserve(self, image: Image, deadline: float) -> Reservation:
+        region = self._link.puts.reserve(image.image_bytes, deadline)
         try:
             memory = region.hand_out()
             image.write_into(memory)
@@ -242,7 +248,7 @@ class Client:
             region.release()
             raise
 
-        def commit(held: Region, key: bytes, terms: Terms, *, wait: bool, timeout_s: float) -> Put:
+        def commit(held: Region, key: bytes, terms: Terms, timeout_s: float) -> tuple[Put, float]:
             try:
                 key = check_key(key)
                 terms = terms.checked()
@@ -251,7 +257,7 @@ class Client:
                 held.release()
                 raise
             put = self._link.puts.commit(key, held, image.image_bytes, len(image.header), terms, deadline=deadline)
-            return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+            return put, deadline
 
         return Reservation(tree, region, commit)
 
@@ -523,7 +529,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connection. Leases and their views stay right for as long as they live."""
-        self._closed()
+        aside(self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -551,7 +557,7 @@ class Client:
             put = Put(key)
             put.settle("refused", error)
             return put
-        return self._link.puts.put(key, image, terms, deadline=deadline)
+        return aside(partial(self._link.puts.put, key, image, terms, deadline=deadline), to_the_end=True)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
         self._attach()

@@ -9,11 +9,11 @@ Invariant: however late an answer comes, a claim that is granted after its end i
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import suppress
+from functools import partial
 from typing import Literal
 
-from ..errors import TensordError
 from ..ipc import messages
+from .aside import aside
 from .link import SAY_S, Asked, Link
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
@@ -23,7 +23,8 @@ class Claim:
     """The wish to compute `key`, or to have it. Belongs to the process that made it.
 
     One that is granted is renewed until it is ended, and keeps others waiting for as long: end each by `stored` or
-    `abandon`. A put of the key ends it for everybody who waits, whichever client's it is.
+    `abandon`. One that nobody holds any more is given back. A put of the key ends it for everybody who waits, whichever
+    client's it is.
     """
 
     def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
@@ -78,26 +79,24 @@ class Claim:
         self._end("alone")
 
     def _end(self, how: Literal["hit", "alone"]) -> None:
-        if self._ended is not None:
-            return
+        if self._ended is None:
+            aside(partial(self._end_now, how))
+
+    def _end_now(self, how: Literal["hit", "alone"]) -> None:
         self._ended = how
         # The link gives back what is granted to a request that was cancelled.
         if not self._answer.cancel():
             self._answer.add_done_callback(self._drop if how == "hit" else self._give_back)
 
-    def _drop(self, answer: Future[messages.Claimed]) -> int | None:
-        """Takes the claim from the link; its token, or None where there was none (any more)."""
+    def _drop(self, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)
-        if claimed is None or claimed.answer != "compute" or not self._link.drop_claim(claimed.token):
-            return None
-        return claimed.token
+        if claimed is not None and claimed.answer == "compute":
+            self._link.drop_claim(claimed.token)
 
     def _give_back(self, answer: Future[messages.Claimed]) -> None:
-        token = self._drop(answer)
-        if token is not None:
-            # Unsent, it has ended with the connection, or will by itself.
-            with suppress(TensordError):
-                self._link.send(messages.Abandon(token), timeout_s=SAY_S)
+        claimed = _outcome(answer)
+        if claimed is not None and claimed.answer == "compute":
+            self._link.give_back(claimed.token, SAY_S)
 
 
 def _outcome(answer: Future[messages.Claimed]) -> messages.Claimed | None:

@@ -16,13 +16,16 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, Self
 
 from ..errors import Refusal, Unavailable
 from ..ipc import messages
 from ..ipc.modes import Mode, Tier
+from .aside import aside
 from .fields import check_name
 from .link import SAY_S, Connected, Link, Told
+from .waiting import Condition
 
 CHANGES_MAX: Final = 1024
 """Changes that wait for a callback; the oldest are forgotten."""
@@ -101,8 +104,7 @@ class Governor:
         link.listen(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)
+        self._lock = Condition()
         self._states: dict[str, TierState] = {}
         self._subscriptions: tuple[Subscription, ...] = ()
         self._restored: tuple[Restored, ...] = ()
@@ -124,14 +126,17 @@ class Governor:
         if gauge is not None:
             check_name("gauge", gauge)
         subscription = Subscription(self, callback, gauge)
+        aside(partial(self._listen, subscription))
+        with suppress(Unavailable):
+            self.subscribe(timeout_s)
+        return subscription
+
+    def _listen(self, subscription: Subscription) -> None:
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tensord-modes", daemon=True)
                 self._thread.start()
-        with suppress(Unavailable):
-            self.subscribe(timeout_s)
-        return subscription
 
     def subscribe(self, timeout_s: float) -> None:
         """Has the daemon tell of modes, this one and all to come, and waits for how they are now.
@@ -157,7 +162,7 @@ class Governor:
         """Ends a subscription."""
         with self._lock:
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
-            self._arrived.notify_all()
+            self._lock.notify_all()
 
     def restore(self, restored: Restored) -> None:
         """Has it said again to every daemon to come."""
@@ -188,7 +193,7 @@ class Governor:
         self._subscribed = None
         if self._link.closed:
             with self._lock:
-                self._arrived.notify_all()
+                self._lock.notify_all()
 
     def told(self, message: Told, connected: Connected) -> None:
         """In the link's thread: notes it, and leaves the callbacks to theirs."""
@@ -241,7 +246,7 @@ class Governor:
                 for subscription in self._subscriptions:
                     subscription.dropped += 1
             self._changes.append(change)
-            self._arrived.notify_all()
+            self._lock.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -250,7 +255,7 @@ class Governor:
                     if not self._subscriptions or self._link.closed:
                         self._thread = None
                         return
-                    self._arrived.wait()
+                    self._lock.wait()
                 change = self._changes.popleft()
                 subscriptions = self._subscriptions
             for subscription in subscriptions:

@@ -21,6 +21,7 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from .aside import aside
 from .fields import check_count, check_seconds
 from .lease import Lease
 
@@ -171,7 +172,7 @@ class Holds:
         timer = threading.Timer(max(0.0, first.ends_at - time.monotonic()), _expire, [weakref.ref(self)])
         timer.name, timer.daemon = "tensord-holds", True
         try:
-            timer.start()
+            aside(timer.start)
         except (RuntimeError, MemoryError):
             self._held.clear()
             self._bytes = 0
@@ -181,7 +182,7 @@ class Holds:
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
-            self._timer.cancel()
+            aside(self._timer.cancel)
             self._timer = None
 
     def _end_what_is_over(self) -> None:

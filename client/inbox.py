@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from ..shm.layout import aligned
 from ..shm.ring import Ring
 from ..shm.segments import PREFAULT_PIECE_BYTES, create_inbox, prefault
 from ..shm.unshared import Unshared
+from .waiting import Condition
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # How often a waiter for room looks for collected arrays: a finalizer may not wake it, since that takes a lock.
@@ -78,6 +78,11 @@ class Region:
         """The daemon needs these bytes no more."""
         self.inbox.let_go(self)
 
+    def __del__(self) -> None:
+        # A signal handler's exception ended whoever had it. A finalizer takes no lock.
+        if self._held:
+            self.inbox.lost.append(self.offset)
+
 
 class Inbox:
     """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
@@ -96,13 +101,14 @@ class Inbox:
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
         self.handed_out: set[Region] = set()
+        self.lost: deque[int] = deque()
         try:
             self._mapped = Unshared(self.fd, self.size_bytes)
         except OSError:
             self.close()
             raise
         self._regions = Ring(self.size_bytes)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._streams = 0
 
     def prefault(self) -> None:
@@ -201,6 +207,8 @@ class Inbox:
     def _sweep(self) -> None:
         while self.collected:
             self._drop(self.collected.popleft())
+        while self.lost:
+            self._regions.free(self.lost.popleft())
 
     def _drop(self, region: Region) -> None:
         region._held -= 1

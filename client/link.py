@@ -27,9 +27,11 @@ from ..ipc.words import PROTOCOL_VERSION, TOKENS_MAX, Limits
 from ..shm import fence
 from ..shm.lanes import Lane
 from . import forks
+from .aside import aside
 from .puts import WENT, Puts
 from .sweep import sweep_now_and_then
 from .view import View
+from .waiting import Answer, Event
 
 SAY_S: Final = 1.0
 """How long sending one message to the daemon may take, where nobody waits for the answer."""
@@ -63,7 +65,7 @@ class Listener(Protocol):
         """In the child of a fork: whatever was told to the daemon is the parent's, locks and threads are gone."""
 
 
-class Asked(Future[Any]):
+class Asked(Answer):
     """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come;
     `expected_at` (monotonic): when that one expects to have stored it, 0 where it did not tell."""
 
@@ -100,12 +102,12 @@ class Link:
         self._lane_given_up = False
         self._lock = threading.Lock()
         self._answers: dict[int, Asked] = {}
-        self._claims: dict[int, float] = {}
+        self._claims: dict[int, tuple[float, weakref.ref[Asked]]] = {}
         self._renew_at = 0.0
         self._thread: threading.Thread | None = None
-        self._attached = threading.Event()
-        self._tried = threading.Event()
-        self._stopping = threading.Event()
+        self._attached = Event()
+        self._tried = Event()
+        self._stopping = Event()
 
     # ---- for callers
 
@@ -113,13 +115,17 @@ class Link:
         """Starts the thread, if it does not run, and waits until it has attached or failed to; for `wait_s`, or as long
         as attaching may take. Who came too late for one attempt does not wait for it again.
         """
+        if self._thread is None:
+            aside(self._start)
+        if not self._tried.wait(self._attach_timeout_s if wait_s is None else wait_s):
+            self._tried.set()
+
+    def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
                 self._tried.clear()
                 self._thread = threading.Thread(target=self._run, name="tensord-link", daemon=True)
                 self._thread.start()
-        if not self._tried.wait(self._attach_timeout_s if wait_s is None else wait_s):
-            self._tried.set()
 
     def close(self) -> None:
         """Ends the connection. Views of leases stay, and their pins with them."""
@@ -193,7 +199,7 @@ class Link:
         channel = self._channel
         if channel is None or not self._attached.is_set() or channel is not (connected or channel):
             raise self.unavailable()
-        channel.send(*sent, fds=fds, timeout_s=timeout_s)
+        aside(partial(channel.send, *sent, fds=fds, timeout_s=timeout_s))
 
     def ask(
         self,
@@ -208,6 +214,15 @@ class Link:
         The future fails with the error the daemon answers, or DaemonUnavailable. `then` is called with it when it is
         settled, by the link's thread in the order of the answers; where it was not sent, at once.
         """
+        return aside(partial(self._ask, make, timeout_s, connected, then))
+
+    def _ask(
+        self,
+        make: Callable[[int], messages.Message],
+        timeout_s: float,
+        connected: Connected | None,
+        then: Callable[[Future[Any]], None] | None,
+    ) -> Asked:
         number = self.next_id()
         answer = Asked()
         if then is not None:
@@ -235,19 +250,35 @@ class Link:
                 # It came in this very moment, and may hold something that somebody has to give back.
                 return future.result()
             raise TimedOut(f"the daemon at {self.path} did not answer within {timeout_s:.3g} s") from None
+        except BaseException:
+            # Nobody wants it any more, if it is still to come; the daemon's own errors are settled already.
+            future.cancel()
+            raise
         finally:
             # For the same reason as in `ask`.
             del future
 
-    def hold_claim(self, token: int, lasts_s: float) -> None:
-        """Renews a claim until `drop_claim`."""
+    def hold_claim(self, token: int, lasts_s: float, asked: Asked) -> None:
+        """Renews a claim until `drop_claim`, or until nobody has the request any more that it was granted to: a signal
+        handler's exception may have ended a call before it gave that to anybody.
+        """
         renew_at = time.monotonic() + lasts_s / _RENEWALS
         self._renew_at = min(self._renew_at, renew_at) if self._claims else renew_at
-        self._claims[token] = lasts_s
+        self._claims[token] = lasts_s, weakref.ref(asked)
 
     def drop_claim(self, token: int) -> bool:
         """The claim was committed or abandoned; False if it was not held (any more)."""
         return self._claims.pop(token, None) is not None
+
+    def give_back(self, token: int, timeout_s: float = _SEND_S) -> None:
+        """Ends a claim that nothing came of: the first who waits is asked to compute."""
+        aside(partial(self._give_back, token, timeout_s))
+
+    def _give_back(self, token: int, timeout_s: float) -> None:
+        if self.drop_claim(token):
+            # Unsent, it has ended with the connection, or will by itself.
+            with suppress(TensordError):
+                self.send(messages.Abandon(token), timeout_s=timeout_s)
 
     def holds_claim(self, token: int) -> bool:
         """Whether the claim is renewed: from its grant until `drop_claim`, or until the daemon went away."""
@@ -400,6 +431,7 @@ class Link:
             sweep_now_and_then()
             wait_s = _IDLE_S
             if self._claims:
+                self._give_back_forgotten()
                 wait_s = min(wait_s, max(0.0, self._renew_at - time.monotonic()))
             with suppress(TimedOut):
                 message, _ = channel.receive(wait_s)
@@ -408,7 +440,13 @@ class Link:
                 tokens = list(self._claims)
                 for start in range(0, len(tokens), TOKENS_MAX):
                     channel.send(messages.Renew(tokens[start : start + TOKENS_MAX]), timeout_s=_SEND_S)
-                self._renew_at = time.monotonic() + min(self._claims.values(), default=_IDLE_S) / _RENEWALS
+                shortest_s = min((lasts_s for lasts_s, _ in list(self._claims.values())), default=_IDLE_S)
+                self._renew_at = time.monotonic() + shortest_s / _RENEWALS
+
+    def _give_back_forgotten(self) -> None:
+        for token, (_, asked) in list(self._claims.items()):
+            if asked() is None:
+                self._give_back(token, SAY_S)
 
     def _take(self, message: Any, channel: BlockingChannel) -> None:
         if isinstance(message, Told):
@@ -433,8 +471,9 @@ class Link:
                 raise message.to_error()
             case messages.Claimed(answer="compute", token=token):
                 # Before its holder hears of it: this thread is about to wait, and must know when to renew it.
-                self.hold_claim(token, message.lasts_s)
                 answer = self._answers.pop(message.id, None)
+                if answer is not None:
+                    self.hold_claim(token, message.lasts_s, answer)
                 if answer is None or not _settle(answer, message):
                     # Whoever asked has stopped waiting; the claim must not keep others waiting.
                     self.drop_claim(token)

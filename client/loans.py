@@ -28,12 +28,14 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from errno import EINVAL
+from functools import partial
 from itertools import count, groupby
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from typing import Any, Final
 
 import numpy as np
 
+from .aside import aside
 from .fields import check_seconds
 from .lease import Lease
 
@@ -127,7 +129,8 @@ class Lender:
                 listening.bind(_address(name))
                 listening.listen(_BACKLOG)
                 # It has no reference to the lender, which may be collected.
-                threading.Thread(target=_serve, args=(listening, self._book), name="tensord-loans", daemon=True).start()
+                serve = partial(_serve, listening, self._book)
+                aside(threading.Thread(target=serve, name="tensord-loans", daemon=True).start)
             except (OSError, RuntimeError, MemoryError):
                 listening.close()
                 return False

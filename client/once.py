@@ -106,11 +106,5 @@ def _late(asked: Future[messages.Claimed]) -> messages.Claimed | None:
 
 
 def _abandon(link: Link, token: int | None) -> None:
-    if token is None:
-        return
-    link.drop_claim(token)
-    try:
-        link.send(messages.Abandon(token))
-    except TensordError:
-        # The claim ended with the connection.
-        return
+    if token is not None:
+        link.give_back(token)

@@ -9,11 +9,13 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..errors import BadPrefix, TensordError
 from ..ipc import messages
 from ..shm.prefix import LAYOUT_BYTES, Media, Piece, Tokens, fold
+from .aside import aside
 from .inbox import Region
 from .prefix_keys import scope_of
 
@@ -56,7 +58,7 @@ class Asker:
         piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
         size_bytes = piece.record_bytes
         try:
-            region = self._region(size_bytes, deadline)
+            region = aside(partial(self._region, size_bytes, deadline))
         except TensordError:
             return None
         try:
@@ -98,7 +100,7 @@ class Asker:
         if memory is not None and len(memory) <= _KEPT_BYTES_MAX and len(self._kept) < _KEPT_MAX:
             self._kept.append(region)
         else:
-            region.release()
+            region.abandon_from_finalizer()
 
 
 def _abandon(kept: deque[Region]) -> None:

@@ -5,7 +5,6 @@ Owns neither the connection nor the inbox (puts.py).
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -14,6 +13,7 @@ from ..ipc import messages
 from ..ipc.words import DURATION_S_MAX
 from .fields import check_timeout
 from .inbox import Inbox, Region
+from .waiting import Event
 
 PutState = Literal["sent", "stored", "existed", "refused", "lost"]
 
@@ -34,7 +34,7 @@ class Put:
         self.key = key
         self.state: PutState = "sent"
         self.error: TensordError | None = None
-        self._settled = threading.Event()
+        self._settled = Event()
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until it is known what became of it.
@@ -55,7 +55,7 @@ class Put:
 
     def disown(self) -> None:
         """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
-        self._settled = threading.Event()
+        self._settled = Event()
         self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ the inboxes (inboxes.py), nor the decision what is stored.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -25,6 +24,7 @@ from .put import Pending
 from .put import Put as Put
 from .put import PutState as PutState
 from .terms import Terms
+from .waiting import Condition
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
 PART_BYTES: Final = 4 << 20
@@ -54,7 +54,7 @@ class Puts:
         self._invalidated: set[bytes] = set()
         self._connection = connection
         self._next_id = next_id
-        self._lock = threading.Condition()
+        self._lock = Condition()
         self._pending: dict[int, Pending] = {}
         self.why_lost = WENT
         """Why there is no connection, for whoever loses a put by that."""
@@ -271,9 +271,7 @@ class Puts:
             def hopeless() -> bool:
                 return connected is None or self._connection() is not connected
 
-            self._lock.wait_for(
-                lambda: len(self._pending) < most or hopeless(), max(0.0, deadline - time.monotonic())
-            )
+            self._lock.wait_for(lambda: len(self._pending) < most or hopeless(), max(0.0, deadline - time.monotonic()))
             if len(self._pending) >= most:
                 if hopeless():
                     raise DaemonUnavailable(f"the daemon is away, and {most} puts wait for its answer")

@@ -5,12 +5,18 @@ Owns: handing the region over exactly once, whether by commit, by abandoning it,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from .aside import aside
 from .inbox import Region
 from .puts import Put
 from .terms import Terms
+
+Commit = Callable[[Region, bytes, Terms, float], tuple[Put, float]]
+"""Has the put of a region begin, under a key and terms, within so many seconds: the put, and when that time ends."""
 
 
 class Reservation:
@@ -22,7 +28,7 @@ class Reservation:
 
     __slots__ = ("_commit", "_region", "tree")
 
-    def __init__(self, tree: Any, region: Region, commit: Callable[..., Put]) -> None:
+    def __init__(self, tree: Any, region: Region, commit: Commit) -> None:
         self.tree = tree
         self._region: Region | None = region
         self._commit = commit
@@ -43,14 +49,21 @@ class Reservation:
         Raises:
             ValueError: it was committed or abandoned before.
         """
+        terms = Terms(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
+        put, deadline = aside(partial(self._hand_over, key, terms, timeout_s))
+        return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
+
+    def _hand_over(self, key: bytes, terms: Terms, timeout_s: float) -> tuple[Put, float]:
         region, self._region, self.tree = self._region, None, None
         if region is None:
             raise ValueError("this reservation was committed or abandoned before; reserve again")
-        terms = Terms(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
-        return self._commit(region, key, terms, wait=wait, timeout_s=timeout_s)
+        return self._commit(region, key, terms, timeout_s)
 
     def abandon(self) -> None:
         """Gives the memory back once no array of it lives."""
+        aside(self._give_back)
+
+    def _give_back(self) -> None:
         region, self._region, self.tree = self._region, None, None
         if region is not None:
             region.release()

@@ -8,12 +8,14 @@ nobody: an engine's step is not held up by its cache, and none of its tensors is
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...errors import DaemonUnavailable, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX
 from ...ipc.modes import Mode
 from ...ipc.words import NUMBER_MAX
+from ..aside import aside
 from ..fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..lease import Lease
 from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration, ToHost
@@ -108,7 +110,7 @@ class DeviceCache:
             return registration
         entry = DeviceEntry(key, tensors, size_bytes, tokens, agent, registration, [self._device.mark()])
         entry.to_host = to_host
-        if not self._entries.put(entry):
+        if not aside(partial(self._entries.put, entry)):
             registration.settle("lost", DaemonUnavailable("the device cache is closed"))
             return registration
         self._upkeep.wake()
@@ -152,7 +154,7 @@ class DeviceCache:
             BadKey: one of them is not 32 bytes; nothing was deleted.
         """
         keys = tuple(check_key(key) for key in keys)
-        deleted = self._entries.delete(keys)
+        deleted = aside(partial(self._entries.delete, keys))
         if deleted:
             self._upkeep.wake()
         return deleted
@@ -257,7 +259,7 @@ class DeviceCache:
 
     def close(self) -> None:
         """Lets go of all entries, and tells the daemon. Leases stay right."""
-        self._closed()
+        aside(self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -280,13 +282,18 @@ class DeviceCache:
         entry = self._upkeep.moves.promoted(key, host)
         if entry is None:
             return None
+        lease = aside(partial(self._put_promoted, entry))
+        if lease is not None:
+            self._device.lend(lease.tree)
+            self._upkeep.wake()
+        return lease
+
+    def _put_promoted(self, entry: DeviceEntry) -> DeviceLease | None:
         with self._entries.lock:
-            lease = self._entries.lease(key, self._device)
+            lease = self._entries.lease(entry.key, self._device)
             if lease is None:
                 if not self._entries.put(entry):
                     return None
                 self._entries.tally.promoted += 1
                 lease = DeviceLease.of(entry, self._entries, self._device)
-        self._device.lend(lease.tree)
-        self._upkeep.wake()
-        return lease
+            return lease

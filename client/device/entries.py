@@ -22,6 +22,7 @@ from ...ipc.words import DURATION_S_MAX
 from ..fields import check_timeout
 from ..lease import Lease
 from ..puts import PutState
+from ..waiting import Event
 from .interface import Device, Mark
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
@@ -65,7 +66,7 @@ class Registration:
         self.key = key
         self.state: RegistrationState = "sent"
         self.error: TensordError | None = None
-        self._settled = threading.Event()
+        self._settled = Event()
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until it is known what became of it.
@@ -86,7 +87,7 @@ class Registration:
 
     def disown(self) -> None:
         """In the child of a fork. Takes no lock that a thread of the parent may hold."""
-        self._settled = threading.Event()
+        self._settled = Event()
         self.settle("lost", DaemonUnavailable("this process was forked off: the tensors are its parent's"))
 
     def __repr__(self) -> str:

@@ -14,7 +14,6 @@ of a former connection is nobody's. What its owner sends away leaves only for th
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -26,6 +25,7 @@ from typing import Any, Final, Literal
 from ...errors import UnknownOrder
 from ...ipc import messages
 from ..link import SAY_S, Connected, Link
+from ..waiting import Event
 from .entries import Entries
 from .ledger import Ledger, Post
 from .moves import Moved, Moves
@@ -47,7 +47,7 @@ class Leaving:
     def __init__(self, count: int) -> None:
         self.count = count
         self.gone = 0
-        self._ended = threading.Event()
+        self._ended = Event()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until each was tried once; False if that was not so within `timeout_s`."""

@@ -7,6 +7,7 @@ all processes, so that two of them never together reserve more than was free.
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 from ...ipc import messages
@@ -57,4 +58,15 @@ def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: f
         timeout_s,
         connected=connected,
     )
-    return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))
+    try:
+        return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))
+    except BaseException:
+        # Granted in this very moment, and nobody has it: it would end only by itself.
+        asked.add_done_callback(partial(_give_back, link, connected))
+        raise
+
+
+def _give_back(link: Link, connected: Connected, asked: Future[Any]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        number = asked.result().reservation
+        link.ask(lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=connected)

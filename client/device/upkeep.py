@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
+from ..aside import aside
 from ..link import SAY_S, Connected, Link, Told
+from ..waiting import Event
 from .entries import Entries
 from .interface import Device
 from .ledger import Ledger
@@ -59,7 +61,7 @@ class Upkeep:
     def _begin(self) -> None:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._awake = False
-        self._stopping = threading.Event()
+        self._stopping = Event()
         self._thread: threading.Thread | None = None
         self.ledger = Ledger(self._link, self.device.name, self._entries, self._events.put)
         self._orders = Orders(self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put)
@@ -79,7 +81,7 @@ class Upkeep:
     def start(self) -> None:
         """Begins to listen and to tell."""
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
-        self._thread.start()
+        aside(self._thread.start)
         self._link.listen(self)
         self._governor.watch()
 
@@ -95,11 +97,17 @@ class Upkeep:
     def wake(self) -> None:
         """There may be something to tell. Cheap."""
         if not self._awake:
-            self._awake = True
-            self._events.put(self._slept)
+            aside(self._wake)
+
+    def _wake(self) -> None:
+        self._awake = True
+        self._events.put(self._slept)
 
     def send_away(self, keys: Iterable[bytes]) -> Leaving:
         """Has those of the keys that are here go to the host tier."""
+        return aside(partial(self._send_away, keys))
+
+    def _send_away(self, keys: Iterable[bytes]) -> Leaving:
         with self._entries.lock:
             found = [self._entries.find(key) for key in dict.fromkeys(keys)]
         return self._orders.send_away([(entry.key, entry.serial) for entry in found if entry is not None])

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from ...errors import TensordError
+from ..aside import aside
 from ..cache import Client
 from .stats import Counts
 
@@ -81,7 +82,7 @@ class Background:
 
     def start(self) -> None:
         """Begins; not before `tick` may be called."""
-        self._thread.start()
+        aside(self._thread.start)
 
     def post(self, job: Job) -> bool:
         """Queues a job; False where too many wait already."""

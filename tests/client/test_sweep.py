@@ -5,13 +5,10 @@ The exception is raised at each instruction at which the interpreter looks for s
 
 from __future__ import annotations
 
-import dis
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from tensord.client.view import View
 from tensord.shm.lanes import PINS_AT, Lane
 from tensord.shm.layout import LANE_WORDS
 
+from .. import interruptions
 from ..memory_bench import MemoryBench, key
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -34,54 +32,9 @@ def bench() -> Iterator[MemoryBench]:
         yield made
 
 
-class Signal(BaseException):
-    """What a signal handler raises."""
-
-
-def looks_for_signals(code: CodeType) -> set[int]:
-    """Offsets of the instructions before which the interpreter may have run a signal handler."""
-    found, after = set(), False
-    for instruction in dis.get_instructions(code):
-        if after:
-            found.add(instruction.offset)
-        after = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
-    return found
-
-
-class Interrupted:
-    """Raises Signal at the `number`-th such instruction within the library's code."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self._offsets: dict[CodeType, set[int]] = {}
-
-    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
-        if not code.co_filename.endswith(("client/view.py", "shm/lanes.py")):
-            return None
-        frame.f_trace_opcodes = True
-        if code not in self._offsets:
-            self._offsets[code] = looks_for_signals(code)
-        if event == "opcode" and frame.f_lasti in self._offsets[code]:
-            self.left -= 1
-            if self.left < 0:
-                sys.settrace(None)
-                raise Signal
-        return self.trace
-
-
 def interrupt(number: int, act: Callable[[], object]) -> bool:
     """`act()` with an exception at its `number`-th point; False if it has fewer."""
-    interrupted = Interrupted(number)
-    before = sys.gettrace()
-    sys.settrace(interrupted.trace)
-    try:
-        act()
-    except Signal:
-        pass
-    finally:
-        sys.settrace(before)
-    return interrupted.left < 0
+    return bool(interruptions.interrupt(number, act, ("client/view.py", "shm/lanes.py")))
 
 
 def kept(view: View) -> Lane:

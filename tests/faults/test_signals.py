@@ -1,0 +1,215 @@
+"""Exceptions that signal handlers raise in the middle of calls (Ctrl-C, a time limit): the client is as good as new.
+
+The exception is raised at each instruction of the calling thread at which the interpreter looks for signals, in turn,
+in the library's code and the standard library's; and by real signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tensord
+from tensord import PrefixCache
+from tensord.client import sweep
+from tensord.client.device.fake_vram import FakeCard, FakeVram
+
+from ..daemon_process import MIB, PATIENCE_S, Daemon, until
+from ..interruptions import Signal, interrupt
+from .payloads import is_payload, key, payload
+from .test_prefix_faults import BLOCK, NAMESPACE, conversation, layer_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+POINTS_MAX = 5000
+SMALL = payload(1, 4096)
+LARGE = payload(2, 5 * MIB)
+TOKENS = conversation(0)
+LAYER = layer_of(TOKENS)
+THERE = 999_999
+
+
+class Stand:
+    """A client, an entry that is there, and what a call may use."""
+
+    def __init__(self, daemon: Daemon, vram: FakeVram) -> None:
+        self.daemon = daemon
+        self.client = daemon.client()
+        assert self.client.wait_connected(PATIENCE_S)
+        assert self.client.put(key(THERE), SMALL, wait=True).state == "stored"
+        self.prefixes = PrefixCache(self.client, NAMESPACE, block_tokens=BLOCK)
+        assert self.prefixes.put(TOKENS, [LAYER], wait=True, timeout_s=PATIENCE_S).state == "stored"
+        self.held = tensord.DeviceCache(self.client, vram)
+        self.tensor = vram.upload(SMALL)
+        self.kept_bytes = 0
+        self._checked = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.client.link.puts.inboxes.used_bytes
+
+    def check(self, place: str) -> None:
+        """The next put is stored in time and found; nothing is on its way, and no part of the inbox is taken."""
+        self._checked += 1
+        other = 10_000_000 + self._checked
+        put = self.client.put(key(other), SMALL, wait=True, timeout_s=PATIENCE_S)
+        assert put.state == "stored", (place, put)
+        lease = self.client.get(key(other))
+        assert lease is not None and is_payload(lease.tree, 1), place
+        until(lambda: not self.client.link.puts.in_flight, f"no put to be under way: {place}")
+        until(lambda: self.used_bytes <= self.kept_bytes, f"regions to be free: {place}")
+
+    def check_end(self) -> None:
+        """No claim is held and nothing is pinned; closing is no matter of waiting."""
+        gc.collect()
+
+        def swept() -> bool:
+            sweep.sweep()
+            status = self.daemon.status()
+            store = status["store"]
+            return not (status["pins"] or store["claims_held"] or store["claims_waiting"] or store["puts_in_flight"])
+
+        until(swept, "claims, pins and puts to be gone")
+        self.held.close()
+        thread = self.client.link._thread
+        self.client.close()
+        assert thread is not None and not thread.is_alive()
+
+
+@pytest.fixture
+def stand(daemon: Daemon) -> Iterator[Stand]:
+    with FakeCard(daemon.folder / "card", "fake0", 64 * MIB) as card:
+        yield Stand(daemon, FakeVram(card))
+
+
+def reserve(stand: Stand, number: int) -> None:
+    reservation = stand.client.reserve({"a": tensord.Spec((100,), "uint8")})
+    reservation.tree["a"][:] = 7
+    if number % 2:
+        reservation.abandon()
+    else:
+        reservation.commit(key(number))
+
+
+def match(stand: Stand, number: int) -> None:
+    found = stand.prefixes.match(TOKENS, timeout_s=PATIENCE_S)
+    if found is not None:
+        found.release()
+
+
+def store_prefix(stand: Stand, number: int) -> None:
+    tokens = conversation(100 + number)
+    stand.prefixes.put(tokens, [layer_of(tokens)], timeout_s=PATIENCE_S)
+
+
+def on_device(stand: Stand, number: int) -> None:
+    stand.held.put(key(number), stand.tensor)
+    with stand.held.get(key(number)) or stand.client.get(key(THERE)):  # type: ignore[union-attr]
+        pass
+    stand.held.delete(key(number))
+
+
+WAYS: dict[str, Callable[[Stand, int], object]] = {
+    "put": lambda stand, number: stand.client.put(key(number), SMALL),
+    "put and wait": lambda stand, number: stand.client.put(key(number), SMALL, wait=True),
+    "streamed put": lambda stand, number: stand.client.put(key(number), LARGE, wait=True),
+    "reserve": reserve,
+    "get_or_compute": lambda stand, number: stand.client.get_or_compute(key(number), lambda: SMALL),
+    "claim": lambda stand, number: stand.client.claim(key(number)).abandon(),
+    "touch": lambda stand, number: stand.client.touch(key(THERE)),
+    "evict": lambda stand, number: stand.client.evict(key(number)),
+    "prefix put": store_prefix,
+    "prefix match": match,
+    "device": on_device,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_at_any_point_of_a_call_leaves_the_client_as_good_as_new(stand: Stand, way: str) -> None:
+    call = WAYS[way]
+    call(stand, 0)
+    until(lambda: not stand.client.link.puts.in_flight, "the first call to be over")
+    stand.kept_bytes = stand.used_bytes
+    for number in range(1, POINTS_MAX):
+        place = interrupt(number - 1, lambda number=number: call(stand, number))  # type: ignore[misc]
+        stand.check(f"{way}, point {number}: {place}")
+        if not place:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert number > 10
+    stand.check_end()
+
+
+def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new(stand: Stand) -> None:
+    chance = random.Random(7)
+    raised, armed = 0, False
+
+    def handler(*_: object) -> None:
+        if armed:
+            raise Signal
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for number in range(1, 301):
+            armed = True
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.002))
+                list(WAYS.values())[number % len(WAYS)](stand, number)
+                armed = False
+            except Signal:
+                raised += 1
+            armed = False
+            if number % 30 == 0:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                put = stand.client.put(key(20_000_000 + number), SMALL, wait=True, timeout_s=PATIENCE_S)
+                assert put.state == "stored"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert raised
+    stand.check_end()
+
+
+def test_tasks_cancelled_at_any_moment_leave_an_async_client_as_good_as_new(daemon: Daemon) -> None:
+    """Each task is cancelled after so many turns of the loop; a claim is given back though nobody has it."""
+
+    async def cancelled() -> None:
+        client = tensord.AsyncClient(daemon.socket)
+        assert await client.wait_connected(PATIENCE_S)
+
+        async def compute() -> Any:
+            await asyncio.sleep(0)
+            return SMALL
+
+        async def act(number: int) -> None:
+            await client.put(key(number), SMALL)
+            await client.get_or_compute(key(1000 + number), compute)
+            await client.claim(key(2000 + number))
+            (await client.reserve({"a": tensord.Spec((100,), "uint8")})).abandon()
+
+        for turns in range(40):
+            task = asyncio.create_task(act(turns))
+            for _ in range(turns):
+                # As long as it takes for something to happen in the loop or in its threads.
+                await asyncio.sleep(0.0005)
+            task.cancel()
+            await asyncio.wait([task])
+        put = await client.put(key(5000), SMALL, wait=True)
+        assert put.state == "stored"
+        gc.collect()
+        link = client.client.link
+        until(lambda: not link.puts.in_flight and not link.puts.inboxes.used_bytes, "puts and regions to be gone")
+        await asyncio.to_thread(
+            until,
+            lambda: not (daemon.status()["store"]["claims_held"] or daemon.status()["store"]["claims_waiting"]),
+            "claims to be given back",
+        )
+        await client.close()
+
+    asyncio.run(cancelled())

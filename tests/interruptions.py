@@ -1,0 +1,67 @@
+"""Exceptions of signal handlers, raised at a chosen instruction of the thread that makes a call.
+
+Owns: the count of those instructions at which the interpreter looks for signals, in all code that the thread runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final
+
+STAND_INS: Final = ("fake_card.py", "fake_stream.py", "fake_vram.py")
+
+
+class Signal(BaseException):
+    """What a signal handler raises."""
+
+
+def looks_for_signals(code: CodeType) -> set[int]:
+    """Offsets of the instructions before which the interpreter may have run a signal handler."""
+    found, after = set(), False
+    for instruction in dis.get_instructions(code):
+        if after:
+            found.add(instruction.offset)
+        after = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+    return found
+
+
+class Interrupted:
+    """Raises Signal at the `number`-th such instruction in files whose names end with one of `files`."""
+
+    def __init__(self, number: int, files: tuple[str, ...]) -> None:
+        self.left = number
+        self.place = ""
+        self._files = files
+        self._offsets: dict[CodeType, set[int]] = {}
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.endswith(self._files) or code.co_filename.endswith(STAND_INS):
+            return None
+        frame.f_trace_opcodes = True
+        if code not in self._offsets:
+            self._offsets[code] = looks_for_signals(code)
+        if event == "opcode" and frame.f_lasti in self._offsets[code]:
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(None)
+                self.place = f"{code.co_qualname}, line {frame.f_lineno} of {code.co_filename}"
+                raise Signal
+        return self.trace
+
+
+def interrupt(number: int, act: Callable[[], object], files: tuple[str, ...] = (".py",)) -> str:
+    """`act()` with an exception at its `number`-th point: where that was, empty if it has fewer."""
+    interrupted = Interrupted(number, files)
+    before = sys.gettrace()
+    sys.settrace(interrupted.trace)
+    try:
+        act()
+    except Signal:
+        pass
+    finally:
+        sys.settrace(before)
+    return interrupted.place
