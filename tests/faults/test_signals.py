@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tensord
@@ -103,7 +104,8 @@ def match(stand: Stand, number: int) -> None:
 
 
 def store_prefix(stand: Stand, number: int) -> None:
-    tokens = conversation(100 + number)
+    # Two blocks: each instruction of a put is another round.
+    tokens = np.arange(2 * BLOCK, dtype=np.uint32) + 10_000 * number
     stand.prefixes.put(tokens, [layer_of(tokens)], timeout_s=PATIENCE_S)
 
 
