@@ -74,9 +74,3 @@ def end_cleanly() -> None:
 
     for number in _SIGNALS:
         signal.signal(number, leave)
-
-
-def end_at_once() -> None:
-    """Undoes `end_cleanly` in a process that was forked off: whoever forked it clears up."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_DFL)

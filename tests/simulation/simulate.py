@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Final
 
-from ..command_line import end_at_once, end_cleanly, whole
+from ..command_line import end_cleanly, whole
 from .world import World
 
 STEPS: Final = 500
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """A pool that, where a signal ends this process, does not first work off all that was submitted."""
-    with ProcessPoolExecutor(jobs, get_context("fork"), end_at_once) as pool:
+    with ProcessPoolExecutor(jobs, get_context("fork"), end_cleanly) as pool:
         try:
             yield pool
         except SystemExit:
