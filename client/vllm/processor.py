@@ -6,17 +6,15 @@ parallel engines it turns into a cache of each frontend's own. Here any number o
 Owns: what vLLM calls, and under which hash an item is stored. Does not own the form of items (items.py), nor what
 becomes of them (processor_cache.py). Nothing raises because the daemon is away, or the ring is full.
 
-A hash that vLLM made from the content is everybody's. A name that a client gave (its UUID) says nothing of the content,
-and what it names outlives the engine that believed it: it is this frontend's alone, for as long as that runs.
+An item whose hash follows from its content (hashes.py) is everybody's. Any other hash may name another content in
+another process, as a client's UUID does: its item is this frontend's alone, for as long as that runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, wraps
@@ -40,7 +38,6 @@ from vllm.multimodal.inputs import (
     MultiModalFieldElem,
     MultiModalKwargsItem,
 )
-from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.platforms import current_platform
 from vllm.utils.cache import CacheInfo
@@ -54,6 +51,7 @@ from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from ..ringmap import HANDLE_BYTES
 from .forms import Forms, forms_of
+from .hashes import follows_from_content, note_hashes
 from .items import item_tree, tree_item, tree_updates
 from .presence import ATTACH_S, Presence, client_name
 
@@ -64,8 +62,6 @@ _REFERENCE: Final = "tensord_reference"
 _SCOPE_BYTES: Final = 16
 _REFERENCE_BYTES: Final = KEY_BYTES + HANDLE_BYTES + LOAN_BYTES
 _PARTS: Final = (0, KEY_BYTES, KEY_BYTES + HANDLE_BYTES, _REFERENCE_BYTES, None)
-_NAMES_MAX: Final = 65_536
-_CONTENT_HASH: Final = re.compile(r"[0-9a-f]{64}([0-9a-f]{64})?")
 _EVERYBODYS: Final = b""
 _DIGEST: Final = "digest"
 _OURS: Final = "_tensord"
@@ -94,7 +90,6 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """What items' hashes have in place of the model's name, which with a folder is its path."""
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
-        self._named: OrderedDict[str, None] = OrderedDict()
         self._told: set[str] = set()
         self._take_scopes()
 
@@ -163,14 +158,6 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.close()
         self._client.close()
 
-    def note_name(self, mm_hash: str, named: bool) -> None:
-        """Whether the hash that is going to be asked for next was made from a name that a client gave."""
-        self._named.pop(mm_hash, None)
-        if named:
-            self._named[mm_hash] = None
-            if len(self._named) > _NAMES_MAX:
-                self._named.popitem(last=False)
-
     # ---- inside
 
     def _take_scopes(self) -> None:
@@ -179,7 +166,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
         """Where an item may be stored: first where it is stored if it has prompt updates, last if it has none."""
-        if mm_hash in self._named or not _CONTENT_HASH.fullmatch(mm_hash):
+        if not follows_from_content(mm_hash):
             return [self._named_scope]
         # Without updates it may come from a program that expanded the prompt by itself: nobody else could place it.
         return [_EVERYBODYS, self._bare_scope]
@@ -342,8 +329,7 @@ def install() -> None:
         ("processor_only_cache_from_config", _teaching),
     ):
         _replace(name, make)
-    if not hasattr(ProcessorInputs.get_mm_hashes, _OURS):
-        ProcessorInputs.get_mm_hashes = _noting_names(ProcessorInputs.get_mm_hashes)
+    note_hashes(lambda cache: cache.model_name if isinstance(cache, TensordSenderCache) else None)
 
 
 def _replace(name: str, make: Callable[..., Any]) -> None:
@@ -390,23 +376,6 @@ def _wanted(vllm_config: VllmConfig) -> bool:
     if not model_config.supports_multimodal_inputs:
         return False
     return bool(model_config.get_multimodal_config().mm_processor_cache_gb > 0)
-
-
-def _noting_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def get_mm_hashes(self: ProcessorInputs, model_id: str, *args: Any, **kwargs: Any) -> Any:
-        ours = isinstance(self.cache, TensordSenderCache)
-        hashes = original(self, self.cache.model_name if ours else model_id, *args, **kwargs)
-        if ours:
-            names = self.mm_uuid_items or {}
-            for modality, of_items in hashes.items():
-                given = names.get(modality) or [None] * len(of_items)
-                for mm_hash, name in zip(of_items, given, strict=True):
-                    self.cache.note_name(mm_hash, name is not None)
-        return hashes
-
-    setattr(get_mm_hashes, _OURS, True)
-    return get_mm_hashes
 
 
 @cache

@@ -11,16 +11,18 @@ import hashlib
 import os
 import random
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from prometheus_client import REGISTRY
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -36,6 +38,7 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
     PlaceholderRange,
 )
+from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, PromptReplacement, PromptUpdateDetails
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -46,6 +49,7 @@ from tensord.client.loans import LOAN_BYTES
 from tensord.client.processor_cache import item_bytes, leaf_count
 from tensord.client.vllm import forms, plugin, processor
 from tensord.client.vllm.forms import Forms
+from tensord.client.vllm.hashes import note
 from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
 from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCache
 from tensord.errors import BadConfiguration, UnsupportedLeaf, UsageError
@@ -105,7 +109,9 @@ def pair(config: VllmConfig, running: Daemon) -> Iterator[Pair]:
 
 def fresh() -> str:
     """A hash as vLLM takes it of content, that no test has used."""
-    return hashlib.sha256(f"{next(_numbers)}".encode()).hexdigest()
+    made = hashlib.sha256(f"{next(_numbers)}".encode()).hexdigest()
+    note(made, follows=True)
+    return made
 
 
 def an_item(number: int = 1, size_bytes: int = 64 << 10) -> MultiModalKwargsItem:
@@ -130,6 +136,10 @@ def feature(hash: str, data: MultiModalKwargsItem | None, identifier: str | None
     return MultiModalFeatureSpec(
         data=data, modality="image", identifier=identifier or hash, mm_position=PlaceholderRange(0, 4), mm_hash=hash
     )
+
+
+def stored_by(sender: TensordSenderCache, hash: str, number: int) -> None:
+    assert not is_whole(sender.get_and_update_item((an_item(number), UPDATES), hash)[0])
 
 
 # ---- from the frontend to the engine
@@ -554,10 +564,16 @@ def test_what_a_clients_name_stands_for_is_this_frontends_alone_and_ends_with_a_
 
 def test_a_name_that_looks_like_a_content_hash_never_stands_for_content(pair: Pair) -> None:
     hash = fresh()
-    pair.p0.note_name(hash, named=True)
+    note(hash, follows=False)
     pair.p0.get_and_update_item((an_item(1), UPDATES), hash)
-    pair.p0.note_name(hash, named=False)
+    note(hash, follows=True)
     assert pair.p0.is_cached([hash]) == pair.more().is_cached([hash]) == [False]
+
+
+def test_a_hash_that_looks_like_content_but_was_made_elsewhere_is_for_this_frontend_alone(pair: Pair) -> None:
+    hash = hashlib.sha256(b"by a processor's own rule").hexdigest()
+    stored_by(pair.p0, hash, 1)
+    assert (pair.p0.is_cached([hash]), pair.more().is_cached([hash])) == ([True], [False])
 
 
 def test_an_item_without_prompt_updates_is_for_this_frontend_alone(pair: Pair) -> None:
@@ -698,6 +714,7 @@ def vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm.renderers.base
     import vllm.v1.engine.core
     import vllm.v1.worker.worker_base  # noqa: F401
+    from vllm.multimodal.hasher import MultiModalHasher
     from vllm.multimodal.processing.inputs import ProcessorInputs
 
     for module_name, module in list(sys.modules.items()):
@@ -705,6 +722,7 @@ def vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
             if module_name.startswith("vllm.") and name in vars(module):
                 monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)
+    monkeypatch.setattr(MultiModalHasher, "hash_kwargs", MultiModalHasher.hash_kwargs)
 
 
 @pytest.fixture
@@ -864,6 +882,96 @@ def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed:
     rendered(frontends[1], [a_picture(12)], [hash])
     assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
     rendered(frontends[0], [None], [hash])
+    assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
+    for frontend in frontends:
+        frontend.shutdown()
+
+
+def video_hashes(
+    config: VllmConfig,
+    sender: TensordSenderCache,
+    videos: list[Any],
+    names: list[str | None],
+    fps: list[float],
+    *,
+    configured: bool = False,
+) -> list[str]:
+    """What Qwen3-VL's processor calls videos, each of which has a sampling rate of its own.
+
+    Args:
+        configured: the rates are the engine's, and the request has none.
+    """
+    from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
+    from vllm.multimodal.parse import MultiModalDataItems, VideoProcessorItems
+    from vllm.multimodal.processing.inputs import ProcessorInputs
+
+    qwen: Any = object.__new__(Qwen3VLMultiModalProcessor)
+    qwen.info = SimpleNamespace(
+        model_id=config.model_config.model,
+        ctx=SimpleNamespace(get_mm_config=config.model_config.get_multimodal_config),
+        _merge_and_resolve_mm_processor_kwargs=lambda asked: {"videos_kwargs": {"fps": fps}, **asked},
+    )
+    items = MultiModalDataItems({"video": VideoProcessorItems(videos)})
+    asked = {} if configured else {"videos_kwargs": {"fps": fps}}
+    inputs = ProcessorInputs([], items, {"video": names}, hf_processor_mm_kwargs=asked, cache=sender)
+    return list(qwen._get_mm_hashes(inputs)["video"])
+
+
+def a_video(number: int) -> Any:
+    return np.full((2, 8, 8, 3), number, np.uint8)
+
+
+def test_a_clients_name_that_a_model_hashes_again_says_nothing_to_other_frontends(
+    installed: None, config: VllmConfig, pair: Pair
+) -> None:
+    other, name = pair.more(), f"video-{fresh()}"
+    (hash,) = video_hashes(config, pair.p0, [a_video(1)], [name], [2.0])
+    stored_by(pair.p0, hash, 1)
+    assert video_hashes(config, other, [a_video(2)], [name], [2.0]) == [hash]
+    assert (pair.p0.is_cached([hash]), other.is_cached([hash])) == ([True], [False])
+
+
+def test_what_a_model_hashes_again_of_content_is_shared(installed: None, config: VllmConfig, pair: Pair) -> None:
+    other, video = pair.more(), a_video(3)
+    made = video_hashes(config, pair.p0, [video, video], [None, None], [2.0, 4.0])
+    assert len(set(made)) == 2
+    stored_by(pair.p0, made[0], 1)
+    assert video_hashes(config, other, [video, video], [None, None], [2.0, 4.0]) == made
+    assert other.is_cached(made) == [True, False]
+
+
+def test_a_clients_name_that_is_a_hash_of_content_stands_for_none_when_hashed_again(
+    installed: None, config: VllmConfig, pair: Pair
+) -> None:
+    from vllm.multimodal.hasher import MultiModalHasher
+
+    other, video = pair.more(), a_video(4)
+    (hash,) = video_hashes(config, pair.p0, [video], [None], [2.0], configured=True)
+    name = MultiModalHasher.hash_kwargs("blake3", model_id=pair.p0.model_name, video=video)
+    assert video_hashes(config, pair.p0, [a_video(5)], [name], [2.0], configured=True) == [hash]
+    stored_by(pair.p0, hash, 5)
+    assert video_hashes(config, other, [video], [None], [2.0], configured=True) == [hash]
+    assert other.is_cached([hash]) == [False]
+
+
+def with_id(picture: Any, id: uuid.UUID) -> Any:
+    """As a program gives it that has opened a file, and has given it an id of its own."""
+    picture.getexif()[ExifTags.Base.ImageID] = id
+    return MediaWithBytes(picture, picture.tobytes())
+
+
+def test_a_pictures_own_id_says_nothing_to_other_frontends(installed: None, config: VllmConfig) -> None:
+    from vllm.renderers import renderer_from_config
+
+    frontends = [renderer_from_config(config), renderer_from_config(config)]
+    for frontend in frontends:
+        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+    id = uuid.uuid4()
+    first = rendered(frontends[0], [with_id(a_picture(31), id)])
+    second = rendered(frontends[1], [with_id(a_picture(32), id)])
+    assert first["mm_hashes"] == second["mm_hashes"], "vLLM names them by the id alone"
+    assert frontends[1].mm_processor_cache.make_stats() == (0, 1)
+    rendered(frontends[0], [with_id(a_picture(31), id)])
     assert frontends[0].mm_processor_cache.make_stats() == (1, 2), "to the one that it was given to, it does"
     for frontend in frontends:
         frontend.shutdown()

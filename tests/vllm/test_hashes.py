@@ -1,0 +1,129 @@
+"""Which hashes of vLLM's are noted as following from content: vLLM's own hasher and inputs, without cache or engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.media import MediaWithBytes
+from vllm.multimodal.parse import ModalityDataItems, MultiModalDataItems, MultiModalDataParser, VideoProcessorItems
+from vllm.multimodal.processing.inputs import ProcessorInputs
+
+from tensord.client.vllm import hashes
+from tensord.client.vllm.hashes import follows_from_content, note, note_hashes
+
+FRAMES: Final = np.zeros((2, 8, 8, 3), np.uint8)
+METADATA: Final = {"fps": 2.0, "frames_indices": [0, np.int64(1)], "video_backend": "opencv"}
+PATH: Final = {"ov2_codec_video": "/videos/of/today.mp4"}
+
+
+@pytest.fixture(autouse=True)
+def noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)
+    monkeypatch.setattr(MultiModalHasher, "hash_kwargs", MultiModalHasher.hash_kwargs)
+    note_hashes(lambda cache: None)
+
+
+def a_picture(**info: Any) -> Image.Image:
+    made = Image.new("RGB", (4, 4), (1, 2, 3))
+    made.info.update(info)
+    return made
+
+
+def with_id() -> Image.Image:
+    made = a_picture()
+    made.getexif()[ExifTags.Base.ImageID] = uuid.uuid4()
+    return made
+
+
+def covered() -> Iterator[tuple[str, Any]]:
+    yield "a picture", a_picture()
+    yield "a picture's file", MediaWithBytes(a_picture(), b"file")
+    yield "a picture's file, converted", MediaWithBytes(a_picture(), b"file", {"image_mode": "RGB"})
+    yield "an array", np.zeros(3, np.float32)
+    yield "a number", np.asarray(1.0)
+    yield "a tensor", torch.zeros(3, dtype=torch.bfloat16)
+    yield "a video's file", MediaWithBytes(FRAMES, b"file")
+    yield "a video's file and metadata", (MediaWithBytes(FRAMES, b"file"), METADATA)
+    yield "frames and metadata", (FRAMES, METADATA)
+    yield "a chunk", {"type": "video_chunk", "video_chunk": [a_picture()], "uuid": "u-0", "prompt": "p", "video_idx": 0}
+
+
+def not_covered() -> Iterator[tuple[str, Any]]:
+    yield "a name", "a client's name"
+    yield "a picture with an id", with_id()
+    yield "a picture's file with an id", MediaWithBytes(with_id(), b"file")
+    yield "a chunk with an id", {"type": "image", "image": with_id(), "uuid": None}
+    yield "a transparent colour", a_picture(transparency=(1, 2, 3))
+    yield "fewer frames than the file has bytes", MediaWithBytes(FRAMES, bytes(FRAMES.nbytes + 1))
+    yield "a video's path", (FRAMES, PATH)
+    yield "objects", np.array([[object()] * 2] * 2)[:, :1]
+    yield "an integer that has no 64 bits", {"seed": 1 << 64}
+    yield "a path", Path("/pictures/of/today.png")
+    yield "a class", [dict]
+
+
+@pytest.mark.parametrize("item", [pytest.param(item, id=name) for name, item in covered()])
+def test_a_hash_of_all_that_a_processor_reads_follows_from_content(item: Any) -> None:
+    assert follows_from_content(MultiModalHasher.hash_kwargs("blake3", model_id="m", image=item))
+
+
+@pytest.mark.parametrize("item", [pytest.param(item, id=name) for name, item in not_covered()])
+def test_a_hash_of_less_than_a_processor_reads_does_not(item: Any) -> None:
+    assert not follows_from_content(MultiModalHasher.hash_kwargs("blake3", model_id="m", image=item))
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_hash_of_a_hash_follows_from_content_if_that_does(follows: bool) -> None:
+    note("a hash", follows)
+    assert follows_from_content(MultiModalHasher.hash_kwargs("blake3", mm_hash="a hash", fps=2.0)) == follows
+
+
+def hashed(modality: str, items: ModalityDataItems[Any, Any], names: list[str | None] | None = None) -> list[str]:
+    inputs = ProcessorInputs(
+        [],
+        MultiModalDataItems({modality: items}),
+        {modality: names} if names is not None else None,
+        hf_processor_mm_kwargs={"do_resize": False} if names is not None else {},
+    )
+    return list(inputs.get_mm_hashes("m", "blake3")[modality])
+
+
+@pytest.mark.parametrize("needs_metadata", [False, True], ids=["left out", "hashed too"])
+def test_a_videos_metadata_that_is_not_hashed_makes_its_hash_follow_from_less_than_its_content(
+    needs_metadata: bool,
+) -> None:
+    parser = MultiModalDataParser(video_needs_metadata=needs_metadata)
+    videos = parser.parse_mm_data({"video": [(FRAMES, METADATA)]})["video"]
+    assert list(map(follows_from_content, hashed("video", videos))) == [needs_metadata]
+    file = parser.parse_mm_data({"video": [MediaWithBytes((FRAMES, METADATA), b"file")]})["video"]
+    assert list(map(follows_from_content, hashed("video", file))) == [True]
+
+
+def test_frames_alone_follow_from_content_and_a_clients_name_for_them_does_not() -> None:
+    videos = VideoProcessorItems([FRAMES, FRAMES], metadata=[None, None])
+    assert list(map(follows_from_content, hashed("video", videos, [None, "a name"]))) == [True, False]
+
+
+def test_a_clients_name_that_is_a_hash_of_content_does_not_follow_from_content() -> None:
+    (content,) = hashed("video", VideoProcessorItems([FRAMES]))
+    assert follows_from_content(content)
+    other = MultiModalDataItems({"video": VideoProcessorItems([FRAMES + 1])})
+    inputs = ProcessorInputs([], other, {"video": [content]})
+    assert inputs.get_mm_hashes("m", "blake3") == {"video": [content]}
+    assert not follows_from_content(content)
+
+
+def test_the_oldest_notes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashes, "_notes", hashes._Notes())
+    monkeypatch.setattr(hashes, "HASHES_MAX", 2)
+    for name in ("one", "two", "one", "three"):
+        note(name, follows=True)
+    assert [*map(follows_from_content, ("one", "two", "three"))] == [True, False, True]
