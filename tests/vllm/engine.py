@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,8 @@ class Engine:
         separate: vLLM's own processes instead of one.
         connector: more of vLLM's ec_transfer_config, over what is here.
         environ: more of its environment.
+        a_picture: what stands for a picture in the model's prompts.
+        unnamed: fields of vLLM's ModelConfig that are taken out of the name of what the processor makes.
         options: more keyword arguments of vLLM's LLM, over what the program has.
     """
 
@@ -69,6 +72,8 @@ class Engine:
         separate: bool = False,
         connector: dict[str, Any] | None = None,
         environ: dict[str, str] | None = None,
+        a_picture: str = "<image> ",
+        unnamed: Sequence[str] = (),
         **options: Any,
     ) -> None:
         if socket is not None:
@@ -83,7 +88,13 @@ class Engine:
         self._counts.touch()
         self._counted = 0
         ours, theirs = _pair()
-        told = {"model": str(model), "separate": separate, "engine": options}
+        told = {
+            "model": str(model),
+            "separate": separate,
+            "a_picture": a_picture,
+            "unnamed": unnamed,
+            "engine": options,
+        }
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("TENSORD_", "VLLM_"))},
             "HF_HUB_OFFLINE": "1",

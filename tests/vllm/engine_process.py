@@ -47,15 +47,19 @@ class EngineProcess:
     """The engine and the commands: each method that begins with `do_` is one.
 
     Args:
-        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "engine" (keyword arguments
-            for vLLM's LLM that are added to those here).
+        options: "model" (a folder), "separate" (vLLM's own processes instead of this one), "a_picture" (a picture in a
+            prompt), "unnamed" (fields of ModelConfig that are taken out of the name of what its processor makes),
+            "engine" (keyword arguments for vLLM's LLM that are added to those here).
     """
 
     def __init__(self, talk: Talk, options: dict[str, Any]) -> None:
         from vllm import LLM
 
+        if options["unnamed"]:
+            leave_unnamed(options["unnamed"])
         self._talk = talk
         self._separate: bool = options["separate"]
+        self._a_picture: str = options["a_picture"]
         executor = {} if self._separate else {"distributed_executor_backend": "uni"}
         self._llm: Any = LLM(
             **{
@@ -96,7 +100,7 @@ class EngineProcess:
         """Queues a request, whose name it gives. It goes on with each step."""
         from vllm import SamplingParams
 
-        prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures="<image> " * len(pictures), text=text)}
+        prompt: dict[str, Any] = {"prompt": PROMPT.format(pictures=self._a_picture * len(pictures), text=text)}
         if pictures:
             prompt["multi_modal_data"] = {"image": [picture(number) for number in pictures]}
         if uuids:
@@ -156,6 +160,11 @@ class EngineProcess:
             if hasattr(metric, "value"):
                 found[metric.name] += metric.value
         return found
+
+    def do_passed_through(self) -> dict[str, float]:
+        """How many processor items were not shared, by reason."""
+        stats = self._llm.llm_engine.renderer.mm_processor_cache.cache.make_stats()
+        return dict(stats.passed_through)
 
     def do_stop_at(self, place: str) -> None:
         """Stops at the place when it is next passed, once."""
@@ -267,6 +276,19 @@ class EngineProcess:
     def close(self) -> None:
         """Ends the engine in good order."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def leave_unnamed(names: list[str]) -> None:
+    """Takes fields of ModelConfig out of the name of what a processor makes, as if nobody had thought of them."""
+    from dataclasses import replace
+
+    from tensord.client.identity import vllm_fields
+
+    table = vllm_fields.MODEL
+    known: Any = vllm_fields.TABLE
+    known["ModelConfig"] = replace(
+        table, both=table.both.difference(names), encoder={**table.encoder, **dict.fromkeys(names, "left out")}
+    )
 
 
 def picture(number: int) -> Any:

@@ -117,12 +117,12 @@ def _documents(inner: int) -> dict[str, dict[str, Any]]:
             "clean_up_tokenization_spaces": False,
             "chat_template": _TEMPLATE,
         },
-        "tokenizer.json": _tokenizer(),
+        "tokenizer.json": tokenizer(),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     }
 
 
-def _tokenizer() -> dict[str, Any]:
+def tokenizer() -> dict[str, Any]:
     """One token a byte: any text can be said, and nothing has to be trained."""
     added = [
         {"id": number, "content": word, "special": True}
