@@ -453,11 +453,28 @@ class SchedulerSide:
         return bool(ahead) and (ahead + rows > self._step_rows or self._claims.users_ahead() >= self._step_requests)
 
     def _own_s(self, rows: int) -> float:
-        """In how many seconds these rows would be stored, encoded after all that is claimed here; 0: not known."""
+        """In how many seconds these rows would be stored, encoded in one step with all that is claimed here, or is
+        about to be: a step's outputs are stored when it ends. 0: not known."""
         if self._row_s is None:
             return 0.0
         under_way_s = max(0.0, self._busy_until - time.monotonic())
-        return under_way_s + (self._claims.rows_ahead() + rows) * self._row_s
+        return under_way_s + max(self._claims.rows_ahead() + rows, self._rows_of_step()) * self._row_s
+
+    def _rows_of_step(self) -> int:
+        """Rows that the next step may encode: of the oldest requests, without what another engine encodes."""
+        requests = rows = 0
+        for asking in self._asking.values():
+            of_request = sum(
+                found.rows
+                for found in asking.inputs.values()
+                if found.lease is None and (found.wanted is None or found.wanted.state != "waiting")
+            )
+            if of_request:
+                requests += 1
+                rows += of_request
+            if requests >= self._step_requests or rows >= self._step_rows:
+                break
+        return min(rows, self._step_rows)
 
     def _is_sooner(self, wanted: Wanted, now: float) -> bool:
         """Whether this engine would have encoded all that it wants before the other one has this."""

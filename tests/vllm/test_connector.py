@@ -1195,6 +1195,23 @@ def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_
     assert side._patience_s(waits, now) == side._wait_s_max
 
 
+def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[Steps, Steps]) -> None:
+    first, second = apart
+    pictures = [fresh() for _ in range(4)]
+    learned(first, 10.0 / ROWS)
+    side = learned(second, 10.0 / ROWS)
+    first.has_blocks = False
+    for engine in apart:
+        for picture in pictures:
+            engine.add(request(picture))
+        if engine is first:
+            until(lambda: first.step() is not None and first.held["claims"] == 4, "four claims")
+    until(lambda: second.step() is not None and _waiting(side) == 4, "four that wait")
+    now = time.monotonic()
+    # The first of them alone would take 10 s.
+    assert min(wanted.expected_at - now for wanted in side._claims._wanted.values()) > 20
+
+
 def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart: tuple[Steps, Steps]) -> None:
     first, second = apart
     picture = fresh()
