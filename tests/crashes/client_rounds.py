@@ -28,6 +28,8 @@ _SEEN: Final = 24
 """Entries that the witness has stored, for the child to read."""
 _VERSION_BITS: Final = 8
 """Versions that one child may put."""
+_PATIENCE_S: Final = 300.0
+"""A child counts every line that it begins, and goes slowly on a busy machine."""
 
 
 class Session:
@@ -94,7 +96,7 @@ class Session:
         """Takes what the child says of its puts into the model, until it ends."""
         while True:
             try:
-                said = child.hear()
+                said = child.hear(_PATIENCE_S)
             except AssertionError as error:
                 if "ended without a word" in str(error):
                     return

@@ -1030,6 +1030,7 @@ def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, dif
 
 
 def test_a_towers_adapters_keep_apart_what_they_change(shared: Daemon, tmp_path: Path) -> None:
+    from vllm.config.lora import LoRAConfig
     from vllm.lora.request import LoRARequest
 
     adapters = []
@@ -1039,7 +1040,7 @@ def test_a_towers_adapters_keep_apart_what_they_change(shared: Daemon, tmp_path:
         adapters.append(LoRARequest("adapter", number + 1, str(folder)))
 
     def tower(config: Any) -> None:
-        config.lora_config = SimpleNamespace(enable_tower_connector_lora=True)
+        config.lora_config = LoRAConfig(enable_tower_connector_lora=True)
 
     picture = fresh()
     with (
