@@ -19,12 +19,22 @@ class Signal(BaseException):
 
 
 def looks_for_signals(code: CodeType) -> set[int]:
-    """Offsets of the instructions before which the interpreter may have run a signal handler."""
-    found, after = set(), False
+    """Offsets of the instructions before which the interpreter may have run a signal handler.
+
+    The interpreter raises a handler's exception at the instruction that looks for signals, the one before. Where that
+    one has another handler of exceptions, as at the end of a `with`, an exception here would be one that never comes.
+    """
+    handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def handler(offset: int) -> int | None:
+        return next((each.target for each in handlers if each.start <= offset < each.end), None)
+
+    found, before = set(), None
     for instruction in dis.get_instructions(code):
-        if after:
+        if before is not None and handler(before) == handler(instruction.offset):
             found.add(instruction.offset)
-        after = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+        looks = instruction.opname.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+        before = instruction.offset if looks else None
     return found
 
 
