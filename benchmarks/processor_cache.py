@@ -24,13 +24,16 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 import harness
 import numpy as np
 from peers import consume, tensord_peer, vllm_peer
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.vllm.tiny_llava import write_tiny_llava
+
+MODEL: Final = "model"
 BAR: Final = 0.15
 RING_BYTES: Final = 1 << 30
 # Together more than a processor's caches hold.
@@ -68,27 +71,25 @@ def a_feature(number: int, data: Any) -> Any:
 
 
 def hash_of(number: int) -> str:
-    """As vLLM's hashes of content look."""
-    return f"{number:064x}"
+    """A hash that vLLM makes of content."""
+    from vllm.multimodal.hasher import MultiModalHasher
+
+    return str(MultiModalHasher.hash_kwargs("blake3", number=number))
 
 
 def vllm_config(folder: Path) -> Any:
-    """What both caches read of a configuration. The model is a folder with nothing but a name in it."""
-    from vllm.config.multimodal import MultiModalConfig
+    """vLLM's own configuration of the model in `folder`: names are made of all that it holds."""
+    from vllm.engine.arg_utils import EngineArgs
 
-    multimodal = MultiModalConfig(
-        mm_processor_cache_gb=RING_BYTES / (1 << 30), mm_processor_cache_type="shm", mm_shm_cache_max_object_size_mb=64
-    )
-    model = SimpleNamespace(
-        model=str(folder),
-        revision=None,
-        tokenizer=str(folder),
-        tokenizer_revision=None,
+    return EngineArgs(
+        model=str(folder / MODEL),
         dtype="float32",
-        hf_config=None,
-        get_multimodal_config=lambda: multimodal,
-    )
-    return SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(world_size=1))
+        max_model_len=256,
+        enforce_eager=True,
+        mm_processor_cache_gb=RING_BYTES / (1 << 30),
+        mm_processor_cache_type="shm",
+        mm_shm_cache_max_object_size_mb=64,
+    ).create_engine_config()
 
 
 class Sender:
@@ -97,8 +98,9 @@ class Sender:
     def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
         from vllm.multimodal.cache import ShmObjectStoreSenderCache
 
-        from tensord.client.vllm.processor import TensordSenderCache
+        from tensord.client.vllm.processor import TensordSenderCache, install
 
+        install()
         config = vllm_config(folder)
         if peer == VLLMS:
             self._cache: Any = ShmObjectStoreSenderCache(config)
@@ -237,6 +239,7 @@ def run(megabytes: float, rounds: int, calls: int) -> dict[tuple[str, str], list
     chance = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="tensord-bench-") as given, ExitStack() as stack:
         folder = Path(given)
+        write_tiny_llava(folder / MODEL)
         daemon = tensord_peer.Daemon(folder, RING_BYTES)
         stack.callback(daemon.stop)
         daemon.wait_serving(RING_BYTES)
