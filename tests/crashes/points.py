@@ -56,7 +56,7 @@ DAEMON: Final = {
         "daemon.core.sweeps:Sweeps.clear",
     ),
     "touch": (
-        "daemon.core.store:Store._touch",
+        "daemon.core.store:Store._of_keys",
         "daemon.core.tenure:Tenure.touch",
         "daemon.memory:Memory.write_expiry",
     ),
