@@ -3,7 +3,8 @@
 Python runs signal handlers in the main thread alone, between any two instructions of it. An exception that one raises
 (Ctrl-C, a time limit by SIGALRM) may so end any function half-way, with a table half changed or a message half sent.
 Calls of the main thread that change what a client shares with its other threads are therefore carried out here, and the
-main thread waits for their end on a lock of the interpreter's. Calls of other threads are carried out where they are.
+main thread waits for their end on a lock of the interpreter's. Calls of other threads are carried out where they are,
+and so are puts, which are too frequent: one that is cut short ends the connection (puts.py).
 
 Owns: the threads that do it, started as they are needed. Does not own what they do.
 
@@ -58,31 +59,18 @@ _idle = 0
 _counting = threading.Lock()
 
 
-def aside(work: Callable[[], Result], *, to_the_end: bool = False) -> Result:
-    """`work()`, which an exception of a signal handler cannot end.
-
-    Args:
-        to_the_end: such an exception is raised here only when the work has ended, since that reads what the caller may
-            change afterwards. A second exception is raised at once.
-    """
+def aside(work: Callable[[], Result]) -> Result:
+    """`work()`, which an exception of a signal handler cannot end."""
     if _thread.get_ident() != _main:
         return work()
     task = _Task(work)
     del work
     try:
         _waited_for.add(task)
-        try:
-            _tasks.put(task)
-            _have_threads()
-            # Taken and given back in one step each: it can be waited for again.
-            with task.done:
-                pass
-        except BaseException:
-            if to_the_end:
-                _have_threads()
-                with task.done:
-                    pass
-            raise
+        _tasks.put(task)
+        _have_threads()
+        with task.done:
+            pass
     finally:
         # One step: a signal is looked for after it.
         _waited_for.discard(task)

@@ -557,7 +557,7 @@ class Client:
             put = Put(key)
             put.settle("refused", error)
             return put
-        return aside(partial(self._link.puts.put, key, image, terms, deadline=deadline), to_the_end=True)
+        return self._link.puts.put(key, image, terms, deadline=deadline)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
         self._attach()

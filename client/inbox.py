@@ -80,7 +80,7 @@ class Region:
 
     def __del__(self) -> None:
         # A signal handler's exception ended whoever had it. A finalizer takes no lock.
-        if self._held:
+        if getattr(self, "_held", 0):
             self.inbox.lost.append(self.offset)
 
 
@@ -88,13 +88,15 @@ class Inbox:
     """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
 
     `retired`: no region is taken from it any more, nor a put begun. `told`: the connection on which the daemon knows of
-    it. `refusal`: why the daemon did not take it.
+    it. `refusal`: why the daemon did not take it. `broken`: nobody looks any more at which regions are taken, since a
+    signal handler's exception may have left that half changed.
     """
 
     def __init__(self, size_bytes: int, number: int = 0) -> None:
         self.size_bytes = aligned(size_bytes)
         self.number = number
         self.retired = False
+        self.broken = False
         self.prefaulted = False
         self.told: object | None = None
         self.refusal: TensordError | None = None
@@ -127,15 +129,22 @@ class Inbox:
         if wanted > self.size_bytes:
             return None
         with self._changed:
-            while not self.retired:
-                self._sweep()
-                offset = self._regions.allocate(wanted)
-                if offset is not None:
-                    return Region(self, offset, self.bytes(offset, size_bytes))
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not hope():
-                    return None
-                self._changed.wait(min(remaining, _LOOK_EVERY_S))
+            try:
+                while not self.retired:
+                    self._sweep()
+                    offset = self._regions.allocate(wanted)
+                    if offset is not None:
+                        # Noted before the lock is given back, so that an exception in between is caught below.
+                        region = Region(self, offset, self.bytes(offset, size_bytes))
+                        return region  # noqa: RET504
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0 or not hope():
+                        return None
+                    self._changed.wait(min(remaining, _LOOK_EVERY_S))
+            except BaseException:
+                # Before anybody else has the lock.
+                self.broken = self.retired = True
+                raise
         return None
 
     def bytes(self, offset: int, size_bytes: int) -> Bytes:
@@ -164,6 +173,8 @@ class Inbox:
     def retire_if_unused(self) -> bool:
         """Retires it if it has no region; whether it has none."""
         with self._changed:
+            if self.broken:
+                return False
             self._sweep()
             unused = not self._streams and not self._regions.used_bytes
             self.retired |= unused
@@ -189,7 +200,11 @@ class Inbox:
     def let_go(self, region: Region) -> None:
         """One of a region's holders needs it no more."""
         with self._changed:
-            self._drop(region)
+            try:
+                self._drop(region)
+            except BaseException:
+                self.broken = self.retired = True
+                raise
             self._changed.notify_all()
 
     @property
@@ -208,12 +223,15 @@ class Inbox:
         while self.collected:
             self._drop(self.collected.popleft())
         while self.lost:
-            self._regions.free(self.lost.popleft())
+            offset = self.lost.popleft()
+            if not self.broken:
+                self._regions.free(offset)
 
     def _drop(self, region: Region) -> None:
         region._held -= 1
-        assert region._held >= 0, f"the region at {region.offset} was let go once too often"
+        assert region._held >= 0 or self.broken, f"the region at {region.offset} was let go once too often"
         if not region._held:
             region.memory = None
             self.handed_out.discard(region)
-            self._regions.free(region.offset)
+            if not self.broken:
+                self._regions.free(region.offset)

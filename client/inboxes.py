@@ -24,6 +24,7 @@ from typing import Final
 from ..errors import DaemonUnavailable, NotEnoughMemory, ObjectTooLarge, TensordError, TimedOut, Unavailable
 from ..ipc import messages
 from ..shm.layout import ALIGN_BYTES, aligned
+from .aside import aside
 from .inbox import Inbox, Region
 
 START_BYTES: Final = 1 << 20
@@ -55,10 +56,20 @@ class Inboxes:
         Raises:
             DaemonUnavailable, NotEnoughMemory: there is none, and none can be made.
         """
+        inbox, connected = self.current, self._connection()
+        if (
+            inbox is not None
+            and not inbox.retired
+            and inbox.told is connected is not None
+            and self._wanted_bytes(size_bytes) <= inbox.size_bytes <= self._most_bytes
+        ):
+            return inbox
+        return aside(partial(self._fit, size_bytes))
+
+    def _fit(self, size_bytes: int) -> Inbox:
         with self._lock:
-            inbox, most = self.current, self._most_bytes
-            wanted = min(most, max(START_BYTES, 1 << (2 * aligned(max(1, size_bytes)) - 1).bit_length()))
-            if inbox is None or inbox.size_bytes > most:
+            inbox, most, wanted = self.current, self._most_bytes, self._wanted_bytes(size_bytes)
+            if inbox is None or inbox.retired or inbox.size_bytes > most:
                 return self._make(wanted if self._may_grow() else min(wanted, START_BYTES))
             if inbox.size_bytes < wanted and self._may_grow():
                 try:
@@ -94,7 +105,7 @@ class Inboxes:
                 )
             region = inbox.take(size_bytes, 0.0)
             if region is None and not inbox.retired:
-                if self._grown(inbox):
+                if aside(partial(self._grown, inbox)):
                     inbox = None
                     continue
                 if connected is None:
@@ -192,6 +203,13 @@ class Inboxes:
                     with suppress(TensordError):
                         self._send(messages.CloseInbox(inbox.number), connected=connected)
 
+    def start_over(self) -> None:
+        """Gives all of them up: a signal handler's exception may have left any of them half changed."""
+        with self._lock:
+            for inbox in list(self._all.values()):
+                inbox.broken = True
+            self.close()
+
     def close(self) -> None:
         """Gives all of them up."""
         with self._lock:
@@ -215,6 +233,10 @@ class Inboxes:
     @property
     def _most_bytes(self) -> int:
         return self.limits.inbox_bytes_max // ALIGN_BYTES * ALIGN_BYTES
+
+    def _wanted_bytes(self, size_bytes: int) -> int:
+        """Bytes of an inbox for a put of `size_bytes`."""
+        return min(self._most_bytes, max(START_BYTES, 1 << (2 * aligned(max(1, size_bytes)) - 1).bit_length()))
 
     def _may_grow(self) -> bool:
         """Not for some time after the daemon has refused an inbox."""

@@ -96,7 +96,7 @@ class Link:
 
     def _reset(self) -> None:
         """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
-        self.puts = Puts(self.send, self.next_id, lambda: self.connection, self.refusal)
+        self.puts = Puts(self.send, self.next_id, lambda: self.connection, self.refusal, self._shut)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lane_given_up = False
@@ -199,7 +199,7 @@ class Link:
         channel = self._channel
         if channel is None or not self._attached.is_set() or channel is not (connected or channel):
             raise self.unavailable()
-        aside(partial(channel.send, *sent, fds=fds, timeout_s=timeout_s))
+        channel.send(*sent, fds=fds, timeout_s=timeout_s)
 
     def ask(
         self,
@@ -331,11 +331,19 @@ class Link:
             self._stopping.set()
         self._tell(lambda listener: listener.forked())
 
+    def _shut(self) -> None:
+        """Has the thread attach anew."""
+        channel = self._channel
+        if channel is not None:
+            channel.shut()
+
     # ---- the thread
 
     def _run(self) -> None:
         retry_s = _RETRY_FIRST_S
         while not self._stopping.is_set():
+            if self.puts.cut:
+                self.puts.disconnected()
             try:
                 channel = self._attach()
             except (TensordError, OSError) as error:
@@ -347,6 +355,9 @@ class Link:
                 continue
             retry_s = _RETRY_FIRST_S
             try:
+                if self.puts.cut:
+                    # While there was no channel to end. Later ones end this one.
+                    self.puts.disconnected()
                 # Before anybody else may send: a Commit that overtook the inbox would be refused.
                 self.puts.send_again(partial(_send_on, channel), channel)
                 self.puts.why_lost = WENT
@@ -426,7 +437,7 @@ class Link:
                     os.close(fd)
 
     def _receive(self, channel: BlockingChannel) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self.puts.cut:
             self.puts.inboxes.tidy()
             sweep_now_and_then()
             wait_s = _IDLE_S

@@ -12,14 +12,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import ObjectTooLarge, TensordError
 from ..ipc.words import COST_MS_MAX
 from ..shm.prefix import Media, Piece, Tokens, fold
 from ..shm.tree import Image, encode
-from .aside import aside
 from .fields import check_timeout
 from .prefix_keys import Keyed, chain_of, snapshot_of
 from .prefix_layers import Layers
@@ -199,8 +197,7 @@ def _send(
         """False where nothing more needs to be sent. `tokens`: to be computed again without this piece."""
         cost = min(cost_ms * tokens, COST_MS_MAX)
         terms = Terms(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
-        put = aside(partial(client.link.puts.put, keyed.key, image, terms, deadline=deadline), to_the_end=True)
-        result.add(keyed.piece, put)
+        result.add(keyed.piece, client.link.puts.put(keyed.key, image, terms, deadline=deadline))
         return not result.has_failed()
 
     try:

@@ -32,6 +32,7 @@ PART_BYTES: Final = 4 << 20
 _log = logging.getLogger("tensord")
 
 WENT: Final = "the daemon went away while the payload was on its way"
+CUT: Final = "an exception of a signal handler cut a put of this client short, which attaches anew: put it again"
 
 
 class Puts:
@@ -39,7 +40,7 @@ class Puts:
 
     `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,
     or it is no longer `connected`; `connection()` gives the one there is. `refusal(key)`: why the daemon would store
-    nothing under a key, as far as shared memory tells.
+    nothing under a key, as far as shared memory tells. `end()` ends the connection: `disconnected` is called.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Puts:
         next_id: Callable[[], int],
         connection: Callable[[], object | None],
         refusal: Callable[[bytes], TensordError | None],
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         self._send = send
         self._refusal = refusal
@@ -56,6 +58,9 @@ class Puts:
         self._next_id = next_id
         self._lock = Condition()
         self._pending: dict[int, Pending] = {}
+        self._end_connection = end
+        self.cut = False
+        """Whether a signal handler's exception ended a put, and may have left it half done, until `disconnected`."""
         self.why_lost = WENT
         """Why there is no connection, for whoever loses a put by that."""
         self.inboxes = Inboxes(send, next_id, connection)
@@ -78,6 +83,11 @@ class Puts:
             self._put(put, image, terms, deadline)
         except TensordError as error:
             self._end(put, _state_for(error), error)
+        except BaseException:
+            # First, and in one step: whatever becomes of the next line, the link's thread finds it.
+            self.cut = True
+            self._end_connection()
+            raise
         return put
 
     def reserve(self, image_bytes: int, deadline: float) -> Region:
@@ -151,16 +161,21 @@ class Puts:
 
         SYNC POINT: under one lock with the beginning of puts, and with the last look before a Commit is sent. So what
         was not whole when its inbox was retired, and is written on where nobody reads it, is never sent.
+
+        After a put that was cut short nothing is sent again: all puts are lost, and all inboxes given up.
         """
         self.inboxes.disconnected()
         with self._lock:
-            hopeless = [p for p in self._pending.values() if p.sent_again or not p.complete]
+            cut, self.cut = self.cut, False
+            if cut:
+                self.inboxes.start_over()
+            hopeless = [p for p in self._pending.values() if cut or p.sent_again or not p.complete]
             for inbox in {p.inbox for p in self._pending.values() if p.sent}:
                 self.inboxes.retire(inbox)
             # Whoever waits for their ends is told as well.
             self._lock.notify_all()
             for pending in hopeless:
-                lost = DaemonUnavailable(self.why_lost)
+                lost = DaemonUnavailable(CUT if cut else self.why_lost)
                 self._settle(pending, "lost", lost)
 
     def send_again(self, send: Callable[..., None], connected: object) -> None:

@@ -61,33 +61,49 @@ class BlockingChannel:
         """Sends in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
 
         After TimedOut either nothing was sent, or (a message cut in two, or the handshake) the
-        channel is closed.
+        channel is closed. After an exception of a signal handler it is closed.
         """
         deadline = time.monotonic() + timeout_s
-        if not self._sending.acquire(timeout=max(0.0, timeout_s)):
-            raise self._timed_out("others are sending", timeout_s)
+        wait_s = max(0.0, timeout_s)
         try:
-            self._check_open()
-            with self._state:
-                data = self.connection.send(*messages, fds=len(fds))
-            try:
-                sent = self._write(data, fds, deadline)
-            except DaemonUnavailable:
-                # Nobody will answer it: it must not count against what may be open until that is noticed.
-                if not isinstance(messages[0], Hello | Attach):
-                    with self._state:
-                        self.connection.unsent(*messages)
-                raise
-            if sent == len(data):
+            # Within: a signal handler may raise after the lock was taken, and before anything is noted.
+            if self._sending.acquire(timeout=wait_s):
+                self._send(messages, fds, deadline, timeout_s)
                 return
-            if sent or isinstance(messages[0], Hello | Attach):
-                self._shut()
-            else:
+        except TensordError:
+            raise
+        except BaseException:
+            # A signal handler's exception: half a message may have gone.
+            self.shut()
+            raise
+        finally:
+            try:
+                self._sending.release()
+            except RuntimeError:
+                # It was not taken.
+                pass
+        raise self._timed_out("others are sending", timeout_s)
+
+    def _send(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
+        self._check_open()
+        with self._state:
+            data = self.connection.send(*messages, fds=len(fds))
+        try:
+            sent = self._write(data, fds, deadline)
+        except DaemonUnavailable:
+            # Nobody will answer it: it must not count against what may be open until that is noticed.
+            if not isinstance(messages[0], Hello | Attach):
                 with self._state:
                     self.connection.unsent(*messages)
-            raise self._timed_out("it does not read", timeout_s)
-        finally:
-            self._sending.release()
+            raise
+        if sent == len(data):
+            return
+        if sent or isinstance(messages[0], Hello | Attach):
+            self.shut()
+        else:
+            with self._state:
+                self.connection.unsent(*messages)
+        raise self._timed_out("it does not read", timeout_s)
 
     def receive(self, timeout_s: float) -> Delivery:
         """The next message and its descriptors, which are now the caller's.
@@ -111,7 +127,7 @@ class BlockingChannel:
 
     def close(self) -> None:
         """Ends the channel, wakes whoever waits in it, closes descriptors that nobody took."""
-        self._shut()
+        self.shut()
         # Those who wait leave now; the number of the socket must not be reused under them.
         with self._receiving, self._sending:
             self._sock.close()
@@ -128,7 +144,8 @@ class BlockingChannel:
             close_all(self._ready.popleft()[1])
         close_all(self.connection.close())
 
-    def _shut(self) -> None:
+    def shut(self) -> None:
+        """Ends the channel and wakes whoever waits in it. Takes no lock; `close` is still to be called."""
         self.closed = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -70,23 +70,10 @@ def test_work_whose_call_is_cut_short_is_done_to_its_end() -> None:
         assert ended.wait(PATIENCE_S)
 
 
-def test_a_call_whose_work_reads_what_its_caller_may_change_is_left_only_when_that_is_over() -> None:
-    ended: list[bool] = []
-
-    def work() -> None:
-        alarm.ring()
-        ended.append(True)
-
-    with Alarm(cut) as alarm:
-        with pytest.raises(Signal):
-            aside(work, to_the_end=True)
-        assert ended
-
-
 def test_every_instruction_of_a_call_may_be_the_one_that_is_cut() -> None:
     for number in range(POINTS_MAX):
         done: list[int] = []
-        place = interrupt(number, lambda done=done: aside(lambda: done.append(1), to_the_end=True))  # type: ignore[misc]
+        place = interrupt(number, lambda done=done: aside(lambda: done.append(1)))  # type: ignore[misc]
         assert aside(lambda: 7) == 7, place
         if not place:
             assert done

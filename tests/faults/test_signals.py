@@ -1,4 +1,5 @@
 """Exceptions that signal handlers raise in the middle of calls (Ctrl-C, a time limit): the client is as good as new.
+A put that is cut short may cost the connection; the client attaches again at once.
 
 The exception is raised at each instruction of the calling thread at which the interpreter looks for signals, in turn,
 in the library's code and the standard library's; and by real signals.
@@ -57,6 +58,7 @@ class Stand:
     def check(self, place: str) -> None:
         """The next put is stored in time and found; nothing is on its way, and no part of the inbox is taken."""
         self._checked += 1
+        until(self._attached, f"the client to be attached: {place}")
         other = 10_000_000 + self._checked
         put = self.client.put(key(other), SMALL, wait=True, timeout_s=PATIENCE_S)
         assert put.state == "stored", (place, put)
@@ -64,6 +66,10 @@ class Stand:
         assert lease is not None and is_payload(lease.tree, 1), place
         until(lambda: not self.client.link.puts.in_flight, f"no put to be under way: {place}")
         until(lambda: self.used_bytes <= self.kept_bytes, f"regions to be free: {place}")
+
+    def _attached(self) -> bool:
+        link = self.client.link
+        return not link.puts.cut and (connection := link.connection) is not None and not connection.closed
 
     def check_end(self) -> None:
         """No claim is held and nothing is pinned; closing is no matter of waiting."""
@@ -169,8 +175,7 @@ def test_real_signals_at_random_moments_of_calls_leave_the_client_as_good_as_new
             armed = False
             if number % 30 == 0:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                put = stand.client.put(key(20_000_000 + number), SMALL, wait=True, timeout_s=PATIENCE_S)
-                assert put.state == "stored"
+                stand.check(f"call {number}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
