@@ -6,8 +6,10 @@ Owns: the bars, and how a measured figure stands against each. Does not own: mea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 from harness import SIZES, Row, table
@@ -119,3 +121,8 @@ def figures_table(found: Sequence[Figure]) -> str:
         verdict = "" if value is None else "reached" if value <= figure.limit else "missed"
         lines.append([figure.name, measured, f"≤ {figure.limit:g} {figure.unit}", verdict])
     return table(["figure", "measured", "bar", ""], lines)
+
+
+def save_figures(path: Path, found: Sequence[Figure]) -> None:
+    """Writes the figures as JSON, a list of objects with the fields of Figure."""
+    path.write_text(json.dumps([asdict(figure) for figure in found], indent=2) + "\n")

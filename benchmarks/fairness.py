@@ -12,7 +12,6 @@ the figures show what the scheduler gives. The busy loop is there to tell: it fl
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import tempfile
@@ -26,7 +25,7 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from bars import Figure, figures_table
+from bars import Figure, figures_table, save_figures
 from peers.tensord_peer import WAIT_S, Daemon
 from worker import key_of
 
@@ -166,8 +165,7 @@ def main() -> None:
     figures = measured(given.quick, lambda what: print(what, flush=True))
     print(figures_table(figures))
     if given.json is not None:
-        rows = [{"name": each.name, "value": each.value, "limit": each.limit} for each in figures]
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+        save_figures(given.json, figures)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import random
 import tempfile
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -332,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [*core_figures(given.entries, told), *daemon_figures(given.entries, told, quick=given.quick)]
     print(bars.figures_table(found))
     if given.json:
-        given.json.write_text(json.dumps([asdict(figure) for figure in found], indent=2) + "\n")
+        bars.save_figures(given.json, found)
     return 0
 
 

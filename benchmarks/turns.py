@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import gc
 import hashlib
-import json
 import os
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bars import Figure, figures_table
+from bars import Figure, figures_table, save_figures
 
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.limits import StoreLimits
@@ -436,8 +435,7 @@ def main() -> None:
     figures = measured(given.entries, given.only, lambda what: print(what, flush=True))
     print(figures_table(figures))
     if given.json is not None:
-        rows = [{"name": each.name, "value": each.value, "limit": each.limit} for each in figures]
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+        save_figures(given.json, figures)
 
 
 if __name__ == "__main__":

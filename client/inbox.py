@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import ref
 
@@ -33,29 +34,44 @@ _LOOK_EVERY_S: Final = 0.02
 _log = logging.getLogger("tensord")
 
 
+class _Watch(ref[Any]):
+    """Stands among its inbox's `ended` once the object is collected that it looks at.
+
+    The interpreter appends it there itself: no code of ours runs, which a signal handler's exception could cut short.
+    """
+
+    __slots__ = ("offset", "region")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    offset: int
+    region: Region | None
+    """Which one the object held; None if it was the region at `offset` itself."""
+
+
 class Region:
     """A stretch of the inbox: `memory` is (size,) uint8 and writable."""
 
-    __slots__ = ("_held", "_watch", "inbox", "memory", "offset")
+    __slots__ = ("__weakref__", "_end", "_holders", "inbox", "memory", "offset")
 
     def __init__(self, inbox: Inbox, offset: int, memory: Bytes) -> None:
         self.inbox = inbox
-        self._held = 1
-        self._watch: ref[Bytes] | None = None
+        self._holders = 1
         self.offset = offset
         self.memory: Bytes | None = memory
+        self._end = inbox.watch(self, offset, None)
 
     def hand_out(self) -> Bytes:
         """The memory, for arrays that leave this library: the region now waits for the last of them, too."""
         memory = self.memory
         assert memory is not None
-        self._held += 1
-        # Else only its own watch would hold this region, and the cycle collector might take both before the array.
-        self.inbox.handed_out.add(self)
-        collected = self.inbox.collected
-        self._watch = ref(memory, lambda _: collected.append(self))
+        self._holders += 1
+        self.inbox.watch(memory, self.offset, self)
         self.memory = None
         return memory
+
+    def let_go_with(self, holder: object) -> Callable[[], None]:
+        """Has the region let go when `holder` is collected, and gives what calls that off."""
+        return partial(self.inbox.watches.discard, self.inbox.watch(holder, self.offset, self))
 
     def bytes(self, size_bytes: int) -> Bytes:
         """Its first `size_bytes` as this process sees them, also after they were handed out."""
@@ -78,11 +94,6 @@ class Region:
         """The daemon needs these bytes no more."""
         self.inbox.let_go(self)
 
-    def __del__(self) -> None:
-        # A signal handler's exception ended whoever had it. A finalizer takes no lock.
-        if getattr(self, "_held", 0):
-            self.inbox.lost.append(self.offset)
-
 
 class Inbox:
     """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
@@ -102,8 +113,8 @@ class Inbox:
         self.refusal: TensordError | None = None
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()
-        self.handed_out: set[Region] = set()
-        self.lost: deque[int] = deque()
+        self.watches: set[_Watch] = set()
+        self._ended: deque[_Watch] = deque()
         try:
             self._mapped = Unshared(self.fd, self.size_bytes)
         except OSError:
@@ -194,8 +205,8 @@ class Inbox:
     def hold(self, region: Region) -> None:
         """Somebody else needs a region that is held already."""
         with self._changed:
-            assert region._held
-            region._held += 1
+            assert region._holders
+            region._holders += 1
 
     def let_go(self, region: Region) -> None:
         """One of a region's holders needs it no more."""
@@ -219,19 +230,33 @@ class Inbox:
         if fd >= 0:
             os.close(fd)
 
+    def watch(self, of: object, offset: int, region: Region | None) -> _Watch:
+        """Has the region let go when `of` is collected. The inbox keeps the watch: one that the cycle collector takes
+        together with what it looks at says nothing."""
+        watch = _Watch(of, self._ended.append)
+        watch.offset, watch.region = offset, region
+        self.watches.add(watch)
+        return watch
+
     def _sweep(self) -> None:
         while self.collected:
             self._drop(self.collected.popleft())
-        while self.lost:
-            offset = self.lost.popleft()
-            if not self.broken:
-                self._regions.free(offset)
+        while self._ended:
+            watch = self._ended.popleft()
+            if watch not in self.watches:
+                continue
+            self.watches.discard(watch)
+            if watch.region is not None:
+                self._drop(watch.region)
+            elif not self.broken:
+                # Whoever had the region was ended by a signal handler's exception.
+                self._regions.free(watch.offset)
 
     def _drop(self, region: Region) -> None:
-        region._held -= 1
-        assert region._held >= 0 or self.broken, f"the region at {region.offset} was let go once too often"
-        if not region._held:
+        region._holders -= 1
+        assert region._holders >= 0 or self.broken, f"the region at {region.offset} was let go once too often"
+        if not region._holders:
             region.memory = None
-            self.handed_out.discard(region)
+            self.watches.discard(region._end)
             if not self.broken:
                 self._regions.free(region.offset)

@@ -26,11 +26,12 @@ class Reservation:
     ended: that reaches nobody. What is written in between may reach this entry.
     """
 
-    __slots__ = ("_commit", "_region", "tree")
+    __slots__ = ("__weakref__", "_call_off", "_commit", "_region", "tree")
 
     def __init__(self, tree: Any, region: Region, commit: Commit) -> None:
         self.tree = tree
         self._region: Region | None = region
+        self._call_off = region.let_go_with(self)
         self._commit = commit
 
     def commit(
@@ -57,6 +58,7 @@ class Reservation:
         region, self._region, self.tree = self._region, None, None
         if region is None:
             raise ValueError("this reservation was committed or abandoned before; reserve again")
+        self._call_off()
         return self._commit(region, key, terms, timeout_s)
 
     def abandon(self) -> None:
@@ -66,10 +68,5 @@ class Reservation:
     def _give_back(self) -> None:
         region, self._region, self.tree = self._region, None, None
         if region is not None:
+            self._call_off()
             region.release()
-
-    def __del__(self) -> None:
-        # A finalizer takes no lock: the inbox sweeps what stands here.
-        region = self._region
-        if region is not None:
-            region.abandon_from_finalizer()

@@ -7,16 +7,21 @@ import gc
 import os
 import threading
 import time
+from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensord.client.inbox import Inbox, Region
+from tensord.client.reservation import Reservation
 from tensord.shm.layout import aligned
 from tensord.shm.segments import INBOX_SEALS
+
+from ..interruptions import interrupt
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 INBOX_BYTES = 4096
@@ -127,7 +132,7 @@ class InboxAgainstTable(RuleBasedStateMachine):
                 taken.region.release()
         self.table.clear()
         assert self.inbox.used_bytes == 0, "room was lost for good"
-        assert not self.inbox.handed_out
+        assert not self.inbox.watches
         self.inbox.close()
 
 
@@ -146,6 +151,31 @@ def test_an_array_keeps_its_region_though_all_else_of_it_was_collected() -> None
     assert inbox.used_bytes == 1024
     del array
     assert inbox.used_bytes == 0
+    inbox.close()
+
+
+@pytest.mark.parametrize("kind", ["region", "array", "reservation"])
+def test_a_signal_handlers_exception_keeps_no_region_taken_while_its_last_holder_is_collected(kind: str) -> None:
+    inbox = Inbox(4096)
+
+    def never(*_: object) -> Any:
+        raise AssertionError("nothing is committed")
+
+    for number in count():
+        region = inbox.take(1000, 0)
+        assert region is not None
+        held: list[object] = [region]
+        if kind == "array":
+            held = [region.hand_out()]
+            region.release()
+        elif kind == "reservation":
+            held = [Reservation(region.hand_out(), region, never)]
+        del region
+        place = interrupt(number, held.clear)
+        assert inbox.used_bytes == 0, place
+        if not place:
+            break
+    assert not inbox.watches
     inbox.close()
 
 
