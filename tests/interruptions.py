@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -39,12 +40,17 @@ def looks_for_signals(code: CodeType) -> set[int]:
 
 
 class Interrupted:
-    """Raises Signal at the `number`-th such instruction in files whose names end with one of `files`."""
+    """Raises Signal at the `number`-th such instruction in files whose names end with one of `files`.
 
-    def __init__(self, number: int, files: tuple[str, ...]) -> None:
+    Of an instruction's runs the first `times` count: those of a loop are much alike.
+    """
+
+    def __init__(self, number: int, files: tuple[str, ...], times: int) -> None:
         self.left = number
         self.place = ""
         self._files = files
+        self._times = times
+        self._runs: Counter[tuple[CodeType, int]] = Counter()
         self._offsets: dict[CodeType, set[int]] = {}
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -55,6 +61,9 @@ class Interrupted:
         if code not in self._offsets:
             self._offsets[code] = looks_for_signals(code)
         if event == "opcode" and frame.f_lasti in self._offsets[code]:
+            self._runs[code, frame.f_lasti] += 1
+            if self._runs[code, frame.f_lasti] > self._times:
+                return self.trace
             self.left -= 1
             if self.left < 0:
                 sys.settrace(None)
@@ -63,9 +72,10 @@ class Interrupted:
         return self.trace
 
 
-def interrupt(number: int, act: Callable[[], object], files: tuple[str, ...] = (".py",)) -> str:
-    """`act()` with an exception at its `number`-th point: where that was, empty if it has fewer."""
-    interrupted = Interrupted(number, files)
+def interrupt(number: int, act: Callable[[], object], files: tuple[str, ...] = (".py",), *, times: int = 2) -> str:
+    """`act()` with an exception at its `number`-th point, an instruction's first `times` runs counted: where that was,
+    empty if it has fewer."""
+    interrupted = Interrupted(number, files, times)
     before = sys.gettrace()
     sys.settrace(interrupted.trace)
     try:
