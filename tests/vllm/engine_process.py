@@ -131,6 +131,10 @@ class EngineProcess:
         self._worker_module.encode_s = seconds
         self._worker_module.encode_each_s = each
 
+    def do_forget_speed(self) -> None:
+        """The next encoding is the first whose time is known."""
+        self._scheduler.ec_connector._scheduler._row_s = None
+
     def do_apply_model(self, factor: float) -> None:
         """Runs a function on the model in the worker, which reads all parameters, and before that multiplies those of
         the encoder by `factor`, unless that is 1."""
