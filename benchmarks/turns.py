@@ -17,21 +17,21 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from bars import Figure, figures_table, save_figures
 
+from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.recovery import Recovered
 from tensord.daemon.core.store import Store
 from tensord.daemon.holders import Holders
-from tensord.daemon.lane_scan import LANES_AT_ONCE, LaneScan
+from tensord.daemon.lane_scan import LaneScan
 from tensord.daemon.policy.hazard import Hazard
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
@@ -44,12 +44,13 @@ CLIENTS: Final = 64
 PINS_OF_EACH, KEYS_OF_EACH, PUTS_OF_EACH = 1024, 1024, 256
 RARE: Final = 3000
 """Entries of the second namespace: more than are sorted at once, and few on each shelf."""
-MS_MAX: Final = 5.0
+MS_MAX: Final = 20.0
+"""No answer waits longer, so neither may an event."""
 ACT_S_MAX: Final = 10.0
 """An act that has more to do than this is broken off: its longest event has come many times."""
 IMAGE_BYTES: Final = 64
 SPAN_BYTES: Final = 192
-_RECORD_BYTES: Final = 64
+_RECORD_BYTES: Final = 128
 _TAGS: Final = (b"common..", b"rare....")
 
 
@@ -152,6 +153,13 @@ class Scene:
         query()
         self._took(time.thread_time() - began)
 
+    def step_by_step(self, work: Iterable[Any]) -> list[Any]:
+        """Work that the loop does in slices. What they gave."""
+        slices, given = iter(work), list[Any]([None])
+        while given[-1] is not self:
+            self.timed(lambda: given.append(next(slices, self)))
+        return given[1:-1]
+
     def settle(self) -> None:
         """Carries out whatever follows, until nothing is due now, or ACT_S_MAX have been spent."""
         until_s = time.thread_time() + ACT_S_MAX
@@ -206,7 +214,8 @@ def evicts_pinned(scene: Scene) -> None:
 
 def reads(scene: Scene) -> None:
     ids = [entry.span_id for entry in scene.store.memory.entries][:8192]
-    scene.do(events.Accessed(ids))
+    for start in range(0, len(ids), ACCESSED_AT_ONCE):
+        scene.do(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
     scene.do(events.HoldersCounted([(number, 1) for number in ids[:1024]]))
 
 
@@ -267,7 +276,7 @@ def declined(scene: Scene) -> None:
     scene.policy.choosy = True
     follows = scene.keys[1]
     scene.send(1, messages.Pin(1, follows, 600.0))
-    scene.waiting_puts(follows=follows, prefix_bytes=_RECORD_BYTES, image_bytes=2 * _RECORD_BYTES)
+    scene.waiting_puts(follows=follows, prefix_bytes=_RECORD_BYTES, image_bytes=IMAGE_BYTES + _RECORD_BYTES)
     scene.settle()
 
 
@@ -335,26 +344,14 @@ def lanes(scene: Scene) -> None:
 
     readers: Any = [Lane(number) for number in range(CLIENTS)]
     scan = LaneScan(readers, scene.index.span_ids)
-    slices: Iterator[None] = iter(scan)
-    ended: list[bool] = []
-
-    def step() -> None:
-        ended[:] = [next(slices, ended) is ended]
-
-    while not (ended and ended[0]):
-        scene.timed(step)
-    scene.timed(lambda: frozenset(scan.pinned))
+    scene.step_by_step(scan)
     none = np.empty(0, np.uint64)
     count = Holders(none, none).count(scene.index.span_ids)
     scratch = np.empty(LANE_WORDS, np.uint64)
-
-    def add(some: Any) -> None:
-        for each in some:
-            count.add(each.pins(scratch))
-
-    for first in range(0, len(readers), LANES_AT_ONCE):
-        scene.timed(partial(add, readers[first : first + LANES_AT_ONCE]))
-    scene.timed(count.changes)
+    for reader in readers:
+        scene.step_by_step(count.add(reader.pins(scratch)))
+    for changes in scene.step_by_step(count.changes()):
+        scene.do(events.HoldersCounted(changes))
 
 
 @dataclass(frozen=True, slots=True)

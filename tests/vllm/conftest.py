@@ -118,8 +118,7 @@ def encoding(engine: Engine) -> Iterator[Callable[[], int]]:
 
 
 def teach_patience(*engines: Engine) -> None:
-    """The engines learn that encoding takes long, equally long in all, and wait for each other for a second or more from
-    now on."""
+    """The engines learn that encoding takes long, equally long in all: each waits for others for a second or more."""
     for engine in engines:
         engine.ask("forget_speed")
         engine.ask("slow_encoder", seconds=SLOW_S)
