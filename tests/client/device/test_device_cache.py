@@ -85,9 +85,10 @@ def test_what_was_put_comes_back_as_the_very_tensors_and_the_daemon_knows_of_it(
 
 
 def test_the_mode_is_known_as_soon_as_the_daemon_has_read_the_gauge(card: FakeCard, vram: FakeVram) -> None:
-    card.gauge_file.unlink()
+    tree = {"a": vram.upload(values(0))}
+    card.gauge_file.unlink()  # every upload writes it
     with watching(card) as daemon, tensord.DeviceCache(daemon.start().client(), vram) as cache:
-        put_some(cache, vram, range(1))  # the device was opened by then
+        assert cache.put(key(0), tree, wait=True).state == "registered"  # the device was opened by then
         assert cache.mode is None
         card.refresh()
         until(lambda: cache.mode is Mode.RELAXED, "the first reading")
