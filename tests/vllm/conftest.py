@@ -24,7 +24,7 @@ import tensord
 from tensord.ipc import messages
 from tensord.ipc.words import ENTRIES_MAX
 
-from ..daemon_process import Daemon, until
+from ..daemon_process import PATIENCE_S, Daemon, until
 from .engine import Answer, Engine
 from .tiny_llava import write_tiny_llava
 
@@ -46,6 +46,15 @@ def fresh() -> int:
 def librarys_log_goes_where_pytest_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within vLLM the library's log is a part of vLLM's, which keeps its lines to itself."""
     monkeypatch.setattr(logging.getLogger("tensord"), "parent", logging.root)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other things makes nobody late here, nor another engine slower than one's own."""
+    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.scheduler.SOONER", 0.0)
 
 
 class Stand:

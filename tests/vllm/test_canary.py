@@ -17,19 +17,14 @@ from tensord.client.vllm.canary import TOLERANCES, difference
 from tensord.client.vllm.settings import Settings
 from tensord.errors import BadConfiguration
 from tensord.ipc import messages
-from tests.daemon_process import PATIENCE_S, Daemon, until
+from tests.daemon_process import Daemon, until
 
 from .step_bench import ROWS, Steps, attached, encoded, item, other_name, request, right
 from .tiny_llava import WIDTH
 
+pytestmark = pytest.mark.usefixtures("patient")
 SELDOM = 1e-12
 _numbers = count(70_000)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy with other things makes nobody late here."""
-    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
 
 
 @pytest.fixture

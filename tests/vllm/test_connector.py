@@ -27,7 +27,7 @@ import tensord
 from tensord.client.vllm import background, claims
 from tensord.client.vllm.background import CLIENTS
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.scheduler import SchedulerSide
+from tensord.client.vllm.scheduler import SOONER, SchedulerSide
 from tensord.client.vllm.settings import Settings
 from tensord.client.vllm.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.step import NOTHING, Report
@@ -39,6 +39,7 @@ from .step_bench import ROWS, Steps, answers, encoded, feature, item, other_name
 from .tiny_llava import WIDTH
 
 _numbers = count(1000)
+pytestmark = pytest.mark.usefixtures("patient")
 NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
 
 
@@ -57,14 +58,6 @@ def shared() -> Iterator[Daemon]:
 def stand(shared: Daemon) -> Iterator[tuple[Steps, Steps]]:
     with Steps(shared.socket) as first, Steps(other_name(shared.socket, 1)) as second:
         yield first, second
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy with other things makes nobody late here."""
-    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
 
 
 @pytest.fixture
@@ -1158,7 +1151,7 @@ def _waiting(side: SchedulerSide) -> int:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", 0.02)
 
 
@@ -1213,6 +1206,13 @@ def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[S
     assert min(wanted.expected_at - now for wanted in side._claims._wanted.values()) > 20
 
 
+@pytest.fixture
+def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As outside of tests, engines do not wait for one that they take for slower."""
+    monkeypatch.setattr("tensord.client.vllm.scheduler.SOONER", SOONER)
+
+
+@pytest.mark.usefixtures("comparing")
 def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart: tuple[Steps, Steps]) -> None:
     first, second = apart
     picture = fresh()
@@ -1225,6 +1225,7 @@ def test_who_would_have_encoded_before_the_other_engine_has_does_not_wait(apart:
     assert counted(second, "overtaken") == 1 and not counted(second, "waits")
 
 
+@pytest.mark.usefixtures("comparing")
 def test_who_would_take_as_long_as_the_other_engine_waits(apart: tuple[Steps, Steps]) -> None:
     first, second = apart
     pictures = [fresh() for _ in range(3)]

@@ -272,7 +272,6 @@ class Executor:
             raise self.error
         return [method]
 
-
     def get_model(self) -> torch.nn.Module:
         return self.model
 

@@ -14,21 +14,14 @@ import numpy as np
 import pytest
 
 from tensord.ipc import messages
-from tests.daemon_process import PATIENCE_S, Daemon, until
+from tests.daemon_process import Daemon, until
 
 from .step_bench import ROWS, Steps, answers, attached, other_name, request, right
 from .tiny_llava import WIDTH
 
 _numbers = count(90_000)
+pytestmark = pytest.mark.usefixtures("patient")
 NOTHING_HELD = {"requests": 0, "inputs": 0, "leases": 0, "claims": 0, "steps": 0}
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy with other things makes nobody late here."""
-    monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
 
 
 @pytest.fixture
