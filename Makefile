@@ -73,11 +73,14 @@ demo: $(STAMPS)/demo
 	@echo
 	$(BIN)/python examples/chat_prefix.py
 
+# A file of tests runs in one of two processes: more than half of the time is spent waiting for daemons.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 # gcc builds the fence's litmus test; systemd's own tools check the units.
 test: $(STAMPS)/test
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Installs tensord in a machine of its own with the commands of docs/systemd.md, which need the distribution's Python.
 test-systemd: $(STAMPS)/test
@@ -129,7 +132,7 @@ http-load: $(PEERS)/.installed
 check: lint
 	$(call debian,gcc,gcc libc6-dev)
 	$(call debian,systemd-analyze,systemd)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 smoke: $(STAMPS)/test
 	$(call debian,redis-server,redis-server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,11 +115,12 @@ def without_rights() -> Iterator[int]:
 
 
 @pytest.fixture
-def open_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sockets")
-    for folder in (path, path.parent, path.parent.parent):
-        folder.chmod(0o755)
-    return path
+def open_path() -> Iterator[Path]:
+    # pytest's own folders are closed to others.
+    with tempfile.TemporaryDirectory(prefix="tensord-") as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
 
 
 def test_a_socket_one_may_not_use_names_uid_group_and_remedy(open_path: Path) -> None:
