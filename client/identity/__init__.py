@@ -6,7 +6,7 @@
     surroundings  versions, plugins, platform
     remote_code   code that comes with a model
     checkpoints   the weights of a model's files; weight_files, remembered, digest: how they are read
-    adapters      LoRA adapters, by their files
+    adapters      LoRA adapters, by the weights that were loaded
     content       what an encoder is given
     described     values of configurations as text
     modules       the weights of torch modules

@@ -1,30 +1,52 @@
-"""Names LoRA adapters by the content of their files."""
+"""Names a LoRA adapter by the weights that were loaded, wherever they came from."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from .checkpoints import weights_fingerprint
+import torch
+
+from ...errors import UnsupportedLeaf
+from .digest import ALGORITHM, new_digest
+from .modules import tensor_bytes
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+_NUMBERED: Final = "id"
+"""The adapter's number in one engine."""
 
 
-class Adapters:
-    """Fingerprints of LoRA adapters, remembered for as long as their files look the same. For one thread."""
+def adapter_digest(adapter: Any) -> str:
+    """The digest of a loaded adapter, as text: the algorithm, then hex.
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[object, str | None]] = {}
+    Args:
+        adapter: a vLLM `LoRAModel`, as it comes from its files.
 
-    def name(self, lora_request: Any) -> str | None:
-        """The adapter's name and fingerprint; None if its files are not in a folder here.
+    Raises:
+        UnsupportedLeaf: it has a value that is neither tensor nor number, text, list, dict or an object of these.
+    """
+    digest = new_digest()
+    _add(digest, {name: value for name, value in vars(adapter).items() if name != _NUMBERED})
+    return f"{ALGORITHM}:{digest.hexdigest()}"
 
-        Raises:
-            OSError: a file of it cannot be read.
-        """
-        path = Path(lora_request.lora_path)
-        if not path.is_dir():
-            return None
-        looks = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in path.iterdir() if f.is_file())
-        known = self._known.get(str(path))
-        if known is None or known[0] != looks:
-            known = self._known[str(path)] = (looks, weights_fingerprint(str(path)))
-        return None if known[1] is None else f"{lora_request.lora_name}:{known[1]}"
+
+def _add(digest: Any, value: Any) -> None:
+    kind = type(value)
+    if kind in _PLAIN:
+        digest.update(f"{kind.__name__} {value!r}\0".encode())
+    elif isinstance(value, torch.Tensor):
+        digest.update(f"tensor {value.dtype} {list(value.shape)}\0".encode())
+        digest.update(tensor_bytes(value))
+    elif kind in (list, tuple):
+        digest.update(f"{kind.__name__} {len(value)}\0".encode())
+        for each in value:
+            _add(digest, each)
+    elif kind is dict:
+        digest.update(f"dict {len(value)}\0".encode())
+        for name in sorted(value):
+            _add(digest, name)
+            _add(digest, value[name])
+    elif hasattr(value, "__dict__") and not callable(value):
+        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
+        _add(digest, vars(value))
+    else:
+        raise UnsupportedLeaf(f"an adapter has a {kind.__module__}.{kind.__qualname__}, by which nothing can be named")

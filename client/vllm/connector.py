@@ -18,7 +18,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 
 from ..identity.content import dtype_name
 from ..identity.engine import Nameless, encoder_namespace
-from . import encoder_cache
+from . import adapters, encoder_cache
 from .plugin import log_with_vllm
 from .presence import client_name
 from .scheduler import SchedulerSide
@@ -155,6 +155,12 @@ def _ranks(vllm_config: Any) -> int:
     return ranks
 
 
+def _has_tower_lora(vllm_config: Any) -> bool:
+    """Whether LoRA adapters change what the encoder makes."""
+    lora = getattr(vllm_config, "lora_config", None)
+    return lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
+
+
 def _client_name(vllm_config: Any, part: str) -> str:
     """Where scheduler and worker are one process, they have one client."""
     one_process = vllm_config.parallel_config.distributed_executor_backend == "uni"
@@ -171,7 +177,6 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     else:
         does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
         shares = f"encoder outputs of {namespace.model} are {does} in namespace {namespace.tag.hex()}"
-    lora = getattr(vllm_config, "lora_config", None)
     measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
     hidden = model.get_inputs_embeds_size()
 
@@ -193,11 +198,13 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
         step_requests=vllm_config.scheduler_config.max_num_seqs,
         step_rows=vllm_config.scheduler_config.max_num_encoder_input_tokens,
         canary=settings.canary,
-        tower_lora=lora is not None and getattr(lora, "enable_tower_connector_lora", False),
+        tower_lora=_has_tower_lora(vllm_config),
     )
 
 
 def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> WorkerSide:
+    if _has_tower_lora(vllm_config):
+        adapters.install()
     rank = vllm_config.parallel_config.rank % _ranks(vllm_config)
     kind = vllm_config.device_config.device_type
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
@@ -208,4 +215,5 @@ def _worker_side(vllm_config: Any, settings: Settings, producer: bool) -> Worker
         saves=producer and rank == 0,
         dtype=vllm_config.model_config.dtype,
         device=device,
+        adapters=adapters.held if _has_tower_lora(vllm_config) else None,
     )

@@ -26,7 +26,6 @@ import numpy as np
 from ...errors import UnsupportedLeaf
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..cache import Client
-from ..identity.adapters import Adapters
 from ..identity.content import Digests
 from ..identity.engine import with_adapter
 from ..lease import Lease
@@ -44,12 +43,14 @@ class Input:
     Written by the background thread: `key`, `lease`, and last `state`.
     """
 
-    __slots__ = ("check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
+    __slots__ = ("adapter", "check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
 
-    def __init__(self, modality: str, rows: int, data: object) -> None:
+    def __init__(self, modality: str, rows: int, data: object, adapter: tuple[int, str] | None = None) -> None:
         self.modality = modality
         self.rows = rows
         self.datas = [data]
+        self.adapter = adapter
+        """The LoRA adapter that it is encoded with: its number in vLLM, and the digest of its weights."""
         self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
         self.key: bytes | None = None
         self.lease: Lease | None = None
@@ -74,7 +75,6 @@ class Lookups:
         self._width_fits = width_fits
         self._counts = counts
         self._digests = Digests()
-        self._adapters = Adapters()
         self._changes = self._changes_confirmed = 0
         self._retry_at = 0.0
         self._distrusted: frozenset[bytes] = frozenset()
@@ -144,11 +144,11 @@ class Lookups:
 
     # ---- the background thread
 
-    def look_up(self, found: Input, lora_request: Any, client: Client) -> None:
+    def look_up(self, found: Input, client: Client) -> None:
         """Finds out the input's key, and holds what is stored under it."""
         state: Literal["unshared", "found", "missed"] = "unshared"
         try:
-            key = self._key(found, lora_request, client)
+            key = self._key(found, client)
             if key is None:
                 self._counts.add("unshared")
                 return
@@ -164,15 +164,12 @@ class Lookups:
             # Whatever happened: the step may be waiting for it.
             found.state = state
 
-    def _key(self, found: Input, lora_request: Any, client: Client) -> bytes | None:
+    def _key(self, found: Input, client: Client) -> bytes | None:
         namespace = self._confirmed(client)
         if namespace is None:
             return None
-        if lora_request is not None:
-            adapter = self._adapters.name(lora_request)
-            if adapter is None:
-                return None
-            namespace = with_adapter(namespace, adapter)
+        if found.adapter is not None:
+            namespace = with_adapter(namespace, found.adapter[1])
         digest, *others = [self._digests.of(data) for data in found.datas]
         if any(other != digest for other in others):
             return None

@@ -144,6 +144,8 @@ class SchedulerSide:
         self._saves: dict[str, Save] = {}
         self._checks: dict[str, tuple[bytes, Lease]] = {}
         self._in_flight: dict[int, tuple[list[Lease], set[int]]] = {}
+        self._adapters: dict[int, dict[int, str]] = {}
+        self._step_adapters: dict[str, tuple[int, str]] = {}
         self._rings: dict[int, bytes] = {}
         self._left: dict[int, set[bytes]] = {}
         self._deferred = False
@@ -196,6 +198,7 @@ class SchedulerSide:
         # Twice in one step: who had it first was preempted in it, and may have meant another picture by that name.
         self._loads.pop(identifier, None)
         self._checks.pop(identifier, None)
+        self._step_adapters.pop(identifier, None)
         undone = self._saves.pop(identifier, None)
         if undone is not None:
             self._claims.settled(undone.key)
@@ -214,6 +217,8 @@ class SchedulerSide:
             if wanted is not None and wanted.key is not None and self._stores(wanted):
                 claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
                 self._saves[identifier] = Save(wanted.key, wanted.rows, claim)
+            if wanted is not None and wanted.adapter and (identifier in self._saves or identifier in self._checks):
+                self._step_adapters[identifier] = wanted.adapter
         if wanted is not None:
             self._let_go(wanted, asking)
 
@@ -270,8 +275,10 @@ class SchedulerSide:
         leases = [lease for lease, _ in self._loads.values()] + [lease for _, lease in self._checks.values()]
         if leases:
             self._in_flight[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(self._step, loads, self._saves, left=left, rows=rows, checks=checks)
-        self._loads, self._saves, self._checks = {}, {}, {}
+        made = StepMetadata(
+            self._step, loads, self._saves, left=left, rows=rows, checks=checks, adapters=self._step_adapters
+        )
+        self._loads, self._saves, self._checks, self._step_adapters = {}, {}, {}, {}
         return made
 
     def take_in(self, report: Report) -> None:
@@ -280,6 +287,12 @@ class SchedulerSide:
             if rank in self._rings:
                 self._left.setdefault(rank, set()).add(self._rings[rank])
             self._rings[rank] = ring
+        if report.adapters:
+            self._adapters.update(report.adapters)
+            for asking in self._asking.values():
+                if any(found.adapter and not self._holds(*found.adapter) for found in asking.inputs.values()):
+                    # It is looked up again by the name that it has now.
+                    self._release(asking)
         for rank, done in report.loaded.items():
             for step in [step for step in self._in_flight if step <= done]:
                 missing = self._in_flight[step][1]
@@ -355,6 +368,8 @@ class SchedulerSide:
         if asking is None:
             asking = self._asking[request.request_id] = self._current = _Asking()
         asking.begin(request.mm_features)
+        lora = request.lora_request if self._tower_lora else None
+        adapter = self._adapter(lora) if lora is not None else None
         fresh: dict[str, Input] = {}
         for found in asking.inputs.values():
             self._leave(found, asking)
@@ -362,14 +377,14 @@ class SchedulerSide:
             name, rows = feature.identifier, feature.mm_position.get_num_embeds()
             if name in asking.inputs or self._is_local(name):
                 continue
-            known = fresh.setdefault(name, Input(feature.modality, rows, feature.data))
+            known = fresh.setdefault(name, Input(feature.modality, rows, feature.data, adapter))
             if known.datas[-1] is not feature.data or known.rows != rows:
                 # One name for several inputs. Should they not be one, none of them is shared.
                 known.datas.append(feature.data if known.rows == rows else None)
-        lora_request = request.lora_request if self._tower_lora else None
         for found in fresh.values():
             nameless = (
                 None in found.datas
+                or (lora is not None and adapter is None)
                 or found.rows < 1
                 or found.modality in UNSHARED_MODALITIES
                 or not self._lookups.named
@@ -377,13 +392,23 @@ class SchedulerSide:
             if nameless:
                 self._counts.add("unshared")
                 found.state = "unshared"
-            elif self._background.late or not self._background.post(
-                partial(self._lookups.look_up, found, lora_request)
-            ):
+            elif self._background.late or not self._background.post(partial(self._lookups.look_up, found)):
                 self._counts.add("late")
                 found.state = "unshared"
         asking.inputs.update(fresh)
         return asking
+
+    def _adapter(self, lora_request: Any) -> tuple[int, str] | None:
+        """The adapter's number, and the digest of its weights that all ranks hold; None if there is no such one."""
+        if lora_request.load_inplace:
+            # vLLM loads it anew in each step: which weights those will be is not known before.
+            return None
+        number = lora_request.lora_int_id
+        digest = self._adapters.get(0, {}).get(number)
+        return (number, digest) if digest is not None and self._holds(number, digest) else None
+
+    def _holds(self, number: int, digest: str) -> bool:
+        return all(self._adapters.get(rank, {}).get(number) == digest for rank in range(self._ranks))
 
     def _settled(self, asking: _Asking) -> bool:
         """Whether there is nothing left that is worth waiting for."""

@@ -52,7 +52,8 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     identifier.
 
     `step` counts up, and is named again when the loads are done. `left`: by rank, rings that no later step names.
-    `rows` of encoder outputs are made in it.
+    `rows` of encoder outputs are made in it. `adapters`: of saves and checks with a LoRA adapter, its number in vLLM,
+    and the digest of the weights that the key stands for.
     """
 
     step: int = 0
@@ -61,6 +62,7 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
     left: dict[int, set[bytes]] = field(default_factory=dict)
     rows: int = 0
     checks: dict[str, Check] = field(default_factory=dict)
+    adapters: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 NOTHING: Final = StepMetadata()
@@ -75,6 +77,8 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
     """By rank: the step whose loads are done. Nothing of what it named is read any more."""
     rings: dict[int, bytes] = field(default_factory=dict)
     """By rank: the ring that it is attached to. Another one, said before, it maps until a step says that it is left."""
+    adapters: dict[int, dict[int, str]] = field(default_factory=dict)
+    """By rank, if they have changed: the LoRA adapters that it holds, by their number in vLLM, and their digests."""
     settled: list[bytes] = field(default_factory=list)
     """Keys of saves that are over: stored, or not to be."""
     failed: set[str] = field(default_factory=set)
@@ -94,6 +98,7 @@ class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
                 for rank in self.loaded.keys() | other.loaded.keys()
             },
             rings={**self.rings, **other.rings},
+            adapters={**self.adapters, **other.adapters},
             settled=self.settled + other.settled,
             failed=self.failed | other.failed,
             differs=self.differs + other.differs,

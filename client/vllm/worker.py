@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -45,6 +46,7 @@ class WorkerSide:
     rank: among those that load the same.
     saves: whether this one stores what they all have.
     dtype: of the outputs, as torch names it.
+    adapters: what gives the digests of the LoRA adapters that are held, by their number; None where no encoder has any.
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class WorkerSide:
         saves: bool,
         dtype: torch.dtype,
         device: torch.device,
+        adapters: Callable[[], dict[int, str]] | None = None,
     ) -> None:
         self._rank = rank
+        self._adapters = adapters
+        self._told_adapters: dict[int, str] = {}
         self._saves = saves
         self._dtype = dtype
         self._device = device
@@ -120,15 +125,20 @@ class WorkerSide:
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
         """Begins to store an output that was just made, if the step says so."""
+        encoded_as_named = self._has_adapter(metadata.adapters.get(identifier))
         if identifier in self._found:
             key, found = self._found.pop(identifier)
             compare = partial(self._compare, key, found, encoder_cache[identifier].detach(), self._made())
-            if not self._background.late:
+            if encoded_as_named and not self._background.late:
                 self._background.post(compare)
         wanted = metadata.saves.get(identifier)
         if wanted is None or not self._saves:
             return
         output = encoder_cache[identifier]
+        if not encoded_as_named:
+            self._counts.add("unshared")
+            self._tell(settled=wanted.key)
+            return
         if output.ndim != 2 or output.shape[0] != wanted.rows or output.dtype != self._dtype:
             self._counts.add("mismatches")
             self._tell(settled=wanted.key)
@@ -150,7 +160,9 @@ class WorkerSide:
         ring = self._ring
         attached = ring is not None and ring.identity != self._told
         counts = self._counts.take()
-        if not (self._loaded or attached or counts or self._has_news):
+        adapters = self._adapters() if self._adapters is not None else {}
+        changed = adapters != self._told_adapters
+        if not (self._loaded or attached or counts or changed or self._has_news):
             return None
         with self._lock:
             report, self._news, self._has_news = self._news, Report(), False
@@ -160,6 +172,8 @@ class WorkerSide:
         if ring is not None and attached:
             self._told = report.rings[self._rank] = ring.identity
             self._rings[ring.identity] = ring
+        if changed:
+            self._told_adapters = report.adapters[self._rank] = adapters
         if counts:
             report.counts = counts
         return report
@@ -183,6 +197,13 @@ class WorkerSide:
         if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
             return None
         return copied.to(self._device)
+
+    def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
+        """Whether the adapter, if there is one, is still that of the key."""
+        if adapter is None:
+            return True
+        number, digest = adapter
+        return self._adapters is not None and self._adapters().get(number) == digest
 
     def _made(self) -> Any:
         """When the step's stream has got this far; None on the CPU, which has."""

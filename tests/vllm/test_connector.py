@@ -1022,36 +1022,6 @@ def test_engines_of_another_revision_or_tenant_share_nothing(shared: Daemon, dif
         assert another.encoded == [f"picture-{picture}"]
 
 
-def test_a_towers_adapters_keep_apart_what_they_change(shared: Daemon, tmp_path: Path) -> None:
-    from vllm.config.lora import LoRAConfig
-    from vllm.lora.request import LoRARequest
-
-    adapters = []
-    for number, name in enumerate(("one", "another")):
-        (folder := tmp_path / name).mkdir()
-        (folder / "adapter_model.safetensors").write_bytes(name.encode())
-        adapters.append(LoRARequest("adapter", number + 1, str(folder)))
-
-    def tower(config: Any) -> None:
-        config.lora_config = LoRAConfig(enable_tower_connector_lora=True)
-
-    picture = fresh()
-    with (
-        Steps(shared.socket, change=tower) as one,
-        Steps(other_name(shared.socket, 1), change=tower) as another,
-    ):
-        for name, lora_request in zip("abc", (None, *adapters), strict=True):
-            asked = request(feature(item(picture), name), lora_request=lora_request)
-            assert right([asked], one.run(asked))
-        assert one.encoded == ["a", "b", "c"]
-        nothing_left(one)
-        elsewhere = LoRARequest("adapter", 3, "elsewhere/none")
-        for name, lora_request in zip("abcd", (None, *adapters, elsewhere), strict=True):
-            asked = request(feature(item(picture), name), lora_request=lora_request)
-            assert right([asked], another.run(asked))
-        assert another.encoded == ["d"]
-
-
 def test_models_with_an_encoder_and_a_decoder_are_left_alone(shared: Daemon) -> None:
     config = SimpleNamespace(
         ec_transfer_config=SimpleNamespace(is_ec_producer=True, is_ec_consumer=True, ec_connector_extra_config={}),
