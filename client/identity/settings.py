@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -57,6 +58,8 @@ def settings(module: Any, parts: Iterable[Any]) -> list[str]:
 def machine(device: torch.device) -> list[Any]:
     """What else changes the bits of a result from one process of a host to another."""
     kind = device.type
+    backends: Any = torch.backends
+    cuda = backends.cuda
     said: list[Any] = [
         torch.__version__,
         transformers.__version__,
@@ -64,18 +67,25 @@ def machine(device: torch.device) -> list[Any]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None,
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        # Which kernels scaled_dot_product_attention may take: on all devices, though the names say cuda.
+        [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
+        cuda.fp16_bf16_reduction_math_sdp_allowed() if hasattr(cuda, "fp16_bf16_reduction_math_sdp_allowed") else None,
+        torch._C._get_sdp_priority_order() if hasattr(torch._C, "_get_sdp_priority_order") else None,
+        # False while this thread takes denormal numbers for zero (torch.set_flush_denormal).
+        sys.float_info.min / 2 > 0,
     ]
     if kind == "cpu":
-        backends = torch.backends
         said += [torch.get_num_threads(), backends.cpu.get_cpu_capability(), backends.mkldnn.enabled]
+        said += [getattr(getattr(backends.mkldnn, name, None), "fp32_precision", None) for name in ("conv", "matmul")]
     elif kind == "cuda":
-        cuda: Any = torch.backends.cuda
         said += [
             torch.cuda.get_device_name(device),
             cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
+            backends.cudnn.allow_tf32,
+            [backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic],
             cuda.matmul.allow_fp16_reduced_precision_reduction,
             cuda.matmul.allow_bf16_reduced_precision_reduction,
-            [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()],
         ]
     return said

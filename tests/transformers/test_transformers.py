@@ -7,7 +7,7 @@ import functools
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -204,38 +204,9 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon(ring_bytes="64MiB") as running:
-        yield running.start()
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> tensord.Client:
-    """With an empty cache."""
-    client = daemon.client()
-    client.clear()
-    return client
-
-
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """For tiny models on busy cores, more take many times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 Watch = Callable[[Family, Any], list[int]]
