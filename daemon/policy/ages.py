@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Age(Generic[T]):
-    """Since `began` (seconds) `of` was not used. It has `passed` into so many buckets."""
+    """Since `began` (by the policy's clock) `of` was not used. It has `passed` into so many buckets."""
 
     of: T
     began: float

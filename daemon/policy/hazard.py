@@ -9,6 +9,8 @@ Classes tell apart: how often an entry was used, how deep in its sequence it lie
 last use, and what is known of its agent. An agent that has finished, or waits for a tool, is just another class: what
 follows from it is learned too.
 
+What was just put is there, whatever was learned (`window`). Time is what requests make it (`clock`).
+
 Leaf first: only what nobody follows stands in a queue (`leaves`). What was evicted is remembered for a while: its
 return says that it was missed, and it is no newcomer then.
 
@@ -25,10 +27,12 @@ from math import frexp
 from typing import Final
 
 from .ages import Ages
-from .hazards import Hazards, Row, bucket
+from .clock import Clock
+from .hazards import NEW, Hazards, Row, bucket
 from .kin import Kin
 from .leaves import Agent, Leaves, Rank, Span
 from .newcomer import Newcomer
+from .window import Window
 
 REMEMBERED_MIN: Final = 2048
 REMEMBERED_SHARE: Final = 4
@@ -71,7 +75,8 @@ class Hazard:
         self._hazards = Hazards()
         self._ages: Ages[Span] = Ages(self._reached)
         self._serial = 0
-        self._now = 0.0
+        self._clock = Clock()
+        self._window = Window()
         self._bytes = 0
         self._told_ms, self._told_tokens, self._mean_cost = 0.0, 0.0, 0.0
         # The sequence in use: its last span, and how many bytes of it were used or stored.
@@ -83,7 +88,7 @@ class Hazard:
 
     def inserted(self, new: Newcomer, now: float) -> None:
         assert new.span_id not in self._spans, new.span_id
-        self._now = max(self._now, now)
+        self._clock.pass_to(now)
         span = self._recalled(new)
         self._spans[new.span_id] = span
         self._bytes += span.size_bytes
@@ -92,17 +97,20 @@ class Hazard:
         if parent is not None:
             self._leaves.leave(parent)
         self._use(span, new.parent, new.agent)
-        self._leaves.add(span, self._row(span))
+        self._window.put(span)
+        for older in self._window.past(self._bytes):
+            self._leave_window(older)
+        self._leaves.add(span, self._place(span))
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
-        self._now = max(self._now, now)
+        self._clock.pass_to(now)
         span = self._spans[span_id]
         stood = span.queue is not None
         self._leaves.leave(span)
         self._used_again(span)
         self._use(span, self._kin.parent(span_id), agent)
         if stood:
-            self._leaves.add(span, self._row(span))
+            self._leaves.add(span, self._place(span))
 
     def hidden(self, span_id: int) -> None:
         self._leaves.leave(self._spans[span_id])
@@ -119,6 +127,7 @@ class Hazard:
     def removed(self, span_id: int, *, evicted: bool) -> None:
         span = self._spans.pop(span_id)
         self._leaves.leave(span)
+        span.put_at = 0
         self._bytes -= span.size_bytes
         parent = self._kin.parent(span_id)
         self._kin.removed(span_id)
@@ -131,7 +140,7 @@ class Hazard:
             self._forget(span)
 
     def turn(self, agent: str, state: str, now: float) -> None:
-        self._now = max(self._now, now)
+        self._clock.pass_to(now)
         known = self._agents.get(agent)
         if known is not None:
             self._becomes(known, _STATES[state])
@@ -144,7 +153,7 @@ class Hazard:
         if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes or len(self._spans) < JUDGES_MIN:
             return True
         row = self._class_of(new)
-        if self._leaves.rank(row, self._weight(new), self._now, 0)[0] >= self.rank(victim)[0]:
+        if self._leaves.rank(row, self._weight(new), self._clock.now, 0)[0] >= self.rank(victim)[0]:
             return True
         span = self._recalled(new)
         self._use(span, new.parent, new.agent)
@@ -159,19 +168,20 @@ class Hazard:
             if number is None or number not in self._spans or self._kin.is_hidden(number):
                 return None
             left[number] = left.get(number, self._kin.followers(number)) - 1
-            return None if left[number] else (self._spans[number], self._row(self._spans[number]))
+            return None if left[number] else (self._spans[number], self._place(self._spans[number]))
 
         return self._leaves.coldest(follows, owners)
 
     def rank(self, span_id: int) -> Rank:
         span = self._spans[span_id]
-        row = self._row(span) if span.queue is None else span.queue.row
+        row = self._place(span) if span.queue is None else span.queue.row
         return self._leaves.rank(row, span.weight, span.used_at, span.serial)
 
     def check_invariants(self) -> None:
         self._kin.check_invariants(set(self._spans))
         shown = {number for number in self._spans if not self._kin.is_hidden(number)}
         self._leaves.check_invariants({number for number in shown if self._kin.is_leaf(number)})
+        self._window.check_invariants(self._spans.values())
         assert self._bytes == sum(span.size_bytes for span in self._spans.values())
         assert len(self._past) <= self._remembered_max()
         owned = [span.agent for span in (*self._spans.values(), *self._past.values()) if span.agent is not None]
@@ -191,33 +201,33 @@ class Hazard:
         self._run_bytes += span.size_bytes
         span.uses += 1
         span.row = None
-        span.used_at = self._now
+        span.used_at = self._clock.now
         span.serial = self._serial
         if agent:
             self._owned(span, agent)
-        span.age = self._ages.begin(span, span.key, self._now)
+        span.age = self._ages.begin(span, span.key, self._clock.now)
         self._hazards.uses += 1
         if self._serial % ROUND_USES == 0:
-            self._ages.sweep(self._now)
+            self._ages.sweep(self._clock.now)
             for _ in range(LEARNED_ROWS):
                 self._hazards.refresh_one()
-            self._leaves.set_clock(self._now)
+            self._leaves.set_clock(self._clock.now)
         else:
-            self._leaves.pass_clock(self._now)
+            self._leaves.pass_clock(self._clock.now)
 
     def _reached(self, span: Span, at: int) -> None:
         self._hazards.reached(self._row(span), at)
 
     def _used_again(self, span: Span) -> None:
         """The age that ends with a use is known now. One at the same moment is part of the same use."""
-        age_s = self._now - span.used_at
+        unused = self._clock.now - span.used_at
         age = span.age
-        if age_s > 0:
+        if unused > 0:
             if age is not None and not age.ended:
-                row, at = self._row(span), bucket(age_s)
+                row, at = self._row(span), bucket(unused)
                 self._ages.pass_to(age, at)
                 self._hazards.used(row, at)
-            span.gap_s = age_s
+            span.gap = unused
         if age is not None:
             self._ages.end(age)
 
@@ -249,7 +259,7 @@ class Hazard:
             agent.state = state
             for span in list(islice(agent.leaves.values(), MOVED_MAX)):
                 self._leaves.leave(span)
-                self._leaves.add(span, self._row(span))
+                self._leaves.add(span, self._place(span))
 
     def _stand(self, number: int | None) -> None:
         """The span, if it is one and has become a leaf, takes its place."""
@@ -257,6 +267,17 @@ class Hazard:
         if span is None or span.queue is not None:
             return
         if self._kin.is_leaf(span.number) and not self._kin.is_hidden(span.number):
+            self._leaves.add(span, self._place(span))
+
+    def _place(self, span: Span) -> Row:
+        """The class that the span stands for while it is known."""
+        return NEW if span.put_at else self._row(span)
+
+    def _leave_window(self, span: Span) -> None:
+        stood = span.queue is not None
+        self._leaves.leave(span)
+        span.put_at = 0
+        if stood:
             self._leaves.add(span, self._row(span))
 
     # What is remembered
@@ -266,8 +287,8 @@ class Hazard:
         depth, weight = self._depth(new), self._weight(new)
         span = self._past.pop(new.key, None)
         if span is None:
-            gap_s = self._gap_s(new.parent)
-            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap_s=gap_s, owner=new.owner)
+            gap = self._gap(new.parent)
+            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap=gap, owner=new.owner)
         self._used_again(span)
         span.number, span.depth, span.size_bytes, span.weight = new.span_id, depth, new.size_bytes, weight
         span.row, span.owner = None, new.owner
@@ -297,10 +318,10 @@ class Hazard:
         parent = None if new.parent is None else self._spans.get(new.parent)
         return 0 if parent is None else parent.depth + 1
 
-    def _gap_s(self, parent: int | None) -> float:
+    def _gap(self, parent: int | None) -> float:
         """How long a sequence was unused before the use in which a new piece is added to it."""
         before = self._spans.get(parent) if parent is not None and parent == self._last else None
-        return 0.0 if before is None else before.gap_s
+        return 0.0 if before is None else before.gap
 
     def _weight(self, new: Newcomer) -> int:
         """cost / bytes, as a power of two."""
@@ -319,7 +340,7 @@ class Hazard:
         state = 1 if span.shared else 0 if agent is None else agent.state
         row = span.row
         if row is None or span.state != state:
-            row = span.row = self._class(span.uses, span.depth, span.gap_s, state)
+            row = span.row = self._class(span.uses, span.depth, span.gap, state)
             span.state = state
         return row
 
@@ -329,15 +350,15 @@ class Hazard:
         agent = self._agents.get(new.agent)
         state = 0 if not new.agent else _RUNNING if agent is None else agent.state
         if past is None:
-            return self._class(1, self._depth(new), self._gap_s(new.parent), state)
+            return self._class(1, self._depth(new), self._gap(new.parent), state)
         if past.shared or (past.agent is not None and past.agent is not agent):
             state = 1
-        return self._class(past.uses + 1, self._depth(new), self._now - past.used_at, state)
+        return self._class(past.uses + 1, self._depth(new), self._clock.now - past.used_at, state)
 
-    def _class(self, uses: int, depth: int, gap_s: float, state: int) -> Row:
+    def _class(self, uses: int, depth: int, gap: float, state: int) -> Row:
         """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops
         it tells) by powers of eight."""
         often = min((uses - 1).bit_length(), OFTEN_MAX)
         deep = 0 if not depth else 1 if depth < FAR else 2
-        gap = min((int(gap_s * 10).bit_length() + 2) // 3, 7) if state else 0
+        gap = min((int(gap * 20).bit_length() + 2) // 3, 7) if state else 0
         return self._hazards.row(often, state, (deep, gap), FINISHED_ODDS if state == _FINISHED else 1.0)

@@ -26,8 +26,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-BOUNDS: Final = [0.125 * 2 ** (k / 2) for k in range(52)]
-"""Ages in seconds at which the buckets 1, 2, ... begin; the last begins at about ten weeks."""
+BOUNDS: Final = [2 ** (k / 2 - 4) for k in range(60)]
+"""Ages at which the buckets 1, 2, ... begin, in mean pauses (`clock`); the last begins at 47 millions of them."""
 BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
 BORROWED: Final = 3.0
@@ -38,15 +38,20 @@ _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
 recently used, also from the first bucket, which is wider than the second."""
 
+NEW_WORTH: Final = 1e200
+"""The index of what belongs to the window (`window`): more than anything that is learned."""
+
 _EDGES: Final = np.array([0.0, *BOUNDS, 2 * BOUNDS[-1]])
 _WIDTHS: Final = np.diff(_EDGES)
+_NARROWER: Final = [1.0, *np.minimum(_WIDTHS[1:] / _WIDTHS[:-1], 1.0).tolist()]
+"""What a bucket's width is of the one before, where it is narrower."""
 
 Floats = npt.NDArray[np.float64]
 
 
-def bucket(age_s: float) -> int:
+def bucket(age: float) -> int:
     """The bucket of an age."""
-    return bisect_right(BOUNDS, age_s)
+    return bisect_right(BOUNDS, age)
 
 
 def _nothing() -> list[float]:
@@ -58,10 +63,12 @@ class Row:
     """One class. `index`: by bucket; from `peak` on it does not rise.
 
     `wider`: the class that it borrows from, taking the odds of being used for `odds` times as high as there.
+    `unused`: of things that nobody has used since they were put.
     """
 
     wider: Row | None
     odds: float = 1.0
+    unused: bool = False
     reached: list[float] = field(default_factory=_nothing)
     used: list[float] = field(default_factory=_nothing)
     index: list[float] = field(default_factory=_nothing)
@@ -80,8 +87,23 @@ class Row:
         before = _UNKNOWN if self.wider is None else self.wider.share()
         if self.odds != 1:
             before = self.odds * before / (1 - before + self.odds * before)
+        if self.unused:
+            return self._no_better_later(before)
         used = np.array(self.used) + BORROWED * before
         return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
+
+    def _no_better_later(self, before: Floats) -> Floats:
+        """The same, where an age that few have reached is taken for no better than the one before it.
+
+        What was put and is not used grows no older than the cache lets it. Were ages beyond that expected to be as good
+        as anything unknown, the young would have the longest way to go there, and what was just put would go first.
+        """
+        found: list[float] = []
+        expected = 1.0
+        for reached, used, prior, narrower in zip(self.reached, self.used, before.tolist(), _NARROWER, strict=True):
+            expected = min((used + BORROWED * min(prior, expected * narrower)) / (reached + BORROWED), 0.999)
+            found.append(expected)
+        return np.array(found)
 
     def refresh(self) -> None:
         """Brings `index` in line with what was counted."""
@@ -92,6 +114,10 @@ class Row:
         young = _falling(values[peak::-1], weights[peak::-1])
         self.index = [*young[:0:-1], *_falling(values[peak:], weights[peak:])]
         self.peak = self.index.index(max(self.index))
+
+
+NEW: Final = Row(None, index=[NEW_WORTH] * BUCKETS)
+"""The class of what belongs to the window."""
 
 
 def _gittins(share: Floats) -> Floats:
@@ -144,14 +170,15 @@ class Hazards:
         """
         row = self._rows.get((often, state, more))
         if row is None:
-            wide = self._row((often, state), self._row((), None), odds * 2.0**often / ODDS_OF_ALL)
-            row = self._row((often, state, more), wide)
+            unused = often == 0
+            wide = self._row((often, state), self._row((), None), odds * 2.0**often / ODDS_OF_ALL, unused)
+            row = self._row((often, state, more), wide, 1.0, unused)
         return row
 
-    def _row(self, name: Hashable, wider: Row | None, odds: float = 1.0) -> Row:
+    def _row(self, name: Hashable, wider: Row | None, odds: float = 1.0, unused: bool = False) -> Row:
         row = self._rows.get(name)
         if row is None:
-            row = self._rows[name] = Row(wider, odds, counted_at=self.uses)
+            row = self._rows[name] = Row(wider, odds, unused, counted_at=self.uses)
             row.refresh()
         return row
 

@@ -34,8 +34,9 @@ class Agent:
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """An entry, known or remembered. `serial` orders last uses. `gap_s`: the age at which it was used last.
+    """An entry, known or remembered. `serial` orders last uses. `gap`: the age at which it was used last.
 
+    `put_at`: not 0 where it belongs to the window (`window`).
     `agent`: whose it is; None where several use it (`shared`), or nobody said. `queue`: where it stands, if it does;
     `ticket`: as what. `row`: its class, as long as its agent's state is `state`.
     """
@@ -48,7 +49,7 @@ class Span:
     used_at: float = 0.0
     serial: int = 0
     uses: int = 0
-    gap_s: float = 0.0
+    gap: float = 0.0
     shared: bool = False
     agent: Agent | None = None
     age: Age[Span] | None = None
@@ -57,6 +58,7 @@ class Span:
     row: Row | None = None
     state: int = -1
     owner: int = 0
+    put_at: int = 0
 
 
 # (serial, or its opposite in the heap of the youngest; ticket; last use; span)

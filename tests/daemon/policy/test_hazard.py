@@ -19,6 +19,11 @@ def key_of(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
+def put_long_ago(policy: Hazard, now: float) -> None:
+    """So much is put that nothing of what is known was put just now."""
+    policy.inserted(Newcomer(999_999, key_of(999_999), 1 << 40), now)
+
+
 class Cache:
     """So many bytes, kept by the policy; spans are never numbered twice."""
 
@@ -92,6 +97,7 @@ def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
     policy.inserted(Newcomer(100, key_of(100), 64, tokens=100), 0.0)
     policy.inserted(Newcomer(101, key_of(101), 64, tokens=3200), 0.0)
     policy.inserted(Newcomer(102, key_of(102), 64, cost_ms=1600.0), 0.0)
+    put_long_ago(policy, 0.0)
     assert policy.rank(100)[0] == policy.rank(1)[0]
     assert policy.rank(101)[0] == policy.rank(102)[0] > policy.rank(1)[0]
 
@@ -101,6 +107,7 @@ def test_what_nobody_said_anything_of_costs_as_much_as_others_do() -> None:
     for number in range(1, 50):
         policy.inserted(Newcomer(number, key_of(number), 64, tokens=1000), 0.0)
     policy.inserted(Newcomer(100, key_of(100), 64), 0.0)
+    put_long_ago(policy, 0.0)
     assert policy.rank(100)[0] == policy.rank(1)[0]
 
 
@@ -137,6 +144,7 @@ def test_those_of_agents_that_have_finished_go_first() -> None:
     policy, now = agents_at_work()
     for number, agent in ((1000, "done"), (1001, "about")):
         policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+    put_long_ago(policy, now)
     assert policy.rank(1000)[0] == policy.rank(1001)[0]
     policy.turn("about", "tool_call", now)
     policy.turn("done", "finished", now)
@@ -149,6 +157,7 @@ def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
     policy, now = agents_at_work()
     for number in (1001, 1002):
         policy.inserted(Newcomer(number, key_of(number), 64, 16, agent="one"), now)
+    put_long_ago(policy, now)
     policy.accessed(1001, now, "two")
     policy.accessed(1002, now, "one")
     shared, own = policy.rank(1001), policy.rank(1002)
@@ -306,3 +315,79 @@ def test_before_anything_is_known_the_least_recently_used_goes_first(every_s: fl
     for number in range(1, 41):
         policy.inserted(Newcomer(number, key_of(number), 64), 10 + number * every_s)
     assert list(policy.coldest()) == list(range(1, 41))
+
+
+def taught_that_puts_are_in_vain() -> tuple[Hazard, float]:
+    """A policy that has seen ten entries used all the time, and thousands that were put and never used."""
+    policy, now = Hazard(), 0.0
+    for number in range(1, 4001):
+        now += 1
+        policy.inserted(Newcomer(number, key_of(number), 64, 1000 if number <= 10 else 0), now)
+        policy.accessed(1 + number % min(number, 10), now)
+        if number > 100:
+            policy.removed(number - 90, evicted=True)
+    return policy, now
+
+
+def test_what_was_just_put_goes_after_all_that_was_put_before_whatever_was_learned() -> None:
+    policy, now = taught_that_puts_are_in_vain()
+    policy.inserted(Newcomer(9000, key_of(9000), 64, 1), now + 1)
+    order = list(policy.coldest())
+    assert max(order.index(number) for number in (*range(1, 11), *range(3920, 3980))) < order.index(9000)
+    policy.check_invariants()
+
+
+def test_it_is_judged_once_an_eighth_of_what_is_stored_was_put_after_it() -> None:
+    policy, now = taught_that_puts_are_in_vain()
+    policy.inserted(Newcomer(9000, key_of(9000), 64, 1), now)
+    stored = len(policy)
+    for number in range(9001, 9001 + stored // 8):
+        assert policy.rank(9000) > policy.rank(1)
+        policy.inserted(Newcomer(number, key_of(number), 64), now)
+        policy.removed(next(policy.coldest()), evicted=True)
+    policy.inserted(Newcomer(9999, key_of(9999), 64), now)
+    assert policy.rank(9000) < policy.rank(1)
+    policy.check_invariants()
+
+
+def test_what_is_put_again_is_kept_again() -> None:
+    policy, now = taught_that_puts_are_in_vain()
+    eighth = len(policy) // 8
+    policy.inserted(Newcomer(9000, key_of(9000), 64), now)
+    policy.removed(9000, evicted=True)
+    for number in range(9002, 9002 + eighth // 2):
+        policy.inserted(Newcomer(number, key_of(number), 64), now)
+    policy.inserted(Newcomer(9001, key_of(9000), 64), now)
+    for number in range(9100, 9100 + eighth - 1):
+        policy.inserted(Newcomer(number, key_of(number), 64), now)
+        policy.check_invariants()
+        assert policy._spans[9001].put_at
+
+
+def test_a_piece_that_follows_another_has_to_be_worth_its_place_from_the_start() -> None:
+    policy, now = taught_that_puts_are_in_vain()
+    policy.inserted(Newcomer(9000, key_of(9000), 64), now)
+    policy.inserted(Newcomer(9001, key_of(9001), 64, parent=9000), now)
+    assert policy.rank(9001) < policy.rank(9000)
+    order = list(policy.coldest())
+    assert order.index(9001) < len(order) - 2
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 8 * 3600.0])
+def test_what_is_in_use_is_worth_more_than_what_is_not_after_hours_without_a_request(pause_s: float) -> None:
+    policy, now = taught_that_puts_are_in_vain()
+    policy.accessed(5, now + pause_s)
+    order = list(policy.coldest())
+    unused = [order.index(number) for number in range(3920, 3980)]
+    assert max(unused) < min(order.index(number) for number in range(1, 11))
+
+
+def test_what_was_put_and_never_used_grows_no_warmer_with_age() -> None:
+    hazards = Hazards()
+    row = hazards.row(0, 0, "never used")
+    for _ in range(5000):
+        for at in range(bucket(100.0) + 1):
+            hazards.reached(row, at)
+    row.refresh()
+    assert row.peak == 0
+    assert row.index == sorted(row.index, reverse=True)

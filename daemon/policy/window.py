@@ -1,0 +1,48 @@
+"""What was put last, and is kept whatever was learned.
+
+Whoever stores something is promised that it is there for a while: an entry belongs to the window until as many bytes
+were put after it as a SHARE of what is stored. A piece that follows another in a sequence does not: it has to be worth
+its place. On recorded conversations a window for those too costs half of a hundred hits.
+
+Owns: who belongs to it. Bounded by the entries that so many bytes hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from .leaves import Span
+
+SHARE: Final = 1 / 8
+"""Of the bytes that are stored: somewhat more than the tenth of the ring that is promised, which has holes."""
+
+
+class Window:
+    """Spans whose `put_at` is not 0, in the order in which they were put."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, Span]] = deque()
+        self._put_bytes = 0
+
+    def put(self, span: Span) -> None:
+        """It was stored, and belongs to the window unless it follows another (`depth`)."""
+        self._put_bytes += span.size_bytes
+        if span.depth == 0:
+            span.put_at = self._put_bytes
+            self._spans.append((span.put_at, span))
+
+    def past(self, stored_bytes: int) -> Iterator[Span]:
+        """Those after which enough was put, of so many bytes that are stored; they belong to it no more once they are
+        told."""
+        until = self._put_bytes - SHARE * stored_bytes
+        while self._spans and self._spans[0][0] <= until:
+            put_at, span = self._spans.popleft()
+            if span.put_at == put_at:
+                yield span
+
+    def check_invariants(self, known: Collection[Span]) -> None:
+        """Asserts that everybody of `known` who belongs to it will leave it."""
+        due = {id(span) for put_at, span in self._spans if span.put_at == put_at}
+        assert due == {id(span) for span in known if span.put_at}

@@ -1,0 +1,119 @@
+"""What every policy promises whoever puts something: that it is there for a while, whatever was learned before.
+
+The conformance suite of `Replacement` through the whole store; a new policy has to pass it, or is named here as one
+that promises less.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensord.daemon.core.events import Accessed
+from tensord.daemon.policy.replacement import POLICIES
+
+from .stand import SPAN, Stand, key
+
+RING = 200
+"""Entries that the ring holds."""
+LESS = {"lfu": "who was used least goes first, and what was just put was not used"}
+"""Policies for which a set in use is worth more than what was just put."""
+EVERY = sorted(POLICIES)
+BESIDE_USE = sorted(POLICIES.keys() - LESS.keys())
+
+
+@pytest.fixture
+def stand(request: pytest.FixtureRequest) -> Stand:
+    """A store with the policy that a test names."""
+    stand = Stand(RING * SPAN, policy=request.param)
+    stand.join(1)
+    return stand
+
+
+def ask(stand: Stand, number: int) -> bool:
+    """Whether it was there. It is used, or put."""
+    stand.now += 0.1
+    found = stand.find(key(number))
+    if found is None:
+        assert stand.put(number) == "stored"
+    else:
+        stand.do(Accessed([found.span_id]))
+    return found is not None
+
+
+def there(stand: Stand, numbers: range) -> float:
+    """The percentage of those that are there. Not a use of any."""
+    return 100 * sum(stand.find(key(number)) is not None for number in numbers) / len(numbers)
+
+
+@pytest.mark.parametrize("stand", EVERY, indirect=True)
+def test_what_is_put_into_a_ring_full_of_what_nobody_reads_is_there(stand: Stand) -> None:
+    for number in range(2 * RING + RING // 4):
+        ask(stand, number)
+    assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95
+
+
+@pytest.mark.parametrize("stand", EVERY, indirect=True)
+def test_so_is_what_is_put_at_once_without_a_pause(stand: Stand) -> None:
+    for number in range(2 * RING + RING // 4):
+        stand.put(number)
+    assert there(stand, range(2 * RING, 2 * RING + RING // 4)) >= 95
+
+
+@pytest.mark.parametrize("stand", EVERY, indirect=True)
+def test_what_is_put_is_there_whatever_its_size(stand: Stand) -> None:
+    chance = random.Random(1)
+    put_bytes, numbers = 0, range(10_000)
+    for number in numbers:
+        size_bytes = 64 << chance.randrange(5)
+        stand.now += 0.1
+        assert stand.put(number, size_bytes) == "stored"
+        put_bytes += size_bytes + 128
+        if put_bytes > 3 * RING * SPAN:
+            break
+    last = range(number - RING // 40, number + 1)
+    assert there(stand, last) == 100
+
+
+@pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
+def test_what_is_put_beside_a_set_in_use_is_there(stand: Stand) -> None:
+    chance = random.Random(1)
+    popular = range(RING * 19 // 20)
+    weights = [1 / (number + 1) ** 0.9 for number in popular]
+    for number, asked in enumerate(chance.choices(popular, weights, k=40 * RING)):
+        ask(stand, asked)
+        if not number % 20:
+            ask(stand, 100_000 + number)
+    fresh = range(1000, 1000 + RING // 10)
+    for number in fresh:
+        ask(stand, number)
+        ask(stand, chance.choices(popular, weights)[0])
+    assert there(stand, fresh) >= 95
+
+
+@pytest.mark.parametrize(("later", "least"), [(0.05, 100), (0.10, 100), (0.25, 90)])
+@pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
+def test_what_is_put_is_there_when_another_reads_it_once(stand: Stand, later: float, least: float) -> None:
+    for number in range(2 * RING):
+        ask(stand, number)
+    behind = int(later * RING)
+    found = []
+    for number in range(2 * RING, 4 * RING):
+        ask(stand, number)
+        if number >= 2 * RING + behind:
+            found.append(ask(stand, number - behind))
+    assert 100 * sum(found) / len(found) >= least
+
+
+@pytest.mark.parametrize("stand", EVERY, indirect=True)
+def test_a_sequence_that_is_put_into_a_full_ring_is_there_whole(stand: Stand) -> None:
+    length = 5
+    for number in range(2 * RING // length):
+        stand.now += 0.1
+        stand.put_sequence(*range(number * length, (number + 1) * length))
+    for number in range(1000, 1000 + RING // length // 10):
+        stand.now += 0.1
+        stand.put_sequence(*range(number * length, (number + 1) * length))
+    for number in range(1000, 1000 + RING // length // 10):
+        assert stand.matched(*range(number * length, (number + 1) * length)) == length
