@@ -6,16 +6,14 @@ Owns: which files count, and how much of each is read. Does not own what else ch
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
 
-from .remembered import remembered
+from .folders import WEIGHTS, encoder_files
+from .loading import changed_since
+from .remembered import REMEMBERED_BYTES_MIN, remembered
 from .weight_files import FORM, weight_file_digest
-
-_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 
 
 def weights_fingerprint(
@@ -45,15 +43,25 @@ def weights_fingerprint(
         OSError: a file cannot be read.
     """
     if Path(model).is_file():
-        return _files_digest([Path(model)])
+        return files_digest([Path(model)])
     folder = model_folder(model, revision, download_folder)
     if load_format == "dummy":
-        config = _files_digest(_configuration(folder), folder) if folder is not None else ""
+        config = files_digest(encoder_files(folder)[0], folder) if folder is not None else ""
         return f"dummy-{seed}-torch-{package_version('torch')}-vllm-{vllm_version()}-{config}"
     if folder is None:
         return None
-    weights = sorted(path for path in folder.rglob("*") if path.suffix in _WEIGHT_SUFFIXES and path.is_file())
-    return _files_digest([*_configuration(folder), *weights], folder) if weights else None
+    settings, weights = encoder_files(folder)
+    return files_digest([*settings, *weights], folder) if weights else None
+
+
+def weights_changed(model: str) -> Path | None:
+    """A file of a model's folder, or file, that has changed since its weights began to be loaded (loading). A hub's
+    snapshots are never changed."""
+    place = Path(model)
+    if place.is_dir():
+        settings, weights = encoder_files(place)
+        return changed_since(model, [*settings, *weights])
+    return changed_since(model, [place]) if place.is_file() else None
 
 
 def model_folder(model: str, revision: str | None = None, download_folder: str | None = None) -> Path | None:
@@ -75,16 +83,11 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
     return None
 
 
-def _configuration(folder: Path) -> list[Path]:
-    """The files that say how the weights are used, and how media are processed; code of the model's own among them."""
-    documents = [path for path in folder.glob("*.json") if re.search(r"config|params\.json|index\.json", path.name)]
-    return sorted([*documents, *folder.rglob("*.py")])
-
-
-def _files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
+def files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
+    """A digest of the files' names, below `folder` if given, and contents."""
     digest = hashlib.sha256()
     for path in paths:
-        if path.suffix in _WEIGHT_SUFFIXES:
+        if path.suffix in WEIGHTS or path.stat().st_size >= REMEMBERED_BYTES_MIN:
             content = remembered(path, FORM, weight_file_digest)
         else:
             content = hashlib.sha256(path.read_bytes()).hexdigest()

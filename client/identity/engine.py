@@ -14,19 +14,21 @@ from typing import Any, Final
 
 from ...errors import TensordError
 from ..namespace import Namespace
-from .checkpoints import model_folder, vllm_version, weights_fingerprint
+from .checkpoints import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
 from .content import dtype_name
 from .described import described
+from .folders import processor_files
 from .remote_code import remote_code
 from .surroundings import surroundings
 from .vllm_fields import READS_LENGTH, TABLE, Side
 
 # The form in which items are stored: raised whenever vllm/items.py changes what it writes.
 _FORM: Final = 2
-_BESIDE_WEIGHTS: Final = frozenset(
-    {".jinja", ".json", ".model", ".py", ".tiktoken", ".txt", ".vocab", ".yaml"},
-)
-"""What a processor may read of a model's folder: no processor reads weights."""
+_TOWERS_ELSEWHERE: Final = {"UltravoxModel": ("audio_model_id",)}
+"""By architecture, the settings that name another model, whose weights are the encoder's. vLLM calls them secondary
+weights; those of other architectures lie in the model's own folder, or are the language model's."""
+_READ_ELSEWHERE: Final = frozenset({"tensorizer"})
+"""Formats whose weights are not those of the model's folder."""
 
 
 class Nameless(TensordError):
@@ -51,8 +53,12 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
     weights = revision or weights_fingerprint(
         model.model, commit, str(load.load_format), seed=model.seed or 0, download_folder=load.download_dir
     )
-    if weights is None:
+    if weights is None or (not revision and str(load.load_format) in _READ_ELSEWHERE):
         raise Nameless(f"the weights of {model.model} are not among files here; give tensord.revision")
+    for place in [] if revision else [model.model, *_elsewhere(model)]:
+        changed = weights_changed(place)
+        if changed is not None:
+            raise Nameless(f"{changed} has changed since the engine began to load it; start the engine again")
     scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
     if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
         raise Nameless(
@@ -72,6 +78,7 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
         settings=[
             settings,
             hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales is not None else None,
+            [] if revision else _towers(model, str(load.load_format), load.download_dir),
             _remote_code(model),
             _length(model),
         ],
@@ -135,12 +142,29 @@ def _length(model: Any) -> int | None:
 
 
 def _folders(model: Any) -> list[Path | None]:
-    """Where the files of the model and those of its tokenizer stand, but for weights in a folder of their own."""
+    """Where the files of the model and those of its tokenizer stand, and those of models that it names."""
     commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
     return [
         Path(model.model).parent if Path(model.model).is_file() else model_folder(model.model, commit),
         model_folder(model.tokenizer, model.tokenizer_revision),
+        *map(model_folder, _elsewhere(model)),
     ]
+
+
+def _elsewhere(model: Any) -> list[str]:
+    """Other models, folders or ids, whose encoder is this one's."""
+    names = [name for architecture in model.architectures for name in _TOWERS_ELSEWHERE.get(architecture, ())]
+    return [each for name in names if (each := getattr(model.hf_config, name, None)) is not None]
+
+
+def _towers(model: Any, load_format: str, download_folder: str | None) -> list[str]:
+    found = []
+    for elsewhere in _elsewhere(model):
+        tower = weights_fingerprint(elsewhere, None, load_format, seed=model.seed or 0, download_folder=download_folder)
+        if tower is None:
+            raise Nameless(f"the weights of the encoder, {elsewhere}, are not among files here; give tensord.revision")
+        found.append(tower)
+    return found
 
 
 def _remote_code(model: Any) -> list[str] | None:
@@ -150,13 +174,11 @@ def _remote_code(model: Any) -> list[str] | None:
     return remote_code(folders, model.code_revision) if folders else [secrets.token_hex(16)]
 
 
-def _small_files(model: Any) -> list[list[str]]:
-    """Names and digests of what stands beside the weights, and beside the tokenizer."""
-    found = []
-    for folder in _folders(model):
-        if folder is None:
-            found.append([secrets.token_hex(16)])
-            continue
-        paths = sorted(path for path in folder.iterdir() if path.suffix in _BESIDE_WEIGHTS and path.is_file())
-        found.append([f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in paths])
-    return found
+def _small_files(model: Any) -> list[str]:
+    """A digest of what stands beside the weights of each folder, and beside the tokenizer."""
+    # A file of weights stands among other models.
+    deep = not Path(model.model).is_file()
+    return [
+        secrets.token_hex(16) if folder is None else files_digest(processor_files(folder, deep=deep), folder)
+        for folder in _folders(model)
+    ]

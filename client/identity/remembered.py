@@ -4,7 +4,8 @@ Owns: where such a note stands, when it is believed, when it is written. It stan
 that folder cannot be written, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
 
 Invariants
-- A note is believed only of a file with the same device, inode, size, mtime and ctime, which a write to it changes.
+- A note is believed only of a file with the same device, inode, size, mtime and ctime, which a write to it changes. In
+  memory (tmpfs) a write through a mapping changes none of these: nothing is remembered of a file there.
 - What a note says is checked by its own digest, so a torn one is none. One that belongs to neither root, this process's
   user nor the weights' owner is none: whoever may write it could name weights as they like.
 - A note is written to another name and moved, so that a reader sees the old one, the new one, or none.
@@ -28,6 +29,7 @@ REMEMBERED_BYTES_MIN: Final = 16 << 20
 """Smaller files are read each time: they cost no more than a note."""
 SETTLED_S: Final = 2.0
 """Nothing is remembered of a file that was written this recently: another write might leave its times as they are."""
+_IN_MEMORY: Final = frozenset({b"tmpfs", b"ramfs", b"devtmpfs", b"hugetlbfs"})
 _NOTE_BYTES_MAX: Final = 4096
 _SUFFIX: Final = ".tensord-digest"
 Looks = tuple[int, int, int, int, int]
@@ -52,7 +54,7 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
         OSError: the file cannot be read, or was written meanwhile.
     """
     before = path.stat()
-    if before.st_size < REMEMBERED_BYTES_MIN:
+    if before.st_size < REMEMBERED_BYTES_MIN or _is_in_memory(before.st_dev):
         return compute(path)
     looks = _looks(before)
     places = list(_places(path, looks))
@@ -70,6 +72,17 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
                 _write(place, looks, form, digest)
                 break
     return digest
+
+
+def _is_in_memory(device: int) -> bool:
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            # proc(5): id, parent, major:minor, root, place, options, optional fields, "-", type, source, options
+            mount, _, kind = line.partition(b" - ")
+            if mount.split()[2] == wanted:
+                return kind.split()[0] in _IN_MEMORY
+    return False
 
 
 def _looks(found: os.stat_result) -> Looks:

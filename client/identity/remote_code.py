@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from .checkpoints import model_folder
 from .digest import new_digest
+from .folders import files_below
 
 _ELSEWHERE: Final = "--"  # "repository--module.Class"
 
@@ -36,7 +37,7 @@ def remote_code(folders: list[Path], code_revision: str | None) -> list[str]:
 
 def _code_digest(folder: Path) -> str:
     digest = new_digest()
-    for path in sorted(folder.rglob("*.py")):
+    for path in [path for path in files_below(folder) if path.suffix == ".py"]:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder)} {len(content)} ".encode())
         digest.update(content)

@@ -30,6 +30,9 @@ ENVIRONMENT: Final = Fields(
     both=frozenset(
         {
             "ATEN_CPU_CAPABILITY",
+            "DNNL_MAX_CPU_ISA",
+            "MKL_CBWR",
+            "MKL_ENABLE_INSTRUCTIONS",
             "ONEDNN_MAX_CPU_ISA",
             "VLLM_MEDIA_CONNECTOR",
             "VLLM_PLUGINS",

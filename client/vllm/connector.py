@@ -18,6 +18,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 
 from ..identity.content import dtype_name
 from ..identity.engine import Nameless, encoder_namespace
+from ..identity.loading import loading_begins
 from . import adapters, encoder_cache
 from .plugin import log_with_vllm
 from .presence import client_name
@@ -56,6 +57,8 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
             encoder_cache.listen_for_resets(self._weights_changed)
         else:
+            # vLLM makes a worker's connector before it loads the weights, and the scheduler's after that.
+            loading_begins(vllm_config.model_config.model)
             self._worker = _worker_side(vllm_config, settings, self.is_producer)
 
     def shutdown(self) -> None:

@@ -8,10 +8,12 @@ Owns: what is put in the place of vLLM's own, and upon which setting; the way of
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from typing import Final
 
 from ...errors import BadConfiguration
+from ..identity.loading import loading_begins
 
 PROCESSOR_CACHE: Final = "TENSORD_VLLM_PROCESSOR_CACHE"
 _CONNECTOR: Final = "TensordECConnector"
@@ -30,6 +32,9 @@ def register() -> None:
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
     log_with_vllm()
+    if multiprocessing.parent_process() is not None:
+        # A process that vLLM has made for an engine, and for no other.
+        loading_begins()
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
     if _is_on(PROCESSOR_CACHE):

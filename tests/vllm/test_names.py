@@ -154,6 +154,13 @@ def test_the_projector_alone_is_in_the_encoders_name_of_a_large_checkpoint(tmp_p
         ("tokenizer_config.json", (False, False)),
         ("tokenizer.json", (True, False)),
         ("README.md", (True, True)),
+        (".gitattributes", (True, True)),
+        ("mean.npy", (False, False)),
+        ("am.mvn", (False, False)),
+        ("mel_filters.npz", (False, False)),
+        ("voices/one.wav", (True, False)),
+        ("whisper-large-v3/config.json", (False, False)),
+        ("vision/preprocessor_config.json", (False, False)),
     ],
 )
 def test_files_beside_the_weights_are_named_by_their_content(
@@ -161,8 +168,52 @@ def test_files_beside_the_weights_are_named_by_their_content(
 ) -> None:
     folder = write_tiny_llava(tmp_path / "changed")
     path = folder / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text((path.read_text() if path.exists() else "") + "\n")
     assert same(plain, config(folder)) == shared
+
+
+def test_what_stands_behind_a_link_to_a_folder_is_named_by_its_content(plain: VllmConfig, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = write_tiny_llava(tmp_path / "linked")
+    (folder / "vision").symlink_to(elsewhere)
+    (elsewhere / "itself").symlink_to(elsewhere)
+    made = config(folder)
+    before = encoder(made), processor(made)
+    (elsewhere / "config.json").write_text("{}")
+    assert encoder(made) != before[0] and processor(made) != before[1]
+
+
+def test_an_encoder_that_stands_in_another_folder_is_named_by_its_content(model: Path, tmp_path: Path) -> None:
+    tower = write_tiny_llava(tmp_path / "tower")
+    made = config(model)
+    made.model_config.model_arch_config.architectures[:] = ["UltravoxModel"]
+    made.model_config.hf_config.audio_model_id = str(tower)
+    before = encoder(made)
+    write_tiny_llava(tower, seed=1)
+    assert encoder(made) != before
+    made.model_config.hf_config.audio_model_id = "some/where"
+    with pytest.raises(Nameless, match="some/where"):
+        encoder(made)
+    assert encoder_namespace(made, revision="v1").tag
+
+
+def test_vllms_models_load_no_weights_from_places_that_nobody_has_looked_at() -> None:
+    import vllm.model_executor.models as models
+
+    folder = Path(str(models.__file__)).parent
+    found = {path.stem for path in folder.glob("*.py") if "secondary_weights = [" in path.read_text()}
+    # Their own folders (clef_omni, kimi_audio, roberta), and what _TOWERS_ELSEWHERE names.
+    assert found == {"clef_omni", "kimi_audio", "roberta", "ultravox"}
+
+
+def test_weights_that_another_place_than_the_folder_has_need_a_name(model: Path) -> None:
+    made = config(model)
+    made.load_config.load_format = "tensorizer"
+    with pytest.raises(Nameless, match=r"tensord\.revision"):
+        encoder(made)
+    assert encoder_namespace(made, revision="v1").tag
 
 
 def test_a_tokenizer_in_another_folder_is_named_by_its_content(model: Path, plain: VllmConfig, tmp_path: Path) -> None:
@@ -242,6 +293,8 @@ def test_a_tenant_and_a_name_for_the_weights_are_in_the_encoders_name(plain: Vll
     ("variable", "value", "shared"),
     [
         ("VLLM_BATCH_INVARIANT", "1", (False, True)),
+        ("DNNL_MAX_CPU_ISA", "AVX2", (False, False)),
+        ("MKL_CBWR", "COMPATIBLE", (False, False)),
         ("NVIDIA_TF32_OVERRIDE", "0", (False, True)),
         ("VLLM_VIDEO_LOADER_BACKEND", "pyav", (False, False)),
         ("VLLM_USE_FASTOKENS", "1", (True, False)),

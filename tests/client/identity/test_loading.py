@@ -1,0 +1,79 @@
+"""A model that was changed while an engine loaded it is known to be."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tensord.client.identity.checkpoints import weights_changed
+from tensord.client.identity.loading import _FILES_CLOCK, loading_begins
+
+from ...daemon_process import until
+
+
+def model(folder: Path) -> Path:
+    (folder / "inner").mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+    (folder / "inner" / "config.json").write_text("{}")
+    return folder
+
+
+def relink(path: Path, to: Path) -> None:
+    other = path.with_name("other")
+    other.symlink_to(to)
+    other.rename(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file is written": lambda at: (at / "models/v1/model.safetensors").write_text("others"),
+    "a file of a folder below is written": lambda at: (at / "models/v1/inner/config.json").write_text("[]"),
+    "a file is replaced by an older one": lambda at: (at / "models/v2/model.safetensors").rename(
+        at / "models/v1/model.safetensors"
+    ),
+    "the link is moved": lambda at: relink(at / "current", at / "models/v2"),
+    "a link on the way is moved": lambda at: relink(at / "store", at / "others"),
+    "the folder is renamed": lambda at: (
+        (at / "models/v1").rename(at / "models/old"),
+        (at / "models/v2").rename(at / "models/v1"),
+    ),
+    "a folder below is renamed": lambda at: (
+        (at / "models/v1/inner").rename(at / "models/old"),
+        (at / "models/v2/inner").rename(at / "models/v1/inner"),
+    ),
+}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    for name in ("models/v1", "models/v2", "others/v1"):
+        model(tmp_path / name)
+    (tmp_path / "store").symlink_to(tmp_path / "models")
+    (tmp_path / "current").symlink_to("store/v1")
+    written_ns = time.clock_gettime_ns(_FILES_CLOCK)
+    until(lambda: time.clock_gettime_ns(_FILES_CLOCK) > written_ns, "the clock of files to go on")
+    loading_begins(str(tmp_path / "current"))
+    return tmp_path
+
+
+def test_what_was_there_before_has_not_changed(host: Path) -> None:
+    assert weights_changed(str(host / "current")) is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_while_weights_are_loaded_is_found(host: Path, change: str) -> None:
+    CHANGES[change](host)
+    assert weights_changed(str(host / "current")) is not None
+
+
+def test_a_note_written_beside_the_weights_changes_nothing(host: Path) -> None:
+    (host / "models/v1/.model.safetensors.tensord-digest").write_text("note")
+    assert weights_changed(str(host / "current")) is None
+
+
+def test_a_model_of_which_nobody_said_when_it_was_loaded_has_not_changed(host: Path) -> None:
+    os.utime(host / "models/v2/model.safetensors")
+    assert weights_changed(str(host / "models/v2")) is None
