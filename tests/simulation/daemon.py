@@ -365,6 +365,10 @@ class Daemon:
         """The keys that readers find."""
         return {number_of(slot.key) for slot in self.memory.index.slots() if slot.published}
 
+    def ends_at(self) -> dict[int, float]:
+        """When the time to live of each entry is over."""
+        return {number_of(e.key): math.inf if e.expires_at is None else e.expires_at for e in self.store.memory.entries}
+
     def hidden(self) -> set[int]:
         """The keys about which a scan is to decide."""
         memory = self.store.memory

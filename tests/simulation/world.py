@@ -193,6 +193,7 @@ class World:
         self.daemon = Daemon(self, self.settings)
         left = self.daemon.visible()
         self.model.there = {number: version for number, version in self.model.there.items() if number in left}
+        self.model.ends_at |= self.daemon.ends_at()
         self.model.eras = {tag: self.daemon.memory.index.generations.current(tag) for tag in self.model.eras}
         assert left == self.model.there.keys(), f"keys {left - self.model.there.keys()} were never put"
 
