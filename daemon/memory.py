@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from ..errors import BadPrefix, Corrupt, NameTaken, SegmentError
+from ..errors import BadPrefix, NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
@@ -29,6 +29,7 @@ from ..shm.index import IndexWriter, Slot
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
+    LANE_COUNTER_BITS,
     LANE_WORDS,
     PAGE_BYTES,
     SPAN_EXPIRES_AT,
@@ -39,12 +40,11 @@ from ..shm.layout import (
 )
 from ..shm.prefix import Piece
 from .core.recovery import Recovered
-from .opening import Opened, opened
+from .opening import Opened, header_at, opened
 from .sizes import Asked
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_LANE_COUNTER_BITS: Final = 32
 LANES_READ_MAX: Final = 1024
 """Lanes that one question about pins has read: 6 to 8 ms."""
 _LANE_NAMES_TRIED: Final = 64
@@ -159,13 +159,7 @@ class Memory:
     def found(self) -> Iterator[Recovered]:
         """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
         for slot in self.index.slots():
-            header: SpanHeader | None = None
-            span = os.pread(self._ring_fd, SPAN_HEADER_BYTES, slot.offset)
-            if len(span) == SPAN_HEADER_BYTES:
-                try:
-                    header = SpanHeader.unpack(span)
-                except Corrupt:
-                    header = None
+            header = header_at(self._ring_fd, slot.offset)
             piece: Piece | None = None
             if slot.published:
                 self.index.mark(slot.number, unverified=True)
@@ -193,11 +187,8 @@ class Memory:
     def is_sound(self, slot: Slot) -> bool:
         """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""
         start = slot.offset + SPAN_HEADER_BYTES
-        try:
-            header = SpanHeader.unpack(os.pread(self._ring_fd, SPAN_HEADER_BYTES, slot.offset))
-        except Corrupt:
-            return False
-        return header.checksum == checksum_of_pieces(self._read(start, start + slot.image_bytes))
+        header = header_at(self._ring_fd, slot.offset)
+        return header is not None and header.checksum == checksum_of_pieces(self._read(start, start + slot.image_bytes))
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
@@ -309,13 +300,13 @@ class Memory:
         """(id, name, descriptor) of a new segment for a lane, under a name that nobody has taken."""
         for _ in range(_LANE_NAMES_TRIED):
             self._lanes_made += 1
-            lane_id = self.superblock.epoch << _LANE_COUNTER_BITS | self._lanes_made
+            lane_id = self.superblock.epoch << LANE_COUNTER_BITS | self._lanes_made
             name = segments.lane_name(self.instance, lane_id, uid=uid, fenced=fenced)
             try:
                 return lane_id, name, segments.create(name, LANE_BYTES)
             except NameTaken as error:
                 # Another user's file: who took this name may have taken the next ones too.
-                self._lanes_made = secrets.randbits(_LANE_COUNTER_BITS - 1)
+                self._lanes_made = secrets.randbits(LANE_COUNTER_BITS - 1)
                 taken = error
         raise taken
 

@@ -4,7 +4,8 @@ Owns: the order in which they are opened and made, and what is refused. Does not
 (memory.py).
 
 Invariants: everything here happens under the instance's lock. A superblock is written last, so that a ring and an index
-with one are whole. Nothing of another user's is opened or removed.
+with one are whole. Nothing of another user's is opened or removed. A daemon's epoch is above the epochs of all
+lanes and all confirmed slots that it finds, even if the superblock is damaged: no id of a lane or a span is used twice.
 """
 
 from __future__ import annotations
@@ -13,14 +14,24 @@ import os
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Final
+from mmap import PROT_READ, mmap
 
-from ..errors import LayoutMismatch, NotEnoughMemory, SegmentError
+from ..errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
 from ..shm import fence, segments
-from ..shm.layout import PAGE_BYTES, IndexGeometry, Superblock, aligned
+from ..shm.index import IndexReader
+from ..shm.layout import (
+    EPOCH_MAX,
+    LANE_COUNTER_BITS,
+    PAGE_BYTES,
+    SPAN_COUNTER_BITS,
+    SPAN_HEADER_BYTES,
+    IndexGeometry,
+    SpanHeader,
+    Superblock,
+    aligned,
+)
+from .core.recovery import confirmed
 from .sizes import Asked, settled
-
-EPOCH_MAX: Final = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ def _found(instance: str, lock_fd: int, asked: Asked) -> Opened | None:
         ring_fd, index_fd = (_closed_by(closing, name) if name in there else None for name in (ring_name, index_name))
         if ring_fd is None or index_fd is None:
             return None
-        former = _former(ring_fd, index_fd)
+        former = _former(instance, ring_fd, index_fd)
         if former is None:
             # A daemon that was killed while it made its memory: nobody can have attached.
             return None
@@ -117,7 +128,7 @@ def _closed_by(closing: ExitStack, name: str) -> int:
     return fd
 
 
-def _former(ring_fd: int, index_fd: int) -> Superblock | None:
+def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
     """What the index says of a former daemon's memory, with the epoch that is ours now; None if it was never whole."""
     page = os.pread(index_fd, PAGE_BYTES, 0)
     if not any(page):
@@ -129,13 +140,41 @@ def _former(ring_fd: int, index_fd: int) -> Superblock | None:
             f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
             f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
         )
-    if former.epoch >= EPOCH_MAX:
+    last = _last_epoch(instance, former, ring_fd, index_fd)
+    if last >= EPOCH_MAX:
         raise SegmentError(
-            f"epoch {former.epoch} is the last one; free the memory with `tensorctl purge --instance NAME`"
+            f"epoch {last} is the last one; free the memory with `tensorctl purge --instance NAME`"
         )
     # A daemon that was killed while it enlarged the ring: nobody has mapped more than the superblock says.
     os.ftruncate(ring_fd, former.ring_bytes)
-    return replace(former, epoch=former.epoch + 1)
+    return replace(former, epoch=last + 1)
+
+
+def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> int:
+    """The highest epoch of the superblock, of this user's lanes (by their names), and of confirmed slots.
+
+    A sound superblock has the highest. The epoch of a slot that no header confirms is ignored: it is damaged, and could
+    be EPOCH_MAX.
+    """
+    lanes = [segments.read_lane_name(instance, name) for name in segments.own(instance)]
+    of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
+    last = max([former.epoch, *(epoch for epoch in of_lanes if epoch <= EPOCH_MAX)])
+    index = IndexReader(mmap(index_fd, former.geometry.index_bytes, prot=PROT_READ), former.geometry)
+    for slot in index.later_than(last):
+        if confirmed(slot, header_at(ring_fd, slot.offset)):
+            return slot.span_id >> SPAN_COUNTER_BITS
+    return last
+
+
+def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
+    """The header of the span at ring offset `offset`; None if these bytes are no header, or their page is missing."""
+    span = os.pread(ring_fd, SPAN_HEADER_BYTES, offset)
+    if len(span) < SPAN_HEADER_BYTES:
+        return None
+    try:
+        return SpanHeader.unpack(span)
+    except Corrupt:
+        return None
 
 
 def _made(instance: str, lock_fd: int, asked: Asked) -> Opened:

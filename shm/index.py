@@ -36,6 +36,7 @@ from .layout import (
     REUSE_USES_MAX,
     SLOT_BYTES,
     SLOT_WORDS,
+    SPAN_COUNTER_BITS,
     IndexGeometry,
     pack_place,
     pack_reuse,
@@ -153,6 +154,13 @@ class IndexReader:
         found = mine & ((seq & np.uint64(1)) == 0)
         at = (self.buckets_at >> 3) + cell * SLOT_WORDS
         return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+
+    def later_than(self, epoch: int) -> Iterator[Slot]:
+        """Allocated slots, published or not, whose span ids have a higher epoch than `epoch`; the highest id first."""
+        spans = _slots(self._cells)[:, :, _SPAN].reshape(-1)
+        later = np.flatnonzero(spans >> np.uint64(SPAN_COUNTER_BITS) > epoch)
+        for number in later[np.argsort(spans[later])[::-1]].tolist():
+            yield _slot(self.memory, _slot_at(self.buckets_at >> 3, number), number)
 
 
 class IndexWriter:
@@ -272,10 +280,7 @@ class IndexWriter:
 
     def read(self, slot: int) -> Slot:
         """What the slot holds, published or not."""
-        at = self._slot_at(slot) * 8
-        seq, key, span, place, image_bytes = SLOT.unpack_from(self._memory, at)
-        unverified = bool(place & PLACE_UNVERIFIED)
-        return Slot(slot, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
+        return _slot(self._memory, self._slot_at(slot), slot)
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in order of their numbers."""
@@ -305,8 +310,7 @@ class IndexWriter:
         return first & self._mask, _second_bucket(first, second, self._mask)
 
     def _slot_at(self, slot: int) -> int:
-        """The word at which a slot begins: behind its bucket's line of fingerprints."""
-        return self._buckets_at + (slot // BUCKET_SLOTS + slot + 1) * SLOT_WORDS
+        return _slot_at(self._buckets_at, slot)
 
     def _fingerprint_at(self, slot: int) -> int:
         """The word that is a slot's fingerprint."""
@@ -343,6 +347,18 @@ def _cells(memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> Ar
 def _slots(cells: Array) -> Array:
     """All slots as (bucket_count, 8, 8) words."""
     return cells.reshape(-1, _BUCKET_CELLS, SLOT_WORDS)[:, 1:]
+
+
+def _slot_at(buckets_at: int, slot: int) -> int:
+    """The word at which a slot begins: behind its bucket's line of fingerprints. `buckets_at`: the first bucket's."""
+    return buckets_at + (slot // BUCKET_SLOTS + slot + 1) * SLOT_WORDS
+
+
+def _slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
+    """The slot that begins at word `at`."""
+    seq, key, span, place, image_bytes = SLOT.unpack_from(memory, at * 8)
+    unverified = bool(place & PLACE_UNVERIFIED)
+    return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
 
 
 def bad_key(key: object) -> BadKey:

@@ -50,6 +50,9 @@ SPAN_EXPIRES_AT: Final = 88
 TREE_BYTES_MAX: Final = 65_472
 RING_BYTES_MAX: Final = 1 << 48
 SPAN_COUNTER_BITS: Final = 48
+SPAN_COUNTER_MASK: Final = (1 << SPAN_COUNTER_BITS) - 1
+LANE_COUNTER_BITS: Final = 32
+EPOCH_MAX: Final = (1 << 64 - SPAN_COUNTER_BITS) - 1
 
 LANE_WORDS: Final = 4096
 LANE_LOG_WORDS: Final = 8192
@@ -106,7 +109,7 @@ def unpack_reuse(word: int) -> tuple[int, int]:
 
 def span_id(epoch: int, counter: int) -> int:
     """The name of one span, never given to another: its daemon's epoch, then a counter."""
-    assert 0 < epoch < 1 << 16 and 0 < counter < 1 << SPAN_COUNTER_BITS, (epoch, counter)
+    assert 0 < epoch <= EPOCH_MAX and 0 < counter <= SPAN_COUNTER_MASK, (epoch, counter)
     return epoch << SPAN_COUNTER_BITS | counter
 
 

@@ -13,6 +13,7 @@ Invariants:
 - a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
 - one scan at a time: what is unpublished while it runs waits for the next;
 - a span is in exactly one state, its slot holds its id until it is freed, its bytes are taken until then;
+- no two spans have the same id: a new span skips the ids of damaged slots that a former daemon left;
 - a key has at most one entry: a victim whose key is stored anew meanwhile is retired before;
 - of a cached sequence, nothing is published or hidden whose predecessor was freed as a victim, and nothing republished
   whose predecessor is not.
@@ -27,7 +28,7 @@ from itertools import islice
 from typing import Final
 
 from ...shm.index import IndexWriter
-from ...shm.layout import span_bytes, span_id
+from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from ...shm.prefix import Piece
 from ...shm.ring import Ring
 from ..policy.newcomer import Newcomer
@@ -134,7 +135,10 @@ class Memory:
     @property
     def next_span_id(self) -> int:
         """The id of the span that is taken next."""
-        return span_id(self._epoch, self._spans_made + 1)
+        counter = self._spans_made + 1
+        while (number := span_id(self._epoch, counter)) in self._spans:
+            counter += 1
+        return number
 
     def unpublished(self) -> Iterable[Entry]:
         """Victims and retired spans."""
@@ -179,7 +183,7 @@ class Memory:
         if slot is None:
             self.ring.free(offset)
             return None
-        self._spans_made += 1
+        self._spans_made = number & SPAN_COUNTER_MASK
         entry = Entry(
             key, number, slot, offset, size, image_bytes, tree_bytes, tokens, uid, now
         )
@@ -284,10 +288,10 @@ class Memory:
         """Takes over a span of a former daemon, as one that waits for a scan.
 
         Returns:
-            False where its bytes are not free (the index was damaged): its slot is given up, the bytes are not its.
+            False where its bytes are not free or another span has its id (the index was damaged): its slot is given up.
         """
         published = self.index.read(entry.slot).published
-        if not self.ring.take(entry.offset, entry.span_bytes):
+        if entry.span_id in self._spans or not self.ring.take(entry.offset, entry.span_bytes):
             if published:
                 self.index.unpublish(entry.slot)
             self.index.release(entry.slot)

@@ -2,7 +2,11 @@
 
 Even `seq` means whole: a published slot becomes an entry as it is. Every other slot with a span id is allocated: a
 put that was never finished, or a span that waited for its scan. Both wait for a scan, since readers from before the
-restart may still pin the latter. New spans get ids of the new epoch, so none is used twice.
+restart may still pin the latter. New spans get ids of the new epoch, which is above the epochs of all confirmed
+slots, so no id is used twice.
+
+A slot is confirmed if the span's header in the ring says the same. A damaged slot may name bytes, or an id, of another
+span. Confirmed slots are taken over first, so that they keep theirs.
 
 A piece of a cached sequence whose predecessor is not there goes, and so does an entry of a past generation: both were
 on their way out.
@@ -49,10 +53,14 @@ def recover(
 ) -> None:
     """Makes the records' spans known to an empty `memory`."""
     adopted: list[_Adopted] = []
-    for record in sorted(records, key=lambda record: memory.index.read(record.slot).offset):
+    found: list[tuple[bool, Slot, Recovered]] = []
+    for record in records:
         slot = memory.index.read(record.slot)
-        header = record.header
-        whole = header is not None and _agree(header, slot) and (record.piece is not None) == (header.prefix_bytes > 0)
+        found.append((confirmed(slot, record.header), slot, record))
+    found.sort(key=lambda each: (not each[0], each[1].offset))
+    for sound, slot, record in found:
+        header = record.header if sound else None
+        whole = header is not None and (record.piece is not None) == (header.prefix_bytes > 0)
         # In another bucket than its key's no reader would find it.
         whole = whole and slot.number in memory.index.candidates(slot.key)
         if record.published and not whole:
@@ -91,8 +99,9 @@ def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
         yield from reversed(path)
 
 
-def _agree(header: SpanHeader, slot: Slot) -> bool:
-    return (header.key, header.span_id, header.image_bytes, header.tree_bytes) == (
+def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
+    """Whether the span's header says the same as the slot. While the span is being filled, it does not yet."""
+    return header is not None and (header.key, header.span_id, header.image_bytes, header.tree_bytes) == (
         slot.key,
         slot.span_id,
         slot.image_bytes,

@@ -233,6 +233,19 @@ def test_an_index_for_so_many_entries_takes_them() -> None:
     assert len(set(slots)) == 4000
 
 
+def test_slots_of_higher_epochs_are_found_highest_first_whether_published_or_not() -> None:
+    writer, reader = index_over(16)
+    taken: list[int] = []
+    for number, epoch in enumerate([2, 5, 3, 0xFFFF, 1]):
+        slot = writer.reserve(key(number), epoch << 48 | 7, 64 * number, 16, 64)
+        assert slot is not None
+        taken.append(slot)
+        if number % 2:
+            writer.publish(slot)
+    assert list(reader.later_than(2)) == [writer.read(taken[number]) for number in (3, 1, 2)]
+    assert list(reader.later_than(0xFFFF)) == list(reader.later_than((1 << 64) - 1)) == []
+
+
 def test_two_full_buckets_are_told_and_nothing_is_changed() -> None:
     writer, _ = index_over(4)
     slots = [writer.reserve(crafted(1, 2, number, 0), number + 1, 0, 1, 1) for number in range(16)]

@@ -13,7 +13,7 @@ from tensord.shm.index import IndexWriter
 from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS
 from tensord.shm.ring import Ring
 
-from .stand import Stand, key
+from .stand import Stand, View, key
 
 SPAN = 192
 
@@ -277,5 +277,68 @@ def test_what_ended_while_there_was_no_daemon_ends_with_the_next_ones_first_tick
     restart(stand, now=50.0)
     assert stand.store.next_timer() is not None
     stand.pass_time(0)
+    assert stand.stored() == {2}
+    finish(stand)
+
+
+def test_a_new_span_never_gets_the_id_of_a_damaged_slot() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    for counter in (1, 2, 4):
+        offset = 4 * SPAN * counter
+        liar = stand.index.reserve(key(90 + counter), 2 << 48 | counter, offset, 16, 64)
+        assert liar is not None
+        stand.index.publish(liar)
+        # A reader that found it before the restart.
+        stand.views.append(View(2 << 48 | counter, offset + 128, bytes(stand.bytes[offset + 128 : offset + 192])))
+    restart(stand)
+    for number in range(2, 8):
+        assert stand.put(number) == "stored"
+        stand.check()
+    ids = [slot.span_id for slot in stand.index.slots()]
+    assert len(ids) == len(set(ids)) == 10
+    assert stand.stored() == set(range(1, 8))
+    stand.send(1, messages.Evict(1, [key(7)]))
+    stand.settle()
+    stand.put(8)
+    assert stand.pin(8).span_id not in ids
+    finish(stand)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_of_two_slots_with_one_id_the_one_that_the_ring_confirms_keeps_it(published: bool) -> None:
+    stand = Stand(8 * SPAN)
+    stand.join(1)
+    stand.put(1)
+    stand.put(2)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    stand.settle()
+    stand.pin(2)
+    [slot] = stand.index.slots()
+    # It stands first in the ring.
+    liar = stand.index.reserve(key(9), slot.span_id, 0, 16, 64)
+    assert slot.offset > 0 and liar is not None
+    if published:
+        stand.index.publish(liar)
+    restart(stand)
+    assert stand.stored() == {2}
+    for number in range(20, 40):
+        assert stand.put(number) == "stored"
+    assert 2 in stand.stored(), "a view of it is there"
+    finish(stand)
+
+
+def test_a_damaged_slot_does_not_get_the_bytes_of_a_sound_one_behind_it() -> None:
+    stand = Stand()
+    stand.join(1)
+    stand.put(1)
+    stand.put(2)
+    stand.send(1, messages.Evict(1, [key(1)]))
+    stand.settle()
+    liar = stand.index.reserve(key(9), 1 << 48 | 99, 0, 16, 1024)
+    assert liar is not None
+    stand.index.publish(liar)
+    restart(stand)
     assert stand.stored() == {2}
     finish(stand)
