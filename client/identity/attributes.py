@@ -1,7 +1,8 @@
 """Names what the modules of an encoder are beside their weights: their classes, and numbers such as `layer_norm.eps`.
 
-Owns: which attributes of a module are named, and why the others are not. Invariant: an attribute that is neither listed
-here nor of a kind that has a text is none that a key can hold, and the call goes through untouched.
+Owns: which attributes of a module are named, and why the others are not; and how all of a module's attributes are
+compared within one process. Invariant: an attribute that is neither listed here nor of a kind that has a text is none
+that a key can hold, and the call goes through untouched.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
+import torch.nn.modules.module as _everywhere
 
 from ...errors import UnsupportedLeaf
 
@@ -72,6 +75,9 @@ UNSAID: Final[Mapping[str, str]] = {
     "_tensord": "the cache's own",
 }
 """Attribute → why it is not in a key."""
+_WALKED: Final = frozenset({"_parameters", "_buffers", "_modules"})
+DEPTH_MAX: Final = 6
+"""So deep are attributes of attributes looked at."""
 
 
 def attributes_digest(modules: Iterable[Any]) -> str:
@@ -89,6 +95,71 @@ def attributes_digest(modules: Iterable[Any]) -> str:
             if name not in UNSAID:
                 found += (name, value if type(value) in _PLAIN else _told(name, value))
     return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
+def attributes_now(model: Any, kept: list[Any], tensors: list[torch.Tensor]) -> str:
+    """SHA-256, as hex text, over what a model's modules are now beside their parameters and buffers: names, classes and
+    the classes' methods, hooks (those of all modules too), and every attribute. To be compared within one process.
+
+    What has no text is told by its identity, and its own attributes are looked at. Objects without `__dict__`, and what
+    lies DEPTH_MAX deep, are told by their identity alone. What methods call outside the model is not looked at.
+
+    Args:
+        kept: gets what was told by its identity. Keep it until the comparison: nothing else has that identity then.
+        tensors: gets the tensors among the attributes, whose numbers are not looked at here.
+    """
+    digest = hashlib.sha256()
+    now = _Now(kept, tensors)
+    kinds: dict[type, None] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        kinds.update(dict.fromkeys(type(module).__mro__))
+        now.expanded.add(id(module))
+        inside = {name: value for name, value in vars(module).items() if name not in _WALKED}
+        digest.update(repr((path, now.identity(type(module)), now.told(inside, 0))).encode())
+    for kind in kinds:
+        digest.update(repr([(name, now.identity(value)) for name, value in vars(kind).items()]).encode())
+    hooks = {name: value for name, value in vars(_everywhere).items() if name.startswith("_global_")}
+    digest.update(repr(now.told(hooks, 0)).encode())
+    return digest.hexdigest()
+
+
+class _Now:
+    """Values as what is equal only if nothing changed, within one process."""
+
+    def __init__(self, kept: list[Any], tensors: list[torch.Tensor]) -> None:
+        self.expanded: set[int] = set()
+        self._kept = kept
+        self._tensors = tensors
+
+    def identity(self, value: Any) -> int:
+        self._kept.append(value)
+        return id(value)
+
+    def told(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            self._tensors.append(value)
+            operations = -1 if value.is_inference() else value._version
+            return "tensor", str(value.dtype), tuple(value.shape), value.data_ptr(), operations
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return "array", value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
+        if depth < DEPTH_MAX:
+            if isinstance(value, Mapping):
+                return [(self.told(key, depth + 1), self.told(each, depth + 1)) for key, each in value.items()]
+            if isinstance(value, list | tuple):
+                return [self.told(each, depth + 1) for each in value]
+            if isinstance(value, set | frozenset):
+                return sorted(repr(self.told(each, depth + 1)) for each in value)
+            if isinstance(value, types.FunctionType):
+                return self.identity(value), self.identity(value.__code__)
+            if not isinstance(value, type | types.ModuleType) and id(value) not in self.expanded:
+                inside = getattr(value, "__dict__", None)
+                if type(inside) is dict:
+                    self.expanded.add(id(value))
+                    return self.identity(value), self.identity(kind), self.told(inside, depth + 1)
+        return self.identity(value)
 
 
 def _told(name: str, value: Any) -> Any:

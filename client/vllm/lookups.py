@@ -95,8 +95,8 @@ class Lookups:
         """What was stored is another model's. The daemon is told when next something is looked up."""
         if not self._changes and self.named:
             _log.warning(
-                "tensord: the weights of this engine were changed in place, or its encoder cache was reset: no other "
-                "engine can tell what they are now. It shares encoder outputs with none from here on, and finds only "
+                "tensord: the model of this engine was changed in place, or its encoder cache was reset: no other "
+                "engine can tell what it is now. It shares encoder outputs with none from here on, and finds only "
                 "its own. To share again, start it anew from files that have these weights"
             )
         self._changes += 1

@@ -4,9 +4,10 @@ vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of 
 session, reload_weights, reset_weights, an extension's own way). All of those reach the workers through the engine
 core's `collective_rpc`, in the scheduler's process and between two steps; that is where they are heard.
 
-Owns: the hooks, and the look at what the weights are now. A call that vLLM documents as changing weights counts as a
+Owns: the hooks, and the look at what the model is now. A call that vLLM documents as changing weights counts as a
 change, and one that failed half way; one of its own that leaves them alone does not. Of any other (`apply_model`, an
-extension's method, a function) the weights themselves tell: they are compared before and after it.
+extension's method, a function) the model itself tells: its weights, and its modules' classes, hooks and attributes
+(identity.attributes), are compared before and after it.
 
 Invariant: what may have changed the weights is told before the next step is scheduled: a needless word costs encoding
 again, a missed one would serve another model's outputs.
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from ..identity.attributes import attributes_now
 from .encoder_cache import tell_listeners
 
 SAMPLES: Final = 256
@@ -100,41 +102,51 @@ def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         named = isinstance(method, str)
         if named and method in LEAVES_WEIGHTS:
             return original(self, method, *args, **kwargs)
-        before = None if named and method in CHANGES_WEIGHTS else _marks(original, self)
+        before = None if named and method in CHANGES_WEIGHTS else _marks(original, self, keep=True)
         try:
             return original(self, method, *args, **kwargs)
         finally:
             # Also where it failed: some of the workers may have got through, or half way.
-            if before is None or _marks(original, self) != before:
+            if before is None or _marks(original, self, keep=False) != before:
                 tell_listeners()
 
     return collective_rpc
 
 
-def _marks(collective_rpc: Callable[..., Any], core: Any) -> list[bytes] | None:
-    """All workers' `weight_marks`; None where they cannot be had, as while the engine sleeps."""
+def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list[bytes] | None:
+    """All workers' `model_marks`; None where they cannot be had, as while the engine sleeps."""
     if getattr(core.model_executor, "is_sleeping", False):
         return None
     try:
-        marks: list[bytes] = collective_rpc(core, weight_marks)
+        marks: list[bytes] = collective_rpc(core, model_marks, None, (keep,))
     except Exception:
-        _log.debug("the weights cannot be looked at", exc_info=True)
+        _log.debug("the model cannot be looked at", exc_info=True)
         return None
     return marks
 
 
-def weight_marks(worker: Any) -> bytes:
-    """What the weights of a worker's model look like now, in some 30 ms for a thousand tensors. Run in the worker.
+def model_marks(worker: Any, keep: bool) -> bytes:
+    """What a worker's model looks like now, in some 0.1 s for a thousand modules. Run in the worker.
+
+    Args:
+        keep: until the next look, what this one tells by its identity. Tensors are not kept.
 
     Returns:
-        SHA-256 over each parameter's and buffer's name, dtype, shape, place in memory, count of operations in place,
-        and SAMPLES of its numbers. Operations on `tensor.data` are not counted, and seen by the samples alone: one
-        that leaves all of those as they were is not seen. Nor are weights that a layer keeps packed in a form of its
-        own, as linear layers on the CPU do; what is done to their parameters has no effect then.
+        SHA-256 over `attributes_now`, and each parameter's and buffer's name, dtype, shape, place in memory, count of
+        operations in place, and SAMPLES of its numbers. Operations on `tensor.data` are not counted, and seen by the
+        samples alone: one that leaves all of those as they were is not seen. Nor are weights that a layer keeps packed
+        in a form of its own, as linear layers on the CPU do; what is done to their parameters has no effect then.
     """
     digest = hashlib.sha256()
     samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    kept: list[Any] = []
+    inside: list[torch.Tensor] = []
     model = worker.get_model()
+    digest.update(attributes_now(model, kept, inside).encode())
+    worker._tensord_kept = kept if keep else None
+    for tensor in inside:
+        if tensor.numel():
+            samples[tensor.device].append(_sample(tensor.detach()))
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
             operations = -1 if tensor.is_inference() else tensor._version

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,14 +259,14 @@ class Executor:
 
     def __init__(self, heard: Callable[[], int]) -> None:
         self.calls: list[tuple[Any, int]] = []
-        self.model = torch.nn.Linear(4, 4)
+        self.model: torch.nn.Module = torch.nn.Linear(4, 4)
         self.is_sleeping = False
         self.heard = heard
         self.error: Exception | None = None
 
     def collective_rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
-        if method is weights.weight_marks:
-            return [method(self)]
+        if method is weights.model_marks:
+            return [method(self, *args)]
         self.calls.append((method, self.heard()))
         if callable(method):
             return [method(self)]
@@ -334,6 +336,91 @@ def test_a_function_that_changes_weights_is_heard(core: EngineCore, listener: Li
     assert listener.heard == 1
     core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
     assert listener.heard == 1
+
+
+def _hooks(model: Any) -> None:
+    model[2].register_forward_hook(lambda module, given, output: output * 3)
+
+
+def _hooks_a_hook_away(model: Any) -> None:
+    model[2]._forward_hooks.clear()
+    model[2].register_forward_hook(lambda module, given, output: output * 4)
+
+
+def _hooks_everywhere(model: Any) -> None:
+    torch.nn.modules.module.register_module_forward_hook(lambda module, given, output: output)
+
+
+def _patches_an_instance(model: Any) -> None:
+    model[0].forward = lambda given: given
+
+
+def _patches_a_class(model: Any) -> None:
+    model[3].__class__.scaled = lambda self, given: given * 3
+
+
+def _patches_the_config(model: Any) -> None:
+    model.config.vision_config.hidden_act = "relu"
+
+
+def _writes_a_tensor_that_is_no_buffer(model: Any) -> None:
+    model[3].scale_by[0].data.mul_(2)
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale_by = [torch.ones(3)]
+
+    def scaled(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.scale_by[0]
+
+
+@pytest.fixture
+def tower(core: EngineCore) -> Iterator[Any]:
+    """The engine's model is now one of several modules."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), _Scaled())
+    model.config = SimpleNamespace(vision_config=SimpleNamespace(hidden_act="gelu"))
+    core.model_executor.model = model
+    model[2].register_forward_hook(lambda module, given, output: output)
+    hooks = torch.nn.modules.module._global_forward_hooks
+    scaled, there = _Scaled.scaled, dict(hooks)
+    yield model
+    _Scaled.scaled = scaled  # type: ignore[method-assign]
+    hooks.clear()
+    hooks.update(there)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model[1], "eps", 0.5),
+        _hooks,
+        _hooks_a_hook_away,
+        _hooks_everywhere,
+        _patches_an_instance,
+        _patches_a_class,
+        _patches_the_config,
+        _writes_a_tensor_that_is_no_buffer,
+        lambda model: model.__setitem__(2, torch.nn.ReLU()),
+    ],
+)
+def test_a_function_that_changes_a_module_and_no_weight_is_heard(
+    core: EngineCore, listener: Listener, tower: Any, change: Any
+) -> None:
+    core.collective_rpc(method=lambda worker: (_reads(worker.get_model()), repr(worker.get_model())))
+    assert listener.heard == 0
+    core.collective_rpc(method=lambda worker: change(worker.get_model()))
+    assert listener.heard == 1
+    core.collective_rpc(method=lambda worker: _reads(worker.get_model()))
+    assert listener.heard == 1
+
+
+def test_what_a_function_replaces_is_freed_when_it_has_returned(core: EngineCore, tower: Any) -> None:
+    replaced = weakref.ref(tower[2])
+    core.collective_rpc(method=lambda worker: worker.get_model().__setitem__(2, torch.nn.ReLU()))
+    gc.collect()
+    assert replaced() is None
 
 
 def test_a_function_that_only_reads_and_an_extensions_method_that_does_are_no_change(
