@@ -18,6 +18,7 @@ import torch
 import torch.nn.modules.module as _everywhere
 
 from ...errors import UnsupportedLeaf
+from .origin import is_from
 
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, types.NoneType, torch.dtype, torch.device})
 _SEQUENCES: Final = frozenset({tuple, list, torch.Size})
@@ -174,6 +175,7 @@ def _told(name: str, value: Any) -> Any:
         return ["dict", *sorted(repr((key, _told(name, each))) for key, each in value.items())]
     if kind is functools.partial:
         return ["partial", _told(name, value.func), _told(name, value.args), _told(name, value.keywords)]
-    if isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers.")):
+    is_named = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
+    if is_named and is_from(value):
         return f"{value.__module__}.{value.__qualname__}"
     raise UnsupportedLeaf(f"a module's attribute {name} is a {kind.__qualname__}, by which nothing can be named")

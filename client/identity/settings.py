@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -39,17 +39,20 @@ def described(value: Any) -> Any:
     raise UnsupportedLeaf(f"a {type(value).__qualname__} among the arguments, by which nothing can be named")
 
 
-def settings(module: Any, parts: Iterable[Any]) -> list[str]:
+def configs_of(modules: Iterable[Any]) -> list[Any]:
+    """The modules' configurations, each once."""
+    return list({id(config): config for each in modules if (config := vars(each).get("config")) is not None}.values())
+
+
+def settings(modules: Collection[Any]) -> list[str]:
     """What the output follows, also where it is changed on a living model: configurations, and the modules' classes and
     plain attributes.
 
     Raises:
         UnsupportedLeaf: an attribute that no key can hold.
     """
-    within = [each for part in parts for each in part.modules()]
-    configs = {id(config): config for each in (module, *within) if (config := vars(each).get("config")) is not None}
-    found = [attributes_digest((module, *within))]
-    for config in configs.values():
+    found = [attributes_digest(modules)]
+    for config in configs_of(modules):
         said = {name: value for name, value in config.to_dict().items() if name not in UNSAID}
         found += [json.dumps(said, sort_keys=True, default=str), str(getattr(config, "_attn_implementation", None))]
     return found

@@ -10,6 +10,7 @@ between, a missing daemon included, the model just computes. A model's state, co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache as remembered
 from functools import update_wrapper
 from typing import Any, TypeVar
@@ -59,6 +60,9 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
         plain = _plain_class(module)
         module.__class__ = _wrapped_class(plain, seam)
         module._tensord = Encoder(plain, seam, cache, namespace, exact=exact)
+        # What is replaced from now on is noticed; an encoder that has something replaced in it already is left alone.
+        with suppress(Exception):
+            module._tensord.functions(module._tensord.modules(module))
     return model
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,11 +26,13 @@ from ...errors import LimitReached, TensordError, TimedOut
 from ..cache import Client
 from ..claim import Claim
 from ..identity.modules import Fingerprint, tensor_bytes
-from ..identity.settings import described, machine, settings
+from ..identity.origin import is_from
+from ..identity.settings import configs_of, described, machine, settings
 from ..lease import Lease
 from ..namespace import Namespace
 from ..puts import Put
-from .conditions import Untouchable, check_still, is_theirs_inside, plain_tensor
+from .conditions import Untouchable, check_still, plain_tensor
+from .functions import functions_called
 from .outputs import Batch, NotSplittable
 from .seams import Seam
 
@@ -108,6 +110,22 @@ class Encoder:
     def refresh(self) -> None:
         """Has the weights' fingerprint taken anew."""
         self._fingerprint.forget()
+
+    def modules(self, module: Any) -> list[Any]:
+        """The module, and those whose code encodes."""
+        return [module, *(each for part in self._parts(module).values() for each in part.modules())]
+
+    def functions(self, modules: Collection[Any]) -> list[str]:
+        """What the encoder's code calls by the names in its configurations.
+
+        Raises:
+            Replaced: some of what it calls is not the libraries' own, or was replaced since it was first looked at.
+        """
+        names = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
+        return functions_called({self._plain, *map(type, modules)}, names)
+
+    def _parts(self, module: Any) -> dict[str, Any]:
+        return {name: getattr(module, name) for name in self._seam.parts} or {"": module}
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         """The output of the module's method for these arguments."""
@@ -263,8 +281,9 @@ class Encoder:
         seam = self._seam
         given = self._arguments(module, args, kwargs)
         items = plain_tensor(given.get(seam.items))
-        parts = {name: getattr(module, name) for name in seam.parts} or {"": module}
-        if not is_theirs_inside(self._original):
+        parts = self._parts(module)
+        modules = self.modules(module)
+        if not is_from(self._original):
             raise Untouchable
         check_still(items, parts.values())
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
@@ -289,7 +308,8 @@ class Encoder:
         common = {
             "class": self._name,
             "weights": fingerprint,
-            "settings": settings(module, parts.values()),
+            "settings": settings(modules),
+            "functions": self.functions(modules),
             "arguments": described(said),
             "machine": machine(items.device),
             "dtype": str(items.dtype),

@@ -8,16 +8,24 @@ Invariant: what is not known to leave the output alone is either in the key, or 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any, Final
 
 import torch
 import torch.nn.modules.module as _modules
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from ..identity.modules import tensors_of
+from ..identity.origin import LIBRARIES, is_from
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
 """Hooks that run with each module there is. torch changes these, and never replaces them."""
+_ACCELERATE: Final = "accelerate.hooks"
+_MOVING: Final = frozenset({"ModelHook", "SequentialHook", "AlignDevicesHook", "CpuOffload"})
+_HOOKED: Final = ("pre_forward", "post_forward")
+_HOOKS_FROM: Final = LIBRARIES | {"accelerate"}
 
 
 class Untouchable(Exception):
@@ -34,8 +42,8 @@ def plain_tensor(tensor: Any) -> torch.Tensor:
 
 def check_still(items: Any, parts: Iterable[Any]) -> None:
     """That encoding is a function of the input and the weights: no gradients wanted, no dropout, all on one device, and
-    nobody else's code in it."""
-    if any(_EVERYWHERE):
+    nobody else's code in it or around it."""
+    if any(_EVERYWHERE) or _is_within_modes():
         raise Untouchable
     gradients = torch.is_grad_enabled()
     if gradients and items.requires_grad:
@@ -48,6 +56,18 @@ def check_still(items: Any, parts: Iterable[Any]) -> None:
                 raise Untouchable
 
 
+def _is_within_modes() -> bool:
+    """Whether a mode may change what operators do, as a TorchFunctionMode does, or dual numbers are computed."""
+    overrides: Any = torch.overrides
+    modes = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    # The default device, which is in the key, is a mode as well.
+    return (
+        any(type(mode) is not DeviceContext for mode in modes)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+    )
+
+
 def _is_known(module: Any) -> bool:
     """Whether what a module does follows from its class, and that is one of torch's or transformers'.
 
@@ -55,31 +75,43 @@ def _is_known(module: Any) -> bool:
     """
     inside = vars(module)
     kind = type(module)
-    if "forward" in inside:
-        # accelerate's hooks move tensors between devices, and change no value; they call what was there before.
-        before = inside.get("_old_forward")
-        if "_hf_hook" not in inside or getattr(before, "__func__", None) is not kind.forward:
-            return False
     return (
-        _is_theirs(kind)
-        and is_theirs_inside(kind.__dict__.get("_tensord_plain", kind).forward)
-        and all(map(_is_theirs, inside["_forward_hooks"].values()))
-        and all(map(_is_theirs, inside["_forward_pre_hooks"].values()))
+        ("forward" not in inside or _is_placed(module))
+        and kind.__module__.startswith(("torch.", "transformers."))
+        and _is_method_known(kind.__dict__.get("_tensord_plain", kind).forward)
+        # transformers has hooks of its own, for outputs that are asked for by name.
+        and all(map(is_from, inside["_forward_hooks"].values()))
+        and all(map(is_from, inside["_forward_pre_hooks"].values()))
     )
 
 
-def _is_theirs(code: Any) -> bool:
-    # transformers has hooks of its own, for outputs that are asked for by name.
-    return str(getattr(code, "__module__", "")).startswith(("torch.", "transformers."))
-
-
 @lru_cache(4096)
-def is_theirs_inside(method: Any) -> bool:
-    """Whether a function, and each that it wraps, was written in one of their files: a patch often takes the module's
-    name over from what it replaces.
-    """
-    while method is not None:
-        if not str(getattr(method, "__globals__", {}).get("__name__", "")).startswith(("torch.", "transformers.")):
-            return False
-        method = getattr(method, "__wrapped__", None)
-    return True
+def _is_method_known(method: Any) -> bool:
+    """Of a class's method: an encoder has hundreds of modules. Hooks are not kept here; they may hold memory."""
+    return is_from(method)
+
+
+def _is_placed(module: Any) -> bool:
+    """Whether an instance's own `forward` is accelerate's, for hooks that move tensors between devices and change no
+    value, around the class's."""
+    inside = vars(module)
+    around = inside["forward"]
+    return (
+        type(around) is partial
+        and around.args == (module,)
+        and not around.keywords
+        and isinstance(around.func, FunctionType)
+        and around.func.__globals__.get("__name__") == _ACCELERATE
+        and getattr(inside.get("_old_forward"), "__func__", None) is type(module).forward
+        and _is_moving(inside.get("_hf_hook"))
+    )
+
+
+def _is_moving(hook: Any) -> bool:
+    """Whether a hook is one of accelerate's own that only move tensors; a class derived from one may do anything."""
+    kind = type(hook)
+    if kind.__module__ != _ACCELERATE or kind.__qualname__ not in _MOVING:
+        return False
+    if any(not is_from(getattr(kind, name), _HOOKS_FROM) or name in vars(hook) for name in _HOOKED):
+        return False
+    return kind.__qualname__ != "SequentialHook" or all(map(_is_moving, hook.hooks))

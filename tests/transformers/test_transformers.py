@@ -475,7 +475,7 @@ def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reaso
 
     assert all(len(reason) > 5 for reason in UNSAID.values())
     tower = next(module for module in family.make().modules() if type(module).__name__ in SEAMS)
-    before = settings(tower, [tower])
+    before = settings([tower, *tower.modules()])
     changed = 0
     for field in tower.config.to_dict():
         if field in UNSAID or field == "model_type":
@@ -483,7 +483,7 @@ def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reaso
         name = f"_{field}" if f"_{field}" in vars(tower.config) else field
         value = getattr(tower.config, name, None)
         object.__setattr__(tower.config, name, "another")
-        assert settings(tower, [tower]) != before, f"{name} is in no key"
+        assert settings([tower, *tower.modules()]) != before, f"{name} is in no key"
         object.__setattr__(tower.config, name, value)
         changed += 1
     assert changed > 10
@@ -553,9 +553,12 @@ def test_hooks_adapters_and_patches_pass_through(client: tensord.Client) -> None
 
     def patched_under_accelerate(tower: Any) -> None:
         patched(tower)
-        accelerated(tower.encoder.layers[0].mlp)
+        as_accelerate(tower.encoder.layers[0].mlp, lambda output: output)
 
-    for change in (hooked, hooked_before, adapted, patched, patched_under_accelerate):
+    def hooked_as_accelerate_does(tower: Any) -> None:
+        as_accelerate(tower.encoder.layers[0].mlp, lambda output: output * 3)
+
+    for change in (hooked, hooked_before, adapted, patched, patched_under_accelerate, hooked_as_accelerate_does):
         plain, model = clip(), cached(clip(), client)
         encoded(client, model, model, **pixels(1))
         for each in (plain, model):
@@ -564,19 +567,11 @@ def test_hooks_adapters_and_patches_pass_through(client: tensord.Client) -> None
         assert tally(model).passed == 1
 
 
-def test_accelerates_hooks_end_no_caching(client: tensord.Client) -> None:
-    model = cached(clip(), client)
-    encoded(client, model, model, **pixels(1))
-    accelerated(model.encoder.layers[0].mlp)
-    model(**pixels(1))
-    assert tally(model) == Tally(found=1, encoded=1)
-
-
-def accelerated(module: Any) -> None:
-    """As accelerate puts a hook on a module."""
+def as_accelerate(module: Any, change: Callable[[Any], Any]) -> None:
+    """Puts somebody's hook on a module, as accelerate puts one."""
     before = module.forward
     module._old_forward, module._hf_hook = before, object()
-    module.forward = functools.update_wrapper(functools.partial(lambda _, given: before(given), module), before)
+    module.forward = functools.update_wrapper(functools.partial(lambda _, given: change(before(given)), module), before)
 
 
 @pytest.mark.parametrize("masked", [False, True])
