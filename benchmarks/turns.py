@@ -135,6 +135,8 @@ class Scene:
             match effect:
                 case effects.Copy():
                     self._copies.append(effect)
+                case effects.Drain():
+                    self.do(events.Drained())
                 case effects.Scan():
                     self._scans += 1
                 case effects.Again(client, message, counted):

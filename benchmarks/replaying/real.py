@@ -19,12 +19,13 @@ import numpy as np
 from replaying.counts import Counts
 from replaying.ideal import TAG, key_of
 from replaying.traces import Request, Step, Trace
-from tensord.daemon.core.effects import Allocate, Copy, Effect, Punch, Scan, Send
+from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Punch, Scan, Send
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
     ClientJoined,
     Copied,
+    Drained,
     Event,
     PrefixAsked,
     Punched,
@@ -208,6 +209,8 @@ class Real:
                 text_at = record_at + self._piece.text_at
                 self._bytes[text_at : text_at + self._folded.nbytes] = self._folded.data.cast("B")
                 return Copied(_CLIENT, put_id, 1, piece=self._piece)
+            case Drain():
+                return Drained()
             case Scan():
                 return Scanned(frozenset(self._pinned))
             case Punch():

@@ -61,6 +61,7 @@ class LaneJobs:
         self._holders = Holders(*memory.index.held())
         self._drain_at = self._holders_at = 0.0
         self._drain_from = 0
+        self._drain_asked = False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.fencing = False
         """Whether a thread is about to report `Fenced`."""
@@ -78,6 +79,13 @@ class LaneJobs:
         if now >= self._holders_at:
             self._holders_at = math.inf
             self._begin(self._count_holders())
+
+    def drain(self) -> None:
+        """Begins a round of draining, which ends in a Drained event; one under way is ended before."""
+        self._drain_asked = True
+        if self._drain_at < math.inf:
+            self._drain_at = math.inf
+            self._begin(self._drain())
 
     def scan(self) -> None:
         """Begins a scan, which ends in a Scanned event; after a fence in a thread where that takes 8 to 16 ms."""
@@ -113,6 +121,17 @@ class LaneJobs:
         self._handle(events.Scanned(scan.pinned))
 
     def _drain(self) -> Iterator[None]:
+        while True:
+            asked, self._drain_asked = self._drain_asked, False
+            yield from self._round()
+            if asked:
+                self._handle(events.Drained())
+            if not self._drain_asked:
+                break
+        self._memory.forget_abandoned()
+        self._drain_at = self._clock() + DRAIN_EVERY_S
+
+    def _round(self) -> Iterator[None]:
         readers = self._memory.readers
         most = max(DRAIN_RECORDS // max(1, len(readers)), DRAIN_RECORDS_MIN)
         left = DRAIN_RECORDS
@@ -127,8 +146,6 @@ class LaneJobs:
                 break
             if drained is not None or number % LANES_AT_ONCE == 0:
                 yield
-        self._memory.forget_abandoned()
-        self._drain_at = self._clock() + DRAIN_EVERY_S
 
     def _tell(self, drained: Drained) -> Iterator[None]:
         ids = drained.span_ids.tolist()

@@ -198,6 +198,8 @@ class StoreActor:
                         self._copier.copy(effect)
                 case effects.WriteExpiry(offset, expires_s):
                     self._memory.write_expiry(offset, expires_s)
+                case effects.Drain():
+                    self._lanes.drain()
                 case effects.Scan():
                     self._lanes.scan()
                 case effects.Punch() | effects.Allocate():

@@ -60,6 +60,10 @@ class WriteExpiry(Struct, frozen=True):
     expires_s: float
 
 
+class Drain(Struct, frozen=True):
+    """Read what lanes recorded until now: events of Accessed, then one of Drained. One at a time."""
+
+
 class Scan(Struct, frozen=True):
     """Fence, then read the pin words of every lane; answered by Scanned. One at a time."""
 
@@ -119,4 +123,4 @@ class Again(Struct, frozen=True):
     counted: int
 
 
-Effect = Send | Copy | WriteExpiry | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again
+Effect = Send | Copy | WriteExpiry | Drain | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again

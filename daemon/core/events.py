@@ -4,7 +4,8 @@ The actor that feeds them promises:
 - ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
 - Of a client's Received events, the order is that in which they were sent.
 - Each Copy effect is answered by one Copied; those of one client in the order of its Copy effects.
-- Each Scan effect is answered by one Scanned, each Punch by one Punched, each Allocate by one Allocated.
+- Each Drain effect is answered by one Drained, each Scan by one Scanned, each Punch by one Punched, each Allocate by
+  one Allocated.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class Scanned(Struct, frozen=True):
     pinned: AbstractSet[int]
 
 
+class Drained(Struct, frozen=True):
+    """A Drain effect was carried out: what was read before it is told."""
+
+
 class Accessed(Struct, frozen=True):
     """What a lane's access log and counters held since they were last read.
 
@@ -172,6 +177,7 @@ Event = (
     | Copied
     | PrefixAsked
     | Scanned
+    | Drained
     | Accessed
     | HoldersCounted
     | RingGrown

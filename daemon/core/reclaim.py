@@ -1,8 +1,9 @@
-"""Scans: when one is asked for, and what follows from its outcome.
+"""Scans and drains: when one is asked for, and what follows from its outcome.
 
 Owns the timing of scans, the attempt that is being made for the put at the head of the queue, and bringing the store
 back under a budget that was lowered, or under what may be in memory. The order is always: hide, Scan, Scanned, free;
-`memory` sees to it that nothing is freed otherwise.
+`memory` sees to it that nothing is freed otherwise. Before the first victims for a put are chosen, what was read until
+then is heard of: Drain, Drained.
 
 Invariants: one Scan is in flight at most. An attempt ends: each of its rounds frees a span, or is one of
 FRUITLESS_MAX that did not, or one of EXCHANGES_MAX of pages. What may be in memory goes before any put. Retired spans
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .claims import Claims
-from .effects import Scan
+from .effects import Drain, Scan
 from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
@@ -33,7 +34,9 @@ RESCAN_S_MAX: Final = 2.0
 
 @dataclass(slots=True)
 class Attempt:
-    """Making room for one put. `scans` made since it began, `fruitless` ones in a row. `admitted`: it is worth it."""
+    """Making room for one put. `scans` made since it began, `fruitless` ones in a row. `admitted`: it is worth it.
+    `drained`: what was read before it is known.
+    """
 
     need: Need
     cursor: Cursor = field(default_factory=Cursor)
@@ -41,6 +44,7 @@ class Attempt:
     fruitless: int = 0
     exchanges: int = 0
     admitted: bool = False
+    drained: bool = False
 
 
 class Reclaim:
@@ -73,6 +77,7 @@ class Reclaim:
         """Whether nothing that may go gives the pages that are too many in memory, by what the last scan saw."""
         self.looking = False
         """Whether to be asked again at the next Tick, after a while for others."""
+        self._draining = False
         self.waits = False
         """Whether entries are to stay until something else has chosen: what is idle goes first."""
         self._put_off: AbstractSet[int] | None = None
@@ -105,8 +110,8 @@ class Reclaim:
             admits: whether it is worth the span that would have to go for it; without it, it is.
 
         Returns:
-            "scanning" or "moving" (an outcome of spans or of pages is on its way), "looking" (call again, after a
-            while), "none": nothing that may go would help, or "declined": it is not worth what would.
+            "draining", "scanning" or "moving" (an outcome of reads, spans or pages is on its way), "looking" (call
+            again, after a while), "none": nothing that may go would help, or "declined": it is not worth what would.
         """
         memory, residency = self._memory, self._residency
         if memory.scan_in_flight or memory.scan_due:
@@ -132,6 +137,9 @@ class Reclaim:
             return "moving"
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return "none"
+        if not attempt.drained:
+            self._drain()
+            return "draining"
         choice = self._room.choose(need, attempt.cursor)
         if choice.victims:
             if not attempt.admitted and admits is not None and not admits(_dearest(choice, need).span_id):
@@ -183,6 +191,12 @@ class Reclaim:
             self._rescan_due = False
             if self._waits_for_pins:
                 self._scan()
+
+    def drained(self) -> None:
+        """What was read until now is known."""
+        self._draining = False
+        if self._attempt is not None:
+            self._attempt.drained = True
 
     def scanned(self, pinned: AbstractSet[int], now: float) -> None:
         """Carries out what a scan found, or puts that off (`looking`) until it is known whether the put can fit."""
@@ -271,6 +285,11 @@ class Reclaim:
         self.stuck = self.looking = True
         self._time_rescan(now, something_freed=False)
         return False
+
+    def _drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._outbox.add(Drain())
 
     def _scan(self) -> None:
         self._memory.begin_scan()

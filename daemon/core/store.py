@@ -7,7 +7,7 @@
                         ├─ matching  the longest cached prefix, and the uses that follow from it
                         ├─ pressing  what is idle goes when memory is short, in slices
                         ├─ residency pages of the ring: given back, taken back
-                        └─ reclaim   room: victims by policy, then Scan, Scanned, free
+                        └─ reclaim   room: Drain, victims by policy, then Scan, Scanned, free
                                       └─ memory   ring and index: every span's state
                                            └─ sequences  what follows what, in the prefix index
 
@@ -41,6 +41,7 @@ from .events import (
     ClientJoined,
     ClientLeft,
     Copied,
+    Drained,
     Event,
     FoundCorrupt,
     HoldersCounted,
@@ -144,6 +145,7 @@ class Store:
             Received: self._received,
             Copied: self._copied,
             PrefixAsked: self._prefix_asked,
+            Drained: self._drained,
             Scanned: self._scanned,
             Accessed: self._accessed,
             HoldersCounted: self._holders_counted,
@@ -336,6 +338,10 @@ class Store:
             self.matching.asked(event)
         except TensordError as error:
             self._outbox.refuse(event.client, event.message.id, error)
+
+    def _drained(self, event: Drained, now: float) -> None:
+        self._reclaim.drained()
+        self.intake.stirred = True
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._reclaim.scanned(event.pinned, now)

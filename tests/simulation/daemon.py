@@ -98,6 +98,8 @@ class Daemon:
                     self.copies.append(Job(effect))
                 case effects.WriteExpiry(offset, expires_s):
                     self.memory.write_expiry(offset, expires_s)
+                case effects.Drain():
+                    self.lanes.drain()
                 case effects.Scan():
                     self.lanes.scan()
                 case effects.Punch() | effects.Allocate():

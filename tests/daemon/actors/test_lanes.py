@@ -150,6 +150,35 @@ def test_a_scan_is_answered_by_one_event_after_one_fence(readers: list[LaneReade
     assert stand.fences == 1
 
 
+def test_a_drain_is_answered_once_all_that_was_recorded_before_is_told(readers: list[LaneReader]) -> None:
+    readers += [lane_with(3, log=(3, 9)), lane_with(4, log=(4,))]
+    stand = Stand(readers, ids(3, 4, 9))
+    stand.lanes.drain()
+    assert stand.heard == [], "the drain is a job of its own"
+    stand.work()
+    told = [span for event in stand.heard[:-1] if isinstance(event, events.Accessed) for span in event.span_ids]
+    assert told == [3, 9, 4]
+    assert stand.heard[-1] == events.Drained()
+    assert stand.lanes.timer <= DRAIN_EVERY_S
+
+
+def test_a_drain_that_is_asked_for_while_another_goes_on_comes_after_it(readers: list[LaneReader]) -> None:
+    readers += [lane_with(3, log=tuple(range(1, 1001)))]
+    stand = Stand(readers, ids(3))
+    stand.lanes.keep_time(stand.now)
+    periodic = stand.jobs.popleft()
+    next(periodic)
+    readers.append(lane_with(4, log=(7,)))
+    stand.lanes.drain()
+    assert len(stand.jobs) == 1, "there is one round at a time; the other job counts holders"
+    for _ in periodic:
+        pass
+    told = [span for event in stand.heard if isinstance(event, events.Accessed) for span in event.span_ids]
+    assert told == [*range(1, 1001), 7]
+    assert stand.heard.count(events.Drained()) == 1
+    assert stand.heard[-1] == events.Drained()
+
+
 def test_logs_are_drained_and_holders_counted_when_due_and_not_before(readers: list[LaneReader]) -> None:
     readers += [lane_with(3, log=(3, 3, 9)), lane_with(3)]
     stand = Stand(readers, ids(3, 9))

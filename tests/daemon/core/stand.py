@@ -15,6 +15,7 @@ from tensord.daemon.core.effects import (
     Announce,
     Copy,
     Discard,
+    Drain,
     Effect,
     Forget,
     Holds,
@@ -25,10 +26,12 @@ from tensord.daemon.core.effects import (
 )
 from tensord.daemon.core.entries import State
 from tensord.daemon.core.events import (
+    Accessed,
     Allocated,
     ClientJoined,
     ClientLeft,
     Copied,
+    Drained,
     Event,
     PrefixAsked,
     Pressed,
@@ -112,6 +115,9 @@ class Stand:
         self.views: list[View] = []
         self.copies: deque[Copy] = deque()
         self.scans = 0
+        self.drains = 0
+        self.recorded: list[int] = []
+        """What lanes recorded and nobody has told the store."""
         self.seen: frozenset[int] | None = None
         self.answers: dict[int, list[Any]] = {}
         self.told: list[dict[str, Any]] = []
@@ -143,6 +149,12 @@ class Stand:
                     self.answers[client].append(message)
                 case Copy():
                     self.copies.append(effect)
+                case Drain():
+                    self.drains += 1
+                    if self.recorded:
+                        self.do(Accessed(self.recorded))
+                        self.recorded = []
+                    self.do(Drained())
                 case Scan():
                     assert self.scans == 0, "two scans in flight"
                     self.scans += 1

@@ -117,3 +117,27 @@ def test_a_sequence_that_is_put_into_a_full_ring_is_there_whole(stand: Stand) ->
         stand.put_sequence(*range(number * length, (number + 1) * length))
     for number in range(1000, 1000 + RING // length // 10):
         assert stand.matched(*range(number * length, (number + 1) * length)) == length
+
+
+@pytest.mark.parametrize("stand", EVERY, indirect=True)
+def test_what_is_read_just_before_a_put_is_not_what_makes_room_for_it(stand: Stand) -> None:
+    for number in range(2 * RING):
+        ask(stand, number)
+    policy = stand.store.memory.policy
+    for number in range(3 * RING, 3 * RING + 40):
+        coldest = stand.store.memory.span(next(policy.coldest()))
+        assert coldest is not None
+        stand.recorded = [coldest.span_id]
+        assert stand.put(number) == "stored"
+        stand.now += 0.1
+        assert stand.find(coldest.key) is not None
+
+
+def test_lanes_are_read_once_for_a_put_that_needs_room_and_not_for_one_that_fits() -> None:
+    stand = Stand(4 * SPAN)
+    stand.join(1)
+    for number in range(4):
+        stand.put(number)
+    assert stand.drains == 0
+    stand.put(4, 3 * SPAN)
+    assert stand.drains == 1

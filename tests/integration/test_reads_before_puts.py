@@ -1,0 +1,34 @@
+"""That a read counts for the put right behind it: by a real daemon, which learns of reads by and by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensord
+
+from ..daemon_process import Daemon
+from ..memory_bench import key
+
+PICTURE_BYTES = 1 << 20
+RING_BYTES = 16 << 20
+
+
+@pytest.mark.parametrize("policy", ["hazard", "lru"])
+def test_the_coldest_entry_that_is_read_outlives_the_put_that_follows_at_once(policy: str) -> None:
+    picture = {"x": np.zeros(PICTURE_BYTES - 4096, np.uint8)}
+    with Daemon(policy=policy, ring_bytes=RING_BYTES) as daemon, tensord.Client(daemon.start().socket) as client:
+        numbers = list(range(RING_BYTES // PICTURE_BYTES))
+        for number in numbers:
+            assert client.put(key(number), picture, wait=True).state == "stored"
+        there = [number for number in numbers if client.contains(key(number))]
+        for turn in range(20):
+            read, *there = there
+            lease = client.get(key(read))
+            assert lease is not None
+            lease.release()
+            del lease
+            new = 1000 + turn
+            assert client.put(key(new), picture, wait=True).state == "stored"
+            assert client.contains(key(read)), f"turn {turn}: it was read, and went"
+            there = [number for number in (*there, read, new) if client.contains(key(number))]
