@@ -18,7 +18,7 @@ import torch
 import torch.nn.modules.module as _everywhere
 
 from ...errors import UnsupportedLeaf
-from .origin import is_from
+from .origin import is_named
 
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, types.NoneType, torch.dtype, torch.device})
 _SEQUENCES: Final = frozenset({tuple, list, torch.Size})
@@ -175,7 +175,10 @@ def _told(name: str, value: Any) -> Any:
         return ["dict", *sorted(repr((key, _told(name, each))) for key, each in value.items())]
     if kind is functools.partial:
         return ["partial", _told(name, value.func), _told(name, value.args), _told(name, value.keywords)]
-    is_named = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
-    if is_named and is_from(value):
+    # What torch.compile makes of a module has the same name whatever the backend.
+    if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+        raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not say with which backend")
+    is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
+    if is_theirs and is_named(value):
         return f"{value.__module__}.{value.__qualname__}"
     raise UnsupportedLeaf(f"a module's attribute {name} is a {kind.__qualname__}, by which nothing can be named")

@@ -28,6 +28,16 @@ def is_from(value: Any, packages: frozenset[str] = LIBRARIES) -> bool:
     return True
 
 
+def is_named(function: Any) -> bool:
+    """Whether a function of the libraries is known by its name: it has no arguments bound, and no values of a closure
+    other than what it wraps."""
+    return (
+        isinstance(function, FunctionType | BuiltinFunctionType | type)
+        and (getattr(function, "__closure__", None) is None or hasattr(function, "__wrapped__"))
+        and is_from(function)
+    )
+
+
 def _package(value: Any) -> str:
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")

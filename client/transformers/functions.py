@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from transformers.utils.generic import GeneralInterface
 
-from ..identity.origin import LIBRARIES, is_from
+from ..identity.origin import LIBRARIES, is_from, is_named
 
 _EXPECTED: Final = LIBRARIES | frozenset(sys.stdlib_module_names) | {"numpy"}
 """Packages whose functions modelling files call under names of their own."""
@@ -62,7 +62,7 @@ def functions_called(kinds: Iterable[type], implementations: Iterable[Any]) -> l
         for registry in calls.registries.values():
             function = registry.get(name)
             if function is not None:
-                if not is_from(function):
+                if not is_named(function):
                     raise Replaced(f"{name} in transformers' registries")
                 _check(_calls_within(function))
             found.add(f"{name} {getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}")

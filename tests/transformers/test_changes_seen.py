@@ -193,6 +193,24 @@ def test_attention_of_somebodys_own_passes_under_whatever_name(
     assert tally(model) == Tally(encoded=1, passed=2)
 
 
+def test_transformers_own_attention_with_arguments_bound_passes(
+    client: tensord.Client, registry: type[transformers.AttentionInterface]
+) -> None:
+    registry.register("mine", functools.partial(modeling_clip.eager_attention_forward))
+    plain, model = clip_with("mine"), cached(clip_with("mine"), client)
+    for _ in range(2):
+        assert same(model(**pixels(1)), plain(**pixels(1)))
+    assert tally(model) == Tally(passed=2)
+
+
+def test_an_encoder_with_a_compiled_module_in_it_passes(client: tensord.Client) -> None:
+    model = cached(clip(), client)
+    encoded(client, model, model, **pixels(1))
+    model.encoder.layers[0].mlp.compile(backend="eager")
+    model(**pixels(1))
+    assert tally(model) == Tally(encoded=1, passed=1)
+
+
 def clip_with(implementation: str) -> Any:
     model = clip()
     model.set_attn_implementation(implementation)
