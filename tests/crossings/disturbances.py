@@ -150,11 +150,15 @@ class Busy(Disturbance):
             with tensord.Client(cell.daemon.socket) as client:
                 keys = [key_of(cell.namespace, f"flood-{number}-{at}") for at in range(4)]
                 payloads = [words(key) for key in keys]
+                under_way: list[tensord.Put] = []
                 while not stop.is_set():
                     with suppress(TensordError):
                         client.evict(*keys)
-                    for key, payload in zip(keys, payloads, strict=True):
-                        client.put(key, payload, timeout_s=PATIENCE_S)
+                    begun = [client.put(*each, timeout_s=PATIENCE_S) for each in zip(keys, payloads, strict=True)]
+                    # More of them under way than the ring has room for would rightly evict what others stored.
+                    for put in under_way:
+                        put.wait(PATIENCE_S)
+                    under_way = begun
                 with suppress(TensordError):
                     client.evict(*keys)
 
