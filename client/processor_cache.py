@@ -179,7 +179,7 @@ class ProcessorCache:
         self._accepts = accepts
         self._accepted: set[Recipe] = set()
         self._lock = threading.Lock()
-        self._late: list[Put] = []
+        self._late: list[tuple[Put, float]] = []
         self._distrusted: dict[bytes, float] = {}
         self._hits = self._total = 0
         self._passed: Counter[str] = Counter()
@@ -409,12 +409,17 @@ class ProcessorCache:
                 del distrusted[next(iter(distrusted))]
             return key in distrusted or len(distrusted) >= _DISTRUSTED_ALL
 
+    @property
+    def owed_s(self) -> float:
+        """For how many seconds the daemon has owed the answer to a put that was not waited for; 0 if it owes none."""
+        self._late = [(put, began) for put, began in self._late if put.state == "sent"]
+        return max((time.monotonic() - began for _, began in self._late), default=0.0)
+
     def _store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
         """Puts these, and waits until they are visible. Returns why it came to nothing, by key."""
         reasons: dict[bytes, str] = {}
         puts: list[Put] = []
-        self._late = [put for put in self._late if put.state == "sent"]
-        owing = bool(self._late)
+        owing = bool(self.owed_s)
         # One for all of these, so that a daemon that makes no room is waited for once.
         wait_s = self._put_wait_s
         began = time.monotonic()
@@ -445,7 +450,7 @@ class ProcessorCache:
             try:
                 put.wait(max(0.0, deadline - time.monotonic()))
             except TimedOut:
-                self._late.append(put)
+                self._late.append((put, began))
             if put.state not in ("stored", "existed"):
                 reasons[put.key] = _reason(put.error)
             elif not self._is_held(put.key):

@@ -44,7 +44,8 @@ class Put:
             TimedOut: it is not known after `timeout_s`; the put goes on.
         """
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
-            raise TimedOut(f"the put of {self.key.hex()[:16]}… was not acknowledged within {timeout_s} s; it goes on")
+            name = self.key.hex()[:16]
+            raise TimedOut(f"the put of {name}… was not acknowledged within {timeout_s:.3g} s; it goes on")
         return self
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:

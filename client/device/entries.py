@@ -75,9 +75,8 @@ class Registration:
             TimedOut: it is not known after `timeout_s`; the tensors stay.
         """
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
-            raise TimedOut(
-                f"the registration of {self.key.hex()[:16]}… was not answered within {timeout_s} s; the tensors stay"
-            )
+            name = self.key.hex()[:16]
+            raise TimedOut(f"the registration of {name}… was not answered within {timeout_s:.3g} s; the tensors stay")
         return self
 
     def settle(self, state: RegistrationState, error: TensordError | None = None) -> None:

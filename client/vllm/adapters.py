@@ -3,7 +3,7 @@
 vLLM keeps an adapter that it has loaded, whatever becomes of the adapter's folder, and may load it again after others
 took its place. So the digest is taken of the weights in memory, at each load; files are not looked at.
 
-Owns: the hook where vLLM loads an adapter, and the digests of the adapters that are held.
+Owns: the hooks where vLLM loads an adapter, and where its engine core is told to; the digests of what is held.
 Invariant: an adapter has a digest only if it is the digest of the weights that vLLM encodes with.
 """
 
@@ -31,6 +31,35 @@ def install() -> None:
         WorkerLoRAManager._load_adapter = _digesting(WorkerLoRAManager._load_adapter)
 
 
+def install_engine() -> None:
+    """Has the scheduler's connector told what the workers hold after each call that may change it. Idempotent."""
+    from vllm.v1.engine.core import EngineCore
+
+    for name in ("add_lora", "remove_lora"):
+        original = getattr(EngineCore, name)
+        if not hasattr(original, _OURS):
+            setattr(EngineCore, name, _telling(original))
+
+
+def tell_engine(core: Any) -> None:
+    """Asks an engine core's workers what they hold, and tells its connector."""
+    connector = getattr(getattr(core, "scheduler", None), "ec_connector", None)
+    take = getattr(connector, "adapters_changed", None)
+    if take is None:
+        return
+    try:
+        reported = core.model_executor.collective_rpc(held_by)
+    except Exception:
+        _log.debug("the workers' adapters cannot be looked at", exc_info=True)
+        reported = []
+    take(dict(enumerate(reported)))
+
+
+def held_by(worker: object) -> dict[int, str]:
+    """`held`, as it is called in a worker."""
+    return held()
+
+
 def held() -> dict[int, str]:
     """The digests of the adapters that this process holds, by vLLM's number of the adapter.
 
@@ -44,6 +73,18 @@ def held() -> dict[int, str]:
             if digest is None or found.setdefault(number, digest) != digest:
                 unclear.add(number)
     return {number: digest for number, digest in found.items() if number not in unclear}
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def around(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            tell_engine(self)
+
+    setattr(around, _OURS, True)
+    return around
 
 
 def _digesting(original: Callable[..., Any]) -> Callable[..., Any]:

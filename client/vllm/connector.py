@@ -56,6 +56,8 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
             encoder_cache.listen_for_resets(self._weights_changed)
+            if _has_tower_lora(vllm_config):
+                adapters.install_engine()
         else:
             # vLLM makes a worker's connector before it loads the weights, and the scheduler's after that.
             loading_begins(vllm_config.model_config.model)
@@ -101,6 +103,11 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
     def take_unavailable_requests(self) -> set[str]:
         """Requests with an input whose load failed."""
         return self._scheduler.take_unavailable() if self._scheduler is not None else set()
+
+    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
+        """Which LoRA adapters the workers hold now: by rank, their digests by vLLM's number."""
+        if self._scheduler is not None:
+            self._scheduler.adapters_changed(held)
 
     def _weights_changed(self) -> None:
         if self._scheduler is not None:

@@ -50,6 +50,7 @@ from ..identity.engine import processor_namespace
 from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
 from ..ringmap import HANDLE_BYTES
+from .claims import ANSWER_S
 from .forms import Forms, forms_of
 from .hashes import follows_from_content, note_hashes
 from .items import item_tree, tree_item, tree_updates
@@ -91,6 +92,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
         self._told: set[str] = set()
+        self._silent = False
         self._take_scopes()
 
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -104,7 +106,12 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         """
         found = self._found(mm_hash)
         if mm_item is not None:
-            return self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
+            sent = self._store(mm_item, mm_hash) if found is None else self._send(mm_item, mm_hash, found)
+            silent = self.cache.owed_s > ANSWER_S
+            if silent != self._silent:
+                self._silent = silent
+                self._presence.look(silent=silent)
+            return sent
         for scope in self._scopes(mm_hash) if found is None else [found]:
             tree = self.cache.held(_hash(scope, mm_hash))
             if tree is not None:

@@ -241,6 +241,14 @@ class SchedulerSide:
         self._local.clear()
         self._damaged.clear()
 
+    def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
+        """Which LoRA adapters the workers hold: by rank, their digests by vLLM's number of the adapter."""
+        self._adapters = held
+        for asking in self._asking.values():
+            if any(found.adapter and not self._holds(*found.adapter) for found in asking.inputs.values()):
+                # It is looked up again by the name that it has now.
+                self._release(asking)
+
     # ---- what the step says
 
     def metadata(self, scheduler_output: Any) -> StepMetadata:
@@ -288,11 +296,7 @@ class SchedulerSide:
                 self._left.setdefault(rank, set()).add(self._rings[rank])
             self._rings[rank] = ring
         if report.adapters:
-            self._adapters.update(report.adapters)
-            for asking in self._asking.values():
-                if any(found.adapter and not self._holds(*found.adapter) for found in asking.inputs.values()):
-                    # It is looked up again by the name that it has now.
-                    self._release(asking)
+            self.adapters_changed({**self._adapters, **report.adapters})
         for rank, done in report.loaded.items():
             for step in [step for step in self._in_flight if step <= done]:
                 missing = self._in_flight[step][1]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from ...errors import BadConfiguration
 
 PREFIX: Final = "tensord."
 WAIT_S_MOST: Final = 60.0
+NEARLY: Final = 0.85
+"""A key this similar to one of ours is one of ours with a slip (difflib's ratio: two letters swapped or left out)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +43,37 @@ class Settings:
         Raises:
             BadConfiguration: an unknown key of ours, one of ours without its prefix, or a value that it cannot have.
         """
-        known = cls.__dataclass_fields__
+        known = [PREFIX + field for field in cls.__dataclass_fields__]
         for name in extra_config:
-            bare = re.sub(r"^tensord[._-]*", "", name.lower()).replace("-", "_")
-            if not name.startswith(PREFIX) and bare in known:
-                raise BadConfiguration(f"{name} in ec_connector_extra_config has no effect: write {PREFIX}{bare}")
-        ours = {name.removeprefix(PREFIX): value for name, value in extra_config.items() if name.startswith(PREFIX)}
-        for name in ours:
             if name not in known:
-                names = ", ".join(f"{PREFIX}{field}" for field in known)
-                raise BadConfiguration(f"{PREFIX}{name} in ec_connector_extra_config is unknown; there are {names}")
+                _check_foreign(name, known)
+        ours = {name.removeprefix(PREFIX): extra_config[name] for name in known if name in extra_config}
         for name in ("socket", "revision", "tenant"):
-            if name in ours and not isinstance(ours[name], str):
-                raise BadConfiguration(f"{PREFIX}{name}={ours[name]!r} must be a string")
+            value = ours.get(name, "")
+            if not isinstance(value, str):
+                raise BadConfiguration(f"{PREFIX}{name}={value!r} must be a string")
+            if not value.isprintable():
+                raise BadConfiguration(f"{PREFIX}{name}={value!r} must be text that can be printed")
+        if ours.get("socket") == "":
+            raise BadConfiguration(f"{PREFIX}socket='' names no socket: leave it out, or name the daemon's")
         wait_s_max = _number(ours, "wait_s_max", cls.wait_s_max, WAIT_S_MOST, "seconds")
         return cls(**{**ours, "wait_s_max": wait_s_max, "canary": _number(ours, "canary", cls.canary, 1.0, "a share")})
+
+
+def _check_foreign(name: str, known: Sequence[str]) -> None:
+    """Whether an unknown key is somebody else's.
+
+    Raises:
+        BadConfiguration: it has our name in it, is a name of ours without the prefix, or is nearly one with it.
+    """
+    plain = re.sub(r"[^a-z]+", ".", name.lower()).strip(".")
+    bare = plain.removeprefix("tensord").strip(".")
+    likely = [each for each in known if each.removeprefix(PREFIX).replace("_", ".") == bare]
+    likely = likely or get_close_matches(plain, known, 1, NEARLY)
+    if likely:
+        raise BadConfiguration(f"{name!r} in ec_connector_extra_config has no effect: write {likely[0]}")
+    if "tensord" in plain:
+        raise BadConfiguration(f"{name!r} in ec_connector_extra_config is unknown; there are {', '.join(known)}")
 
 
 def _number(given: Mapping[str, Any], name: str, default: float, most: float, what: str) -> float:

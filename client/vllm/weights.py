@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from ..identity.attributes import attributes_now
+from . import adapters
 from .encoder_cache import tell_listeners
 
 SAMPLES: Final = 256
@@ -109,6 +110,7 @@ def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
             # Also where it failed: some of the workers may have got through, or half way.
             if before is None or _marks(original, self, keep=False) != before:
                 tell_listeners()
+            adapters.tell_engine(self)
 
     return collective_rpc
 

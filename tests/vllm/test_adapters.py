@@ -22,6 +22,7 @@ from vllm.config.lora import LoRAConfig
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import WorkerLoRAManager
+from vllm.v1.engine.core import EngineCore
 
 from tensord.client.vllm import adapters
 from tests.daemon_process import Daemon, until
@@ -184,6 +185,32 @@ def test_what_was_encoded_with_an_adapter_loaded_since_its_name_was_made_is_not_
     assert one.encoded == ["replaced"]
     for folder in (tmp_path / "adapter", write_adapter(tmp_path / "as before", 7)):
         assert encodes(another, picture, held.load(folder))
+
+
+@pytest.mark.parametrize("how", ["add_lora", "remove_lora"])
+def test_an_adapter_that_the_engine_is_told_to_load_has_its_name_at_once(
+    pair: tuple[Steps, Steps], held: Held, tmp_path: Path, how: str
+) -> None:
+    one, another = pair
+    picture = next(_numbers)
+    loaded = held.load(write_adapter(tmp_path / "adapter", 10))
+    assert encodes(one, picture, loaded)
+    assert not encodes(another, picture, loaded)
+    write_adapter(tmp_path / "adapter", 11)
+
+    def loads(_: object) -> None:
+        held.load_again(loaded)
+
+    core: Any = EngineCore.__new__(EngineCore)
+    core.scheduler = SimpleNamespace(ec_connector=another.connector)
+    core.model_executor = SimpleNamespace(
+        collective_rpc=lambda method: [method(None)], add_lora=loads, remove_lora=loads
+    )
+    getattr(core, how)(loaded)
+    asked = another.add(request(feature(item(picture), "anew"), lora_request=loaded))
+    until(lambda: asked.request_id in another.step(), "the answer")
+    another.finish(asked)
+    assert another.encoded == ["anew"]
 
 
 def test_what_workers_hold_differently_or_not_at_all_is_not_shared(

@@ -1000,12 +1000,21 @@ def test_an_unknown_setting_of_ours_is_named_at_the_start_and_others_are_left_al
     with pytest.raises(BadConfiguration, match=r"tensord\.wait_s_max='long'"):
         Steps(shared.socket, wait_s_max="long")
 
-    for name in ("socket", "tensord_socket", "Tensord.Wait-S-Max"):
+    for name in (
+        *("socket", "tensord_socket", "Tensord.Wait-S-Max", " tensord.socket", "tensord.socket ", "tensord/socket"),
+        *("tensrod.socket", "tensord.sockets", "tensor.socket"),
+    ):
         with pytest.raises(BadConfiguration, match=r"write tensord\.(socket|wait_s_max)$"):
             Settings.read({name: "1"})
+    with pytest.raises(BadConfiguration, match=r"'tensord' in .* is unknown; there are tensord\.socket, "):
+        Settings.read({"tensord": {"socket": "1"}})
+    for name, value in (("socket", ""), ("revision", "\ud800"), ("tenant", "a\0b")):
+        with pytest.raises(BadConfiguration, match=rf"tensord\.{name}='") as refused:
+            Settings.read({f"tensord.{name}": value})
+        str(refused.value).encode()
 
     def others(config: Any) -> None:
-        config.ec_transfer_config.ec_connector_extra_config["shared_storage_path"] = "/tmp"
+        config.ec_transfer_config.ec_connector_extra_config.update(shared_storage_path="/tmp", socket_timeout=3)
 
     with Steps(shared.socket, change=others):
         pass

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from tensord.client.vllm.connector import TensordECConnector
@@ -25,10 +26,11 @@ from tensord.client.vllm.stats import TensordECStats
 from tensord.ipc import messages
 from tensord.ipc.frames import pack
 from tensord.ipc.words import PROTOCOL_VERSION, Limits
-from tests.daemon_process import Daemon, until
+from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from .conftest import Stand
-from .step_bench import Steps, request, right, vllm_config
+from .step_bench import Steps, item, request, right, vllm_config
+from .tiny_llava import write_tiny_llava
 
 _numbers = count(50_000)
 
@@ -153,6 +155,29 @@ def test_a_daemon_that_stops_answering_is_told_once_and_so_is_its_return(log: Lo
         finally:
             daemon.resume()
         assert "answers again" in one_line(log, engine, lines=3)
+
+
+def test_an_api_process_says_once_that_the_daemon_stopped_answering_and_then_its_return(
+    log: Log, tmp_path: Path
+) -> None:
+    model = write_tiny_llava(tmp_path / "tiny")
+    config = EngineArgs(model=str(model), dtype="float32", max_model_len=256, enforce_eager=True).create_engine_config()
+    with Daemon() as daemon, ExitStack() as opened:
+        sender = TensordSenderCache(config, daemon.start().socket)
+        opened.callback(sender.close)
+        assert sender.cache._client.wait_connected(PATIENCE_S)
+
+        def says(text: str) -> bool:
+            sender.get_and_update_item((item(number := next(_numbers)), []), f"hash-{number}")
+            return sum(text in line for line in log.lines) == 1
+
+        daemon.pause()
+        try:
+            until(lambda: says("does not answer"), "the line")
+            assert says("does not answer")
+        finally:
+            daemon.resume()
+        until(lambda: says("answers again"), "the line")
 
 
 @pytest.mark.parametrize(
