@@ -206,7 +206,11 @@ def test_an_adapter_that_the_engine_is_told_to_load_has_its_name_at_once(
     core.model_executor = SimpleNamespace(
         collective_rpc=lambda method: [method(None)], add_lora=loads, remove_lora=loads
     )
+    side = another.connector._scheduler
+    assert side is not None
+    before = dict(side._adapters)
     getattr(core, how)(loaded)
+    assert side._adapters == {0: adapters.held()} != before
     asked = another.add(request(feature(item(picture), "anew"), lora_request=loaded))
     until(lambda: asked.request_id in another.step(), "the answer")
     another.finish(asked)
