@@ -132,6 +132,7 @@ NEVER: dict[type[Any], dict[str, Call]] = {
         "lends": lambda c: c.lends(Reference(bytes(32))),
         "lent_bytes": lambda c: c.lent_bytes,
         "make_stats": lambda c: c.make_stats(),
+        "owed_s": lambda c: c.owed_s,
         "pass_through": lambda c: c.pass_through("unsupported"),
         "release": lambda c: c.release(),
         "touch": lambda c: c.touch(["picture"]),
