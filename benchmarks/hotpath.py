@@ -6,8 +6,6 @@ bar.
 Owns: the command. Does not own: peers (peers/), rounds (harness.py), bars (bars.py), what many
 entries and clients do to a daemon (scale.py).
 
-The daemon replaces the least recently used entry first (`--policy lru`), so that everything that is read is there.
-
 A missed bar is printed, and ends nothing: timings are for reading, not for passing.
 """
 

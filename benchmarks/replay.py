@@ -1,12 +1,14 @@
-"""Recorded workloads through the store, and through other policies: one table, and every goal with what was reached.
+"""Recorded and made-up workloads through the store, and through other policies: one table, and every goal with what was
+reached.
 
-    python benchmarks/replay.py --traces DIR [--warm DIR] [--json PATH] [--only TRACES] [--policies NAMES]
-        [--sizes PERCENTS] [--concurrency N,N] [--policy NAME] [--jobs N]
+    python benchmarks/replay.py (--traces DIR [--warm DIR] | --synthetic) [--json PATH] [--only NAMES]
+        [--policies NAMES] [--sizes PERCENTS] [--concurrency N,N] [--policy NAME] [--jobs N]
 
 Owns: the command. Does not own: traces, drivers, other policies, goals (replaying/).
 
 With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
-each warm, and the rest is counted. Sizes are shares of all distinct blocks, of what warms and of what is counted.
+each warm, and the rest is counted. After them come the made-up workloads; --synthetic replays those alone. Sizes are
+shares of all distinct blocks, of what warms and of what is counted.
 
 A missed goal is printed, and ends nothing.
 """
@@ -24,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from harness import table
-from replaying import peers, policies
+from replaying import peers, policies, synthetic
 from replaying.counts import Row
 from replaying.goals import Goal, goals, way
 from replaying.traces import SOURCES, Source, Trace, load
@@ -43,10 +45,11 @@ _replayed: tuple[Trace, str] | None = None
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recorded workloads through the store and other policies.")
-    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="what is replayed and counted")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="what is replayed and counted")
+    parser.add_argument("--synthetic", action="store_true", help="made-up workloads alone")
     parser.add_argument("--warm", type=Path, metavar="DIR", help="what goes before, uncounted")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
-    parser.add_argument("--only", default="", metavar="TRACES", help="these traces; default: all that are there")
+    parser.add_argument("--only", type=_only, default=[], metavar="NAMES", help="these workloads; default: all")
     parser.add_argument(
         "--policies", type=_names, default=",".join(policies.NAMES), help=f"default: {','.join(policies.NAMES)}"
     )
@@ -59,7 +62,10 @@ def _arguments() -> argparse.Namespace:
         help="the store's; default, as configured: %(default)s",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: %(default)s")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.traces is None and not arguments.synthetic:
+        parser.error("give --traces DIR, or --synthetic")
+    return arguments
 
 
 def _configured() -> str:
@@ -71,11 +77,25 @@ def _told(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def chosen(only: str, concurrency: str) -> list[Source]:
-    """The sources that these words name."""
+def chosen(only: Sequence[str], concurrency: str) -> list[Source]:
+    """The sources that these words name; without any, all of that concurrency."""
     many = {f"agents-{number}" for number in concurrency.split(",")}
-    wanted = only.split(",") if only else [s.name for s in SOURCES if s.name in many or "agents" not in s.name]
-    return [source for source in SOURCES if source.name in wanted]
+    return [s for s in SOURCES if s.name in (only or many) or not (only or "agents" in s.name)]
+
+
+def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[float, ...]]]:
+    """What is to be replayed, and the sizes that it is judged at."""
+    for source in [] if arguments.synthetic else chosen(arguments.only, arguments.concurrency):
+        recorded = load(source, arguments.traces, arguments.warm)
+        if recorded is None:
+            _told(f"without {source.name}: {arguments.traces} has no {source.file}, nor the same with .xz")
+        else:
+            shares = [percent / 100 for percent in arguments.sizes or ()]
+            yield recorded, tuple(s for s in source.shares if not shares or min(abs(s - x) for x in shares) < 1e-9)
+    for name in arguments.only or synthetic.WORKLOADS:
+        if name in synthetic.WORKLOADS:
+            made = synthetic.made(name)
+            yield made, (synthetic.share(made),)
 
 
 def replay(trace: Trace, tasks: Sequence[Task], policy: str, jobs: int, told: Told) -> Iterator[Row]:
@@ -106,7 +126,7 @@ def _done(result: tuple[Row, float], told: Told) -> Row:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:g} %"
+    return f"{100 * share:.3g} %"
 
 
 def rows_table(rows: Sequence[Row]) -> str:
@@ -172,6 +192,15 @@ def _names(given: str) -> list[str]:
     return names
 
 
+def _only(given: str) -> list[str]:
+    names = given.split(",") if given else []
+    known = [*(source.name for source in SOURCES), *synthetic.WORKLOADS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+    return names
+
+
 def _percents(given: str) -> list[float]:
     try:
         return [float(percent) for percent in given.split(",")]
@@ -186,14 +215,8 @@ def main() -> int:
     if missing is not None:
         _told(f"without other policies: {missing}")
         names = [name for name in names if name in policies.OURS or name == "belady"]
-    shares = [percent / 100 for percent in arguments.sizes] if arguments.sizes else None
     rows: list[Row] = []
-    for source in chosen(arguments.only, arguments.concurrency):
-        trace = load(source, arguments.traces, arguments.warm)
-        if trace is None:
-            _told(f"without {source.name}: {arguments.traces} has no {source.file}, nor the same with .xz")
-            continue
-        sizes = [s for s in source.shares if shares is None or any(abs(s - share) < 1e-9 for share in shares)]
+    for trace, sizes in workloads(arguments):
         tasks = [(name, size) for name in names if policies.suits(name, trace) for size in sizes]
         order = {task: place for place, task in enumerate(tasks)}
         done = replay(trace, tasks, arguments.policy, arguments.jobs, _told)
@@ -201,7 +224,7 @@ def main() -> int:
         if arguments.json:
             write_json(arguments.json, rows)
     if not rows:
-        _told(f"nothing was replayed: {arguments.traces} has none of the files of these traces")
+        _told(f"nothing was replayed: {arguments.traces} has none of the files of these traces, at none of these sizes")
         return 1
     print(f"the store's policy: {arguments.policy}; Python {sys.version.split()[0]}\n")
     print("hits in percent: of blocks, of their bytes, of blocks as a prefix; and tokens saved in percent\n")

@@ -50,7 +50,10 @@ COMMANDS: Final = (
     Command("benchmarks/fingerprint.py", ("--gib", "0.05", "--rounds", "1")),
     Command("benchmarks/turns.py", ("--entries", "4096")),
     Command("benchmarks/soak.py", ("--minutes", "0.1")),
-    Command("benchmarks/replay.py", ("--traces", "{folder}", "--jobs", "1", "--sizes", "5,20")),
+    Command(
+        "benchmarks/replay.py",
+        ("--traces", "{folder}", "--jobs", "1", "--sizes", "5,20", "--only", "conversation,fresh-in-full"),
+    ),
     # Exit status 2: there is no GPU here.
     Command("benchmarks/gpu_check.py", ("--entries", "2", "--entry-bytes", "1048576"), statuses=(0, 2)),
     Command("benchmarks/processor_cache.py", ("--quick",), with_vllm=True),

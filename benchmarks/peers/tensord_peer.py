@@ -63,9 +63,7 @@ class Peer(BasePeer):
     warm_bytes = RING_BYTES
 
     def start(self) -> None:
-        # Figures of the way of a get and a put. Which entry goes first when the ring is full is measured by replay.py;
-        # here everything that is read has to be there, so what was used least recently goes first.
-        self._daemon = Daemon(self.folder, RING_BYTES, "--policy", "lru")
+        self._daemon = Daemon(self.folder, RING_BYTES)
         try:
             self._daemon.wait_serving(RING_BYTES)
         except BaseException:

@@ -126,6 +126,7 @@ PEERS: Final[dict[str, Replay]] = {
     "s3-fifo": libcachesim("S3FIFO"),
     "arc": libcachesim("ARC"),
     "gdsf": libcachesim("GDSF"),
+    "sieve": libcachesim("Sieve"),
     "w-tinylfu": libcachesim("WTinyLFU"),
     "belady": belady,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import replay
-from replaying import policies, traces
+from replaying import policies, synthetic, traces
 from replaying.real import Real
 from replaying.traces import Trace
 
@@ -217,7 +217,7 @@ def test_the_command_writes_rows_and_says_what_was_reached(
     (tmp_path / "mooncake_conversation_trace.jsonl").write_bytes(chats(*[[0, 1 + n % 3, 10 + n] for n in range(40)]))
     written = tmp_path / "rows.json"
     words = ["replay.py", "--traces", str(tmp_path), "--json", str(written), "--sizes", "20,40", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "conversation,synthetic"])
     assert replay.main() == 0
     rows = json.loads(written.read_text())
     names = ("trace", "policy", "size", "object_hit", "byte_hit", "prefix_hit", "tokens_saved")
@@ -230,3 +230,47 @@ def test_the_command_writes_rows_and_says_what_was_reached(
     assert "without synthetic" in said.err
     monkeypatch.setattr(sys, "argv", [*words, "--only", "adaptsize"])
     assert replay.main() == 1
+
+
+def test_made_up_workloads_are_replayed_alone_and_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(synthetic, "RING", 40)
+    names = "fresh-in-full,steady,night"
+    words = ["replay.py", "--synthetic", "--jobs", "1", "--policy", "lru", "--policies", "tensord,lru", "--only", names]
+    monkeypatch.setattr(sys, "argv", words)
+    assert replay.main() == 0
+    said = capsys.readouterr().out
+    goals = {line.split(":")[0].split()[0]: line for line in said.splitlines() if "≥" in line}
+    assert goals.keys() == {"fresh-in-full", "night"}
+    assert "reached" in goals["fresh-in-full"]
+    assert " 0.00 " in goals["night"], "a pause is nothing to lru"
+
+
+@pytest.mark.parametrize("name", synthetic.WORKLOADS)
+def test_a_made_up_workload_is_always_the_same_and_something_of_it_is_counted(name: str) -> None:
+    asked = [list(synthetic.WORKLOADS[name](Random(1))) for _ in range(2)]
+    assert asked[0] == asked[1]
+    assert sum(counted for _, _, counted in asked[0]) >= synthetic.RING // 10
+
+
+@pytest.mark.parametrize("name", ["night", "faster", "slower"])
+def test_a_disturbed_workload_asks_for_the_same_as_the_steady_one(name: str) -> None:
+    steady, other = ([each[1:] for each in synthetic.WORKLOADS[which](Random(1))] for which in ("steady", name))
+    assert steady == other
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--synthetic", "--only", "fresh-in-full,zipf"], "'zipf' is none of conversation, synthetic, agents-4"),
+        ([], "give --traces DIR, or --synthetic"),
+    ],
+)
+def test_what_is_not_there_to_be_replayed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["replay.py", *words])
+    with pytest.raises(SystemExit):
+        replay.main()
+    assert said in capsys.readouterr().err

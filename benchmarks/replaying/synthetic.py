@@ -1,0 +1,146 @@
+"""Made-up workloads, each of which asks one thing of a policy: streams of objects, as recorded ones are (`traces`).
+
+Objects are all of one size, and a ring holds RING of them. What is counted is told with each: for promises, whether
+what was put is there; after a disturbance, the next RING requests, which "steady" asks without one.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from replaying.traces import SEED, Request, Trace
+
+RING: Final = 1000
+ENTRY_BYTES: Final = 64 << 10
+PAUSE_S: Final = 0.1
+NIGHT_S: Final = 8 * 3600.0
+FASTER: Final = 1000.0
+
+Asked = Iterator[tuple[float, int, bool]]
+"""Seconds since the request before, what is asked for, and whether that is counted."""
+Workload = Callable[[random.Random], Asked]
+
+
+def fresh_in_full(chance: random.Random) -> Asked:
+    """Two rings that nobody reads, then a quarter: is it there?"""
+    fresh = range(2 * RING, 2 * RING + RING // 4)
+    for number in range(fresh.stop):
+        yield PAUSE_S, number, False
+    for number in fresh:
+        yield PAUSE_S, number, True
+
+
+def fresh_beside_use(chance: random.Random) -> Asked:
+    """A set in use that fills the ring nearly, and puts that nobody reads; then a tenth: is it there?"""
+    popular = _zipf(chance, RING * 19 // 20)
+    for number in range(40 * RING):
+        yield PAUSE_S, popular(), False
+        if not number % 20:
+            yield PAUSE_S, 2 * RING + number, False
+    fresh = range(50 * RING, 50 * RING + RING // 10)
+    for number in fresh:
+        yield PAUSE_S, number, False
+        yield PAUSE_S, popular(), False
+    for number in fresh:
+        yield PAUSE_S, number, True
+
+
+def once_after(share: float) -> Workload:
+    """Two rings that nobody reads; then whatever is put is read once after that share of a ring."""
+
+    def asked(chance: random.Random) -> Asked:
+        behind = int(share * RING)
+        for number in range(4 * RING):
+            yield PAUSE_S, number, False
+            if number >= 2 * RING + behind:
+                yield PAUSE_S, number - behind, True
+
+    return asked
+
+
+def loop(chance: random.Random) -> Asked:
+    """1.1 rings, over and over."""
+    many = RING * 11 // 10
+    for number in range(20 * many):
+        yield PAUSE_S, number % many, number >= 10 * many
+
+
+def one_hit_wonders(chance: random.Random) -> Asked:
+    """Seven requests in ten are for something that is never asked for again; the others are counted."""
+    popular = _zipf(chance, 2 * RING)
+    for number in range(40 * RING):
+        if chance.random() < 0.7:
+            yield PAUSE_S, 2 * RING + number, False
+        else:
+            yield PAUSE_S, popular(), number >= 20 * RING
+
+
+def churn(chance: random.Random) -> Asked:
+    """At every twentieth request one of the things in use is replaced by another."""
+    popular = _zipf(chance, 4 * RING)
+    names = list(range(4 * RING))
+    for number in range(40 * RING):
+        if chance.random() < 0.05:
+            names[chance.randrange(len(names))] = 4 * RING + number
+        yield PAUSE_S, names[popular()], number >= 20 * RING
+
+
+def in_use(*, night: bool = False, before: float = 1.0, after: float = 1.0, changed: int = 0) -> Workload:
+    """A set in use. After 16 rings of requests comes a night, or a rate so many times as high; `changed`: so many
+    requests before, everything is another set's."""
+
+    def asked(chance: random.Random) -> Asked:
+        popular = _zipf(chance, 2 * RING)
+        for number in range(17 * RING):
+            counted = number >= 16 * RING
+            pause_s = PAUSE_S / (after if counted else before)
+            other = changed and number >= 16 * RING - changed
+            yield NIGHT_S if night and number == 16 * RING else pause_s, popular() + 2 * RING * other, counted
+
+    return asked
+
+
+WORKLOADS: Final[dict[str, Workload]] = {
+    "fresh-in-full": fresh_in_full,
+    "fresh-beside-use": fresh_beside_use,
+    "once-after-5": once_after(0.05),
+    "once-after-10": once_after(0.10),
+    "once-after-25": once_after(0.25),
+    "loop": loop,
+    "one-hit-wonders": one_hit_wonders,
+    "churn": churn,
+    "steady": in_use(),
+    "night": in_use(night=True),
+    "faster": in_use(after=FASTER),
+    "slower": in_use(before=FASTER),
+    "another-set": in_use(changed=4 * RING),
+}
+
+
+def made(name: str) -> Trace:
+    """The workload of that name; always the same."""
+    numbers: dict[int, int] = {}
+    events: list[Request] = []
+    at = 0.0
+    for pause_s, which, counted in WORKLOADS[name](random.Random(SEED)):
+        at += pause_s
+        number = numbers.setdefault(which, len(numbers))
+        events.append(Request(at, "", np.array([number], np.int64), counted))
+    return Trace(name, "object", list(events), [ENTRY_BYTES] * len(numbers), [0] * len(numbers))
+
+
+def share(trace: Trace) -> float:
+    """The size of a cache that holds RING objects, as a share of all."""
+    return RING * ENTRY_BYTES / trace.total_bytes
+
+
+def _zipf(chance: random.Random, many: int, skew: float = 0.9) -> Callable[[], int]:
+    """Draws of `many` things, the n-th as often as 1 / n ** skew."""
+    sums = list(accumulate(1 / (number + 1) ** skew for number in range(many)))
+    return lambda: bisect_left(sums, chance.random() * sums[-1])
