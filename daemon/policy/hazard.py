@@ -20,7 +20,6 @@ remembered is bounded by what is known, and REMEMBERED_MIN.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from itertools import islice
 from math import frexp
@@ -32,6 +31,7 @@ from .hazards import NEW, Hazards, Row, bucket
 from .kin import Kin
 from .leaves import Agent, Leaves, Rank, Span
 from .newcomer import Newcomer
+from .past import Past
 from .window import Window
 
 REMEMBERED_MIN: Final = 2048
@@ -68,7 +68,7 @@ class Hazard:
 
     def __init__(self) -> None:
         self._spans: dict[int, Span] = {}
-        self._past: OrderedDict[bytes, Span] = OrderedDict()
+        self._past = Past()
         self._agents: dict[str, Agent] = {}
         self._kin = Kin()
         self._leaves = Leaves()
@@ -183,8 +183,8 @@ class Hazard:
         self._leaves.check_invariants({number for number in shown if self._kin.is_leaf(number)})
         self._window.check_invariants(self._spans.values())
         assert self._bytes == sum(span.size_bytes for span in self._spans.values())
-        assert len(self._past) <= self._remembered_max()
-        owned = [span.agent for span in (*self._spans.values(), *self._past.values()) if span.agent is not None]
+        self._past.check_invariants()
+        owned = [span.agent for span in (*self._spans.values(), *self._past) if span.agent is not None]
         assert {agent.name: agent for agent in owned} == self._agents
         for agent in self._agents.values():
             assert agent.spans == owned.count(agent)
@@ -285,7 +285,7 @@ class Hazard:
     def _recalled(self, new: Newcomer) -> Span:
         """The newcomer, or who it was before."""
         depth, weight = self._depth(new), self._weight(new)
-        span = self._past.pop(new.key, None)
+        span = self._past.pop(new.key)
         if span is None:
             gap = self._gap(new.parent)
             return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap=gap, owner=new.owner)
@@ -295,12 +295,11 @@ class Hazard:
         return span
 
     def _remember(self, span: Span) -> None:
-        known = self._past.pop(span.key, None)
+        known = self._past.pop(span.key)
         if known is not None:
             self._forget(known)
-        self._past[span.key] = span
-        while len(self._past) > self._remembered_max():
-            self._forget(self._past.popitem(last=False)[1])
+        for oldest in self._past.add(span, self._remembered_max()):
+            self._forget(oldest)
 
     def _forget(self, span: Span) -> None:
         if span.age is not None:

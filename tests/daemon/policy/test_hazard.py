@@ -12,7 +12,9 @@ from tensord.daemon.policy import hazard as hazard_of
 from tensord.daemon.policy.ages import Ages
 from tensord.daemon.policy.hazard import Hazard
 from tensord.daemon.policy.hazards import BUCKETS, Hazards, bucket
+from tensord.daemon.policy.leaves import Span
 from tensord.daemon.policy.newcomer import Newcomer
+from tensord.daemon.policy.past import PARTS, Past
 
 
 def key_of(number: int) -> bytes:
@@ -223,7 +225,7 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
         policy.inserted(new, now)
         parent = new.span_id
     assert 1 <= declined <= 4
-    assert key_of(10_000 + declined) in policy._past
+    assert policy._past.get(key_of(10_000 + declined)) is not None
     policy.check_invariants()
 
 
@@ -241,7 +243,7 @@ def test_all_that_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     policy.check_invariants()
     known = len(policy)
     assert known == 50
-    assert len(policy._past) <= 4 * known
+    assert len(policy._past) <= 4 * known + PARTS
     assert len(policy._agents) <= 5 * known
     assert len(policy._ages) <= 32 + 2 * hazard_of.ROUND_USES
     assert len(policy._ages._log) <= 2 * 32 + 512 + 2 * hazard_of.ROUND_USES
@@ -391,3 +393,17 @@ def test_what_was_put_and_never_used_grows_no_warmer_with_age() -> None:
     row.refresh()
     assert row.peak == 0
     assert row.index == sorted(row.index, reverse=True)
+
+
+def test_what_is_remembered_is_the_latest_in_parts_none_of_which_takes_long_to_grow() -> None:
+    past, most = Past(), 64_000
+    forgotten: list[Span] = []
+    for number in range(3 * most):
+        forgotten += past.add(Span(number, key_of(number), 0, 1, 0), most)
+    past.check_invariants()
+    assert most <= len(past) <= most + PARTS
+    assert max(map(len, past._parts)) <= most // 64 + 1
+    assert len(forgotten) + len(past) == 3 * most
+    assert all(past.get(key_of(number)) is not None for number in range(3 * most - most // 2, 3 * most))
+    assert past.pop(key_of(3 * most - 1)) is not None
+    assert past.get(key_of(3 * most - 1)) is None
