@@ -19,7 +19,8 @@ from .memory import Memory
 from .outbox import Outbox
 from .pins import Pins
 
-PUT_OFF_S_MIN: Final = 5.0
+PUT_OFF_S: Final = 5.0
+"""When to look again at what stays for others that follow it; the end of the last of these is heard of at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +124,7 @@ class Tenure:
 
     def expire(self, now: float, most: int) -> None:
         """Ends up to `most` entries whose time is up. One that is pinned by message stays as long as that; one that
-        others follow, or are about to, is put off.
+        others follow, or are about to, stays until the last of them is gone.
         """
         for _ in range(most):
             span_id = self._expiry.pop_due(now)
@@ -134,7 +135,7 @@ class Tenure:
             if self._pins.holds(span_id):
                 self._expiry.set(span_id, self._pins.last_until(span_id))
             elif entry.followers or self._memory.sequences.is_awaited(entry):
-                self._expires(entry, now + max(entry.ttl_s or 0.0, PUT_OFF_S_MIN))
+                self._expiry.set(span_id, now + PUT_OFF_S)
             else:
                 self.end(entry, Ending("ttl"))
 
@@ -155,6 +156,10 @@ class Tenure:
     def _gone(self, entry: Entry, reason: str, *, announce: bool) -> None:
         self._expiry.drop(entry.span_id)
         self._pins.span_gone(entry.span_id)
+        parent = entry.parent
+        if parent is not None and parent.state is State.LIVE and parent.expires_at is not None:
+            # Perhaps it was put off for this one, and its own time is over.
+            self._expiry.set(parent.span_id, parent.expires_at)
         counters = self._outbox.counters
         counters.evictions[reason] += 1
         counters.evicted_bytes += entry.span_bytes

@@ -401,7 +401,7 @@ def test_evicting_prefixes_leaves_the_rest_of_the_namespace() -> None:
     stand.check()
 
 
-def test_a_time_to_live_is_put_off_while_something_follows() -> None:
+def test_a_piece_whose_time_is_over_stays_as_long_as_what_follows_it_and_no_longer() -> None:
     stand = stand_of(10)
     stand.put_sequence(1, ttl_s=10.0)
     stand.pass_time(5.0)
@@ -409,10 +409,32 @@ def test_a_time_to_live_is_put_off_while_something_follows() -> None:
     stand.pass_time(9.0)
     assert stand.matched(1, 2) == 2
     stand.pass_time(2.0)
-    assert stand.matched(1, 2) == 1, "the leaf's time was up"
-    stand.pass_time(10.0)
     assert stand.matched(1) == 0
     assert stand.store.status()["evictions"] == {"ttl": 2}
+    stand.check()
+
+
+def test_a_sequence_ends_when_its_time_is_over_however_long_it_is() -> None:
+    stand = stand_of(40)
+    stand.put_sequence(*range(32), ttl_s=6.0)
+    stand.pass_time(5.9)
+    assert stand.matched(*range(32)) == 32
+    stand.pass_time(0.2)
+    assert stand.matched(*range(32)) == 0
+    assert stand.store.status()["evictions"] == {"ttl": 32}
+    stand.check()
+
+
+def test_a_piece_whose_time_is_over_ends_with_the_last_that_follows_it_whatever_ends_that() -> None:
+    stand = stand_of(10)
+    stand.put_sequence(1, ttl_s=10.0)
+    stand.put_sequence(1, 2)
+    stand.pass_time(60.0)
+    assert stand.matched(1, 2) == 2
+    stand.send(1, messages.Evict(9, [name((1, 2))]))
+    stand.pass_time(0.1)
+    assert stand.matched(1) == 0
+    assert stand.store.status()["evictions"] == {"explicit": 1, "ttl": 1}
     stand.check()
 
 
