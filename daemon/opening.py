@@ -20,9 +20,11 @@ from ..errors import Corrupt, LayoutMismatch, NotEnoughMemory, SegmentError
 from ..shm import fence, segments
 from ..shm.index import IndexReader
 from ..shm.layout import (
+    ALIGN_BYTES,
     EPOCH_MAX,
     LANE_COUNTER_BITS,
     PAGE_BYTES,
+    RING_BYTES_MAX,
     SPAN_COUNTER_BITS,
     SPAN_HEADER_BYTES,
     IndexGeometry,
@@ -139,6 +141,12 @@ def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
         raise LayoutMismatch(
             f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
             f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
+        )
+    sizes = former.limit_bytes, former.ring_bytes
+    if not 0 < former.limit_bytes <= former.ring_bytes <= RING_BYTES_MAX or any(size % ALIGN_BYTES for size in sizes):
+        raise LayoutMismatch(
+            f"the superblock says that {former.limit_bytes} bytes may be taken of a ring of {former.ring_bytes}, which "
+            "no daemon writes; free them with `tensorctl purge --instance NAME`"
         )
     last = _last_epoch(instance, former, ring_fd, index_fd)
     if last >= EPOCH_MAX:

@@ -1,4 +1,4 @@
-"""Which epoch a daemon takes where the superblock no longer says the last one's: an id is never given twice."""
+"""A damaged superblock: an epoch is never taken twice, and sizes that no daemon wrote are refused."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ..daemon_process import MIB, Daemon, until
 from ..faults.payloads import is_payload, key, lap, payload
 
 RING_BYTES = 2 * MIB
-EPOCH_AT = 24
+EPOCH_AT, RING_BYTES_AT, LIMIT_BYTES_AT = 24, 32, 88
+
+
+def damage(daemon: Daemon, at: int, value: int) -> None:
+    """The daemon is killed, and a number in the superblock damaged."""
+    daemon.kill()
+    with (segments.SHM_FOLDER / f"tensord.{daemon.instance}.index").open("r+b", buffering=0) as index:
+        os.pwrite(index.fileno(), struct.pack("Q", value), at)
 
 
 def forget_the_epoch(daemon: Daemon, epoch: int = 0) -> None:
-    """The daemon is killed, and the epoch in the superblock damaged."""
-    daemon.kill()
-    with (segments.SHM_FOLDER / f"tensord.{daemon.instance}.index").open("r+b", buffering=0) as index:
-        os.pwrite(index.fileno(), struct.pack("Q", epoch), EPOCH_AT)
+    damage(daemon, EPOCH_AT, epoch)
 
 
 def test_entries_stay_and_a_view_keeps_its_bytes_though_the_superblock_lost_its_epoch() -> None:
@@ -83,3 +87,17 @@ def test_a_lane_of_another_user_moves_no_epoch(daemon: Daemon) -> None:
 def test_behind_the_last_epoch_a_daemon_says_what_to_do(daemon: Daemon) -> None:
     forget_the_epoch(daemon, EPOCH_MAX)
     assert "tensorctl purge" in daemon.refused()
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(RING_BYTES_AT, 0), (RING_BYTES_AT, 63), (LIMIT_BYTES_AT, 0), (LIMIT_BYTES_AT, 1 << 60)]
+)
+def test_sizes_that_no_daemon_wrote_are_refused_and_the_ring_is_left_as_it_is(
+    daemon: Daemon, at: int, value: int
+) -> None:
+    ring = segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring"
+    before = ring.stat().st_size
+    damage(daemon, at, value)
+    log = daemon.refused()
+    assert "tensorctl purge" in log and "Traceback" not in log
+    assert ring.stat().st_size == before
