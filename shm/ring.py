@@ -367,7 +367,7 @@ class Ring:
     def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
         """The larger part of [low, high) that is not spared, its whole pages."""
         page = self.page_bytes
-        sides = ((low, min(high, spared[0])), (max(low, spared[1]), high))
+        sides = ((low, min(high, spared[0])), (max(low, spared[1]), high)) if spared[0] < spared[1] else ((low, high),)
         parts = [(-(-begin // page) * page, end // page * page) for begin, end in sides]
         return max(parts, key=lambda part: part[1] - part[0])
 

@@ -205,6 +205,11 @@ TestRingAgainstCells.settings = settings(
 )
 
 
+def test_an_empty_stretch_spares_nothing() -> None:
+    ring = Ring(PAGE, PAGE)
+    assert ring.withdraw_some(PAGE, (CELL, CELL)) == (0, PAGE)
+
+
 def test_window_grows_towards_the_colder_neighbour() -> None:
     ring = Ring(10 * CELL)
     offsets = [ring.allocate(2 * CELL) for _ in range(5)]
