@@ -1,9 +1,10 @@
 """The generations of invalidated namespaces, in the index segment: written by the daemon, read by clients as they are.
 
-    count, 0 │ tag, uid and generation │ tag, uid and generation │ …        (words of 8 bytes)
+    count, 0 │ tag, generation, uid │ tag, generation, uid │ …        (words of 8 bytes)
 
-An entry's second word has the generation in its lower half; the upper half has the uid that invalidated the namespace
-first, for whose quota the entry counts.
+The count's and a generation's word have the number in their lower half, and its check in the upper one: the CRC-32 of
+the number, behind the tag. One store writes both, so that a kill leaves none without the other. The uid is whoever
+invalidated the namespace first, for whose quota the entry counts.
 
 Owns the table. Does not own who may raise a generation, nor what happens to entries of a past one.
 
@@ -13,16 +14,21 @@ daemon of the memory; a namespace without an entry was never invalidated: all ge
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from mmap import mmap
 from typing import Final
+from zlib import crc32
+
+import numpy as np
 
 from ..errors import Invalidated, LayoutMismatch, LimitReached
 from .keys import GENERATION_MAX, generation_of
 from .layout import GENERATION_BYTES, NAMESPACE_TAG_BYTES, IndexGeometry
 
-_TABLE_AT: Final = 2 * 8  # behind the count, aligned like an entry
-_UID_SHIFT: Final = 32
+_TABLE_AT: Final = 2 * 8
+_CHECK_SHIFT: Final = 32
+_NUMBER: Final = (1 << _CHECK_SHIFT) - 1
 
 
 class GenerationReader:
@@ -40,7 +46,7 @@ class GenerationReader:
     def current(self, tag: bytes) -> int:
         """The namespace's generation now; 0 if it was never invalidated."""
         # SYNC POINT: the count is loaded before the entries, which were stored before it; x86-64 keeps both in order.
-        end = self._first + min(self._words[self._count_at], self._most) * GENERATION_BYTES
+        end = self._first + min(self._words[self._count_at] & _NUMBER, self._most) * GENERATION_BYTES
         at = self._memory.find(tag, self._first, end)
         while at >= 0:
             if not (at - self._first) % GENERATION_BYTES:
@@ -72,15 +78,32 @@ class GenerationWriter:
         self.of_uid: Counter[int] = Counter()
         """How many namespaces each uid invalidated first."""
         count = self._words[self._count_at]
-        for number in range(min(count, self._most)):
-            at = self._first + number * GENERATION_BYTES
-            if self._words[(at >> 3) + 1] & GENERATION_MAX:
-                self._know(bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), (at >> 3) + 1)
-        if len(self._at) != count:
+        known = self._find()
+        # A daemon that was killed before it counted its last entry: nobody was told, and nobody is harmed.
+        if not any(count == _checked(counted) for counted in (known, known - 1) if counted >= 0):
             raise LayoutMismatch(
-                f"the table of generations of namespaces is damaged: {len(self._at)} of its {count} entries are sound, "
-                f"with room for {self._most}; free the memory with `tensorctl purge --instance NAME`"
+                f"the table of generations of namespaces is damaged: its count says {count & _NUMBER}, with room for "
+                f"{self._most}, and its entries say otherwise; free the memory with `tensorctl purge --instance NAME`"
             )
+        self._words[self._count_at] = _checked(known)
+
+    def _find(self) -> int:
+        """Makes the sound entries known that stand before the first which is none. Returns how many; -1 if there are
+        others behind."""
+        words = np.frombuffer(self._memory, "u8", self._most * GENERATION_BYTES >> 3, self._first)
+        used = np.flatnonzero(words.reshape(self._most, -1)[:, 1]).tolist()
+        for number in used:
+            at = self._first + number * GENERATION_BYTES
+            tag, word = bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), self._words[(at >> 3) + 1]
+            if number != len(self._at) or tag in self._at or word != _checked(word & GENERATION_MAX, tag):
+                return -1
+            self._know(tag, (at >> 3) + 1)
+        return len(used)
+
+    @staticmethod
+    def create(memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
+        """Makes zeroed memory a table without entries."""
+        struct.pack_into("=Q", memory, geometry.generations_at, _checked(0))
 
     def __len__(self) -> int:
         """How many namespaces were ever invalidated."""
@@ -118,7 +141,7 @@ class GenerationWriter:
         at = self._at.get(tag)
         if at is not None:
             assert generation > self.current(tag), f"generation {self.current(tag)} is followed by {generation}"
-            self._words[at] = self._words[at] & ~GENERATION_MAX | generation
+            self._words[at] = _checked(generation, tag)
             return
         if len(self._at) >= self._most:
             raise LimitReached(
@@ -128,15 +151,16 @@ class GenerationWriter:
             )
         place = self._first + len(self._at) * GENERATION_BYTES
         self._memory[place : place + NAMESPACE_TAG_BYTES] = tag
-        self._words[(place >> 3) + 1] = uid << _UID_SHIFT | generation
+        self._words[(place >> 3) + 1] = _checked(generation, tag)
+        self._words[(place >> 3) + 2] = uid
         # SYNC POINT: last, so that clients, and the next daemon wherever we are killed, see whole entries only; x86-64
         # keeps stores in order. ARM needs a release store here.
-        self._words[self._count_at] = len(self._at) + 1
+        self._words[self._count_at] = _checked(len(self._at) + 1)
         self._know(tag, (place >> 3) + 1)
 
     def check_invariants(self) -> None:
         """Asserts that the table says what is known here."""
-        assert self._words[self._count_at] == len(self._at) <= self._most
+        assert self._words[self._count_at] & _NUMBER == len(self._at) <= self._most
         for tag, at in self._at.items():
             assert bytes(self._memory[(at - 1) * 8 : at * 8]) == tag
             assert self.current(tag) > 0
@@ -144,7 +168,12 @@ class GenerationWriter:
 
     def _know(self, tag: bytes, at: int) -> None:
         self._at[tag] = at
-        self.of_uid[self._words[at] >> _UID_SHIFT] += 1
+        self.of_uid[self._words[at + 1]] += 1
+
+
+def _checked(number: int, tag: bytes = b"") -> int:
+    """The number with its check."""
+    return crc32(tag + number.to_bytes(4, "little")) << _CHECK_SHIFT | number
 
 
 def _refusal(key: bytes, current: int) -> Invalidated | None:

@@ -183,6 +183,7 @@ class IndexWriter:
         """An empty index over zeroed `memory` (its own where none is given): every slot's seq becomes 1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
         _slots(_cells(memory, geometry))[:, :, 0] = 1
+        GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
     def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, image_bytes: int) -> int | None:

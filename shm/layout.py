@@ -11,7 +11,7 @@
     │ u64 per slot: its reuse    │                    lane segment
     ├────────────────────────────┤ generations_at     ┌────────────────────────────┐ 0
     │ count; per namespace:      │                    │ header             1 page  │
-    │ tag, generation (16 bytes) │                    │ pin words        4,096 × 8 │
+    │ tag, generation (24 bytes) │                    │ pin words        4,096 × 8 │
     └────────────────────────────┘                    │ access log       8,192 × 8 │
                                                       └────────────────────────────┘
 
@@ -36,7 +36,7 @@ ALIGN_BYTES: Final = 64
 
 KEY_BYTES: Final = 32
 NAMESPACE_TAG_BYTES: Final = 8
-GENERATION_BYTES: Final = 16
+GENERATION_BYTES: Final = 24
 
 BUCKET_SLOTS: Final = 8
 SLOT_BYTES: Final = 64

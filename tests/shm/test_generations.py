@@ -19,14 +19,20 @@ GEOMETRY = IndexGeometry(1, CAPACITY)
 TAGS = st.sampled_from([bytes(8), b"\1" + bytes(7), bytes(7) + b"\1", b"aaaabbbb", b"bbbbaaaa", b"\1\0\0\0\0\0\0\0"])
 
 
+def empty() -> mmap.mmap:
+    made = mmap.mmap(-1, GEOMETRY.index_bytes)
+    GenerationWriter.create(made, GEOMETRY)
+    return made
+
+
 @pytest.fixture
 def memory() -> mmap.mmap:
-    return mmap.mmap(-1, GEOMETRY.index_bytes)
+    return empty()
 
 
 @given(st.lists(st.tuples(TAGS, st.integers(1, 1 << 20)), max_size=12))
 def test_what_is_raised_is_what_everybody_reads(raised: list[tuple[bytes, int]]) -> None:
-    memory = mmap.mmap(-1, GEOMETRY.index_bytes)
+    memory = empty()
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     model: dict[bytes, int] = {}
     for tag, more in raised:
@@ -59,9 +65,25 @@ def test_a_full_table_refuses_another_namespace_and_goes_on_with_its_own(memory:
         (0, b"\xff" * 8),
         (24, bytes(8)),
         (24, (GENERATION_MAX + 1).to_bytes(8, "little")),
-        (32, b"aaaabbbb"),
+        (24, (5).to_bytes(8, "little")),
+        (24, bytes(7)),
+        (40, b"aaaabbbb"),
+        (0, bytes(8)),
+        (0, bytes(48)),
+        (72, b"\x01"),
     ],
-    ids=["more than there is room for", "far more", "generation 0", "no generation", "a namespace twice"],
+    ids=[
+        "more than there is room for",
+        "far more",
+        "generation 0",
+        "no generation",
+        "another generation",
+        "a lower one",
+        "a namespace twice",
+        "no count",
+        "no count and no entry",
+        "bytes behind the table",
+    ],
 )
 def test_a_damaged_table_is_refused_and_not_guessed(memory: mmap.mmap, at: int, bytes_: bytes) -> None:
     writer = GenerationWriter(memory, GEOMETRY)
@@ -77,12 +99,21 @@ def test_an_entry_is_seen_whole_or_not_at_all(memory: mmap.mmap) -> None:
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     writer.raise_to(b"aaaabbbb", 3)
     # As a daemon leaves it that dies before the count.
-    memory[GEOMETRY.generations_at : GEOMETRY.generations_at + 8] = bytes(8)
+    GenerationWriter.create(memory, GEOMETRY)
     assert reader.current(b"aaaabbbb") == 0
+    # What was asked for is done: nobody was told that it is, nor that it is not.
     later = GenerationWriter(memory, GEOMETRY)
-    assert len(later) == 0
+    assert len(later) == 1
     later.raise_to(b"bbbbaaaa", 1)
-    assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 0)
+    assert (reader.current(b"bbbbaaaa"), reader.current(b"aaaabbbb")) == (1, 3)
+
+
+def test_an_entry_of_which_the_tag_alone_was_written_is_none(memory: mmap.mmap) -> None:
+    memory[GEOMETRY.generations_at + 16 : GEOMETRY.generations_at + 20] = b"aaaa"
+    writer = GenerationWriter(memory, GEOMETRY)
+    assert len(writer) == 0
+    writer.raise_to(b"bbbbaaaa", 1)
+    assert GenerationReader(memory, GEOMETRY).current(b"bbbbaaaa") == 1
 
 
 def test_whoever_invalidates_a_namespace_first_has_its_entry_for_good(memory: mmap.mmap) -> None:
@@ -109,7 +140,7 @@ def test_a_generation_only_rises(memory: mmap.mmap) -> None:
 
 @given(st.integers(0, GENERATION_MAX), st.integers(0, GENERATION_MAX))
 def test_a_key_is_refused_exactly_if_its_generation_is_past(made_at: int, current: int) -> None:
-    memory = mmap.mmap(-1, GEOMETRY.index_bytes)
+    memory = empty()
     writer, reader = GenerationWriter(memory, GEOMETRY), GenerationReader(memory, GEOMETRY)
     if current:
         writer.raise_to(b"aaaabbbb", current)
