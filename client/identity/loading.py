@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _FILES_CLOCK: Final = 5
-"""CLOCK_REALTIME_COARSE of clock_gettime(2): by it the kernel stamps files."""
+"""CLOCK_REALTIME_COARSE of clock_gettime(2): by it, or by a finer clock ahead of it, the kernel stamps files."""
 _LINKS_MAX: Final = 40
 """As path_resolution(7) has it."""
 _began_ns: dict[str, int] = {}
