@@ -168,7 +168,7 @@ bench-peers: $(PEERS)/.installed
 $(PEERS)/.installed: $(PEERS)/.engine $(NEEDS)
 	@echo "installing tensord[bench,test] into $(PEERS)"
 	@$(PEERS)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
-	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate
+	  -c constraints.txt -c benchmarks/vllm_cpu/lock.txt -e '.[bench,test]' accelerate==1.15.0
 	@touch $@
 
 # vLLM's own tests, which are in no wheel.
