@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .command_line import minutes, new_file, whole
+from .command_line import end_cleanly, minutes, new_file, whole
 from .daemon_process import PATIENCE_S, until
+from .simulation.simulate import run_seeds
 
 ROOT = Path(__file__).parents[1]
 SOAK = (str(ROOT / "benchmarks" / "soak.py"),)
@@ -109,6 +111,30 @@ def test_a_signal_leaves_no_process_memory_or_folder_of_a_run(tmp_path: Path, na
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("pymp-")] == []
     names = [path.name for path in set(Path("/dev/shm").iterdir()) - before]
     assert [name for name in names if pids & set(re.split("[-.]", name))] == []
+
+
+def test_a_process_of_a_simulation_that_a_signal_ends_takes_no_other_seeds() -> None:
+    """A pool takes whatever is raised for the result, and hands out the next seeds: for as long as those take, a run
+    that was told to end did not."""
+    told, tells = os.pipe()
+
+    def seeds() -> Iterator[int]:
+        os.write(tells, b"1")
+        yield from range(1_000_000)
+
+    child = os.fork()
+    if not child:
+        try:
+            end_cleanly()
+            run_seeds(seeds(), 100)
+        except BaseException:
+            os._exit(99)
+        os._exit(98)
+    os.close(tells)
+    assert os.read(told, 1) == b"1"
+    os.close(told)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_daemons_whose_tests_were_killed_free_their_memory(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -54,20 +54,24 @@ def run_seed(seed: int, steps: int, *, trace: bool = False) -> Counter[str]:
     return counted
 
 
-def run_seeds(seeds: Sequence[int], steps: int) -> Outcome:
+def run_seeds(seeds: Iterable[int], steps: int) -> Outcome:
     """Several, one after the other: what happened, and which failed how."""
     _prepare()
     counts: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
-    for seed in seeds:
-        signal.alarm(SEED_S_MAX)
-        try:
-            counts += run_seed(seed, steps)
-        except Exception:
-            failed.append((seed, traceback.format_exc(limit=-1).strip().splitlines()[-1]))
-        finally:
-            signal.alarm(0)
-        gc.collect()
+    try:
+        for seed in seeds:
+            signal.alarm(SEED_S_MAX)
+            try:
+                counts += run_seed(seed, steps)
+            except Exception:
+                failed.append((seed, traceback.format_exc(limit=-1).strip().splitlines()[-1]))
+            finally:
+                signal.alarm(0)
+            gc.collect()
+    except SystemExit:
+        # A signal. The pool would take it for what came of these seeds, and hand out the next.
+        os._exit(1)
     return dict(counts), failed
 
 
