@@ -27,6 +27,7 @@ from typing import Final
 
 from .ages import Ages
 from .clock import Clock
+from .explained import Explained, traits
 from .hazards import NEW, Hazards, Row, bucket
 from .kin import Kin
 from .leaves import Agent, Leaves, Rank, Span
@@ -127,7 +128,7 @@ class Hazard:
     def removed(self, span_id: int, *, evicted: bool) -> None:
         span = self._spans.pop(span_id)
         self._leaves.leave(span)
-        span.put_at = 0
+        self._window.leave(span)
         self._bytes -= span.size_bytes
         parent = self._kin.parent(span_id)
         self._kin.removed(span_id)
@@ -176,6 +177,21 @@ class Hazard:
         span = self._spans[span_id]
         row = self._place(span) if span.queue is None else span.queue.row
         return self._leaves.rank(row, span.weight, span.used_at, span.serial)
+
+    @property
+    def window_bytes(self) -> int:
+        return self._window.size_bytes
+
+    def worth(self, span_id: int) -> float:
+        span = self._spans[span_id]
+        return self._leaves.rank(self._row(span), span.weight, span.used_at, 0)[0]
+
+    def explain(self, span_id: int) -> Explained:
+        return self._explained(self._spans[span_id])
+
+    def recall(self, key: bytes) -> Explained | None:
+        span = self._past.get(key)
+        return None if span is None else self._explained(span)
 
     def check_invariants(self) -> None:
         self._kin.check_invariants(set(self._spans))
@@ -276,7 +292,7 @@ class Hazard:
     def _leave_window(self, span: Span) -> None:
         stood = span.queue is not None
         self._leaves.leave(span)
-        span.put_at = 0
+        self._window.leave(span)
         if stood:
             self._leaves.add(span, self._row(span))
 
@@ -343,6 +359,13 @@ class Hazard:
             span.state = state
         return row
 
+    def _explained(self, span: Span) -> Explained:
+        row = self._row(span)
+        worth = self._leaves.rank(row, span.weight, span.used_at, 0)[0]
+        like = traits(_often(span.uses), OFTEN_MAX, _deep(span.depth), span.state)
+        comes_back = row.comes_back(bucket(self._clock.now - span.used_at))
+        return Explained(worth, span.uses, like, comes_back, span.put_at != 0)
+
     def _class_of(self, new: Newcomer) -> Row:
         """The class that the newcomer would be of."""
         past = self._past.get(new.key)
@@ -357,7 +380,14 @@ class Hazard:
     def _class(self, uses: int, depth: int, gap: float, state: int) -> Row:
         """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops
         it tells) by powers of eight."""
-        often = min((uses - 1).bit_length(), OFTEN_MAX)
-        deep = 0 if not depth else 1 if depth < FAR else 2
         gap = min((int(gap * 20).bit_length() + 2) // 3, 7) if state else 0
-        return self._hazards.row(often, state, (deep, gap), FINISHED_ODDS if state == _FINISHED else 1.0)
+        odds = FINISHED_ODDS if state == _FINISHED else 1.0
+        return self._hazards.row(_often(uses), state, (_deep(depth), gap), odds)
+
+
+def _often(uses: int) -> int:
+    return min((uses - 1).bit_length(), OFTEN_MAX)
+
+
+def _deep(depth: int) -> int:
+    return 0 if not depth else 1 if depth < FAR else 2

@@ -38,6 +38,9 @@ _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
 recently used, also from the first bucket, which is wider than the second."""
 
+KNOWN_MIN: Final = 8.0
+"""Of a class, so many things must have reached an age before a share of them is told to people."""
+
 NEW_WORTH: Final = 1e200
 """The index of what belongs to the window (`window`): more than anything that is learned."""
 
@@ -104,6 +107,18 @@ class Row:
             expected = min((used + BORROWED * min(prior, expected * narrower)) / (reached + BORROWED), 0.999)
             found.append(expected)
         return np.array(found)
+
+    def comes_back(self, at: int) -> float | None:
+        """The share of its things that were used again, of those that were still unused in bucket `at`; of a wider
+        class where too few of its own came so far; None where too few of any did."""
+        if self.reached[at] < KNOWN_MIN:
+            return None if self.wider is None else self.wider.comes_back(at)
+        unused = 1.0
+        for reached, used in zip(self.reached[at:], self.used[at:], strict=True):
+            if reached < KNOWN_MIN:
+                break
+            unused *= 1 - used / reached
+        return 1 - unused
 
     def refresh(self) -> None:
         """Brings `index` in line with what was counted."""

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from heapq import merge
 
+from .explained import Explained
 from .kin import Kin
 from .newcomer import Newcomer
 
@@ -108,6 +109,20 @@ class LFU:
     def rank(self, span_id: int) -> tuple[int, int]:
         priority = self._priority[span_id]
         return (priority, self._levels[self._owner[span_id]].spans[priority][span_id])
+
+    @property
+    def window_bytes(self) -> None:
+        return None
+
+    def worth(self, span_id: int) -> float:
+        """The entry's priority."""
+        return float(self._priority[span_id])
+
+    def explain(self, span_id: int) -> Explained:
+        return Explained(self.worth(span_id), self._uses[span_id])
+
+    def recall(self, key: bytes) -> None:
+        """Nothing is remembered."""
 
     def check_invariants(self) -> None:
         members: dict[int, int] = {}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from heapq import merge
 from operator import itemgetter
 
+from .explained import Explained
 from .kin import Kin
 from .newcomer import Newcomer
 
@@ -64,6 +65,20 @@ class LRU:
 
     def rank(self, span_id: int) -> tuple[int, int]:
         return (0, self._last_use[self._owner[span_id]][span_id])
+
+    @property
+    def window_bytes(self) -> None:
+        return None
+
+    def worth(self, span_id: int) -> float:
+        """The number of its last use, among all uses."""
+        return float(self.rank(span_id)[1])
+
+    def explain(self, span_id: int) -> Explained:
+        return Explained(self.worth(span_id))
+
+    def recall(self, key: bytes) -> None:
+        """Nothing is remembered."""
 
     def check_invariants(self) -> None:
         self._kin.check_invariants(set(self._owner))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
+from .explained import Explained
 from .hazard import Hazard
 from .lfu import LFU
 from .lru import LRU
@@ -65,6 +66,25 @@ class Replacement(Protocol):
 
     def rank(self, span_id: int) -> tuple[float, ...]:
         """A known span's warmth: lower is colder, and no two are equal."""
+        ...
+
+    @property
+    def window_bytes(self) -> int | None:
+        """Bytes of the known spans that were put so lately that they go only if nothing else may; None: the policy has
+        no such window."""
+        ...
+
+    def worth(self, span_id: int) -> float:
+        """What the policy goes by: of two known spans that nothing follows and that are outside the window, the one
+        that is worth less goes first."""
+        ...
+
+    def explain(self, span_id: int) -> Explained:
+        """What the policy knows of a known span."""
+        ...
+
+    def recall(self, key: bytes) -> Explained | None:
+        """What the policy knows of a key that it remembers, as of now; None: it remembers nothing of the key."""
         ...
 
     def check_invariants(self) -> None:

@@ -25,17 +25,26 @@ class Window:
     def __init__(self) -> None:
         self._spans: deque[tuple[int, Span]] = deque()
         self._put_bytes = 0
+        self.size_bytes = 0
+        """Of all spans that belong to it."""
 
     def put(self, span: Span) -> None:
         """It was stored, and belongs to the window unless it follows another (`depth`)."""
         self._put_bytes += span.size_bytes
         if span.depth == 0:
             span.put_at = self._put_bytes
+            self.size_bytes += span.size_bytes
             self._spans.append((span.put_at, span))
 
+    def leave(self, span: Span) -> None:
+        """The span, if it belongs to the window, does not any more."""
+        if span.put_at:
+            span.put_at = 0
+            self.size_bytes -= span.size_bytes
+
     def past(self, stored_bytes: int) -> Iterator[Span]:
-        """Those after which enough was put, of so many bytes that are stored; they belong to it no more once they are
-        told."""
+        """Those after which enough was put, of so many bytes that are stored; the caller lets each of them
+        `leave`."""
         until = self._put_bytes - SHARE * stored_bytes
         while self._spans and self._spans[0][0] <= until:
             put_at, span = self._spans.popleft()
@@ -46,3 +55,4 @@ class Window:
         """Asserts that everybody of `known` who belongs to it will leave it."""
         due = {id(span) for put_at, span in self._spans if span.put_at == put_at}
         assert due == {id(span) for span in known if span.put_at}
+        assert self.size_bytes == sum(span.size_bytes for span in known if span.put_at)

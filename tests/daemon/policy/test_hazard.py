@@ -10,8 +10,9 @@ import pytest
 from tensord.daemon.policy import ages as ages_of
 from tensord.daemon.policy import hazard as hazard_of
 from tensord.daemon.policy.ages import Ages
+from tensord.daemon.policy.explained import times_used
 from tensord.daemon.policy.hazard import Hazard
-from tensord.daemon.policy.hazards import BUCKETS, Hazards, bucket
+from tensord.daemon.policy.hazards import BUCKETS, KNOWN_MIN, Hazards, Row, bucket
 from tensord.daemon.policy.leaves import Span
 from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.past import PARTS, Past
@@ -407,3 +408,82 @@ def test_what_is_remembered_is_the_latest_in_parts_none_of_which_takes_long_to_g
     assert all(past.get(key_of(number)) is not None for number in range(3 * most - most // 2, 3 * most))
     assert past.pop(key_of(3 * most - 1)) is not None
     assert past.get(key_of(3 * most - 1)) is None
+
+
+def test_an_entry_is_told_by_its_class_and_by_what_became_of_others_like_it() -> None:
+    cache, chance = Cache(200), random.Random(3)
+    for number in range(20_000):
+        cache.now += 1
+        # Of five entries one is asked for again, once, shortly after its put.
+        cache.ask(10 * number)
+        if chance.random() < 0.2:
+            cache.now += 1
+            cache.ask(10 * number)
+    cache.now += 1
+    cache.ask(7)
+    put = cache.policy.explain(cache.span_of[7])
+    assert (put.uses, put.like, put.in_window) == (1, ("not used since it was put",), True)
+    assert put.comes_back is not None and 0.15 < put.comes_back < 0.25
+    cache.now += 1
+    cache.ask(7)
+    used = cache.policy.explain(cache.span_of[7])
+    assert (used.uses, used.like) == (2, ("used once",))
+    assert used.comes_back is not None and used.comes_back < 0.01, "nothing was ever used twice"
+    cache.ask(8)
+    for number in range(50):
+        cache.now += 1
+        cache.ask(10 * number + 9)
+    unused = cache.policy.explain(cache.span_of[8])
+    assert unused.comes_back is not None and unused.comes_back < 0.01, "nothing comes back so late"
+
+
+def test_what_an_evicted_key_was_is_told_until_it_is_forgotten() -> None:
+    policy = Hazard()
+    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.accessed(1, 1.0)
+    before = policy.explain(1)
+    policy.hidden(1)
+    policy.removed(1, evicted=True)
+    gone = policy.recall(key_of(1))
+    assert gone is not None
+    assert (gone.uses, gone.like, gone.worth) == (2, before.like, before.worth)
+    policy.inserted(Newcomer(2, key_of(1), 64), 2.0)
+    assert policy.recall(key_of(1)) is None, "it is stored"
+    assert policy.explain(2).uses == 3, "its return is a use"
+
+
+def test_what_ended_otherwise_than_by_eviction_is_not_remembered() -> None:
+    policy = Hazard()
+    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.removed(1, evicted=False)
+    assert policy.recall(key_of(1)) is None
+
+
+@pytest.mark.parametrize(
+    ("often", "words"),
+    [(0, "not used since it was put"), (1, "used once"), (2, "used 2 to 3 times"), (3, "used 4 to 7 times")],
+)
+def test_a_class_of_uses_is_told_in_words(often: int, words: str) -> None:
+    assert times_used(often, 7) == words
+    assert times_used(7, 7) == "used 64 times or more"
+
+
+def test_the_traits_of_a_piece_name_its_place_and_its_agent() -> None:
+    cache = Cache(1000)
+    cache.ask(*range(12), agent="coder", chained=True)
+    cache.policy.turn("coder", "tool_call", cache.now)
+    told = [cache.policy.explain(cache.span_of[block]).like[1:] for block in (0, 1, 11)]
+    waits = "its agent waits for a tool"
+    assert told == [(waits,), ("near the start of its sequence", waits), ("far into its sequence", waits)]
+
+
+def test_no_share_is_told_of_entries_too_few_of_which_are_known() -> None:
+    row = Row(Row(None))
+    row.reached[0], row.used[0] = KNOWN_MIN - 1, 1
+    assert row.comes_back(0) is None
+    assert row.wider is not None
+    row.wider.reached[0], row.wider.used[0] = 100, 25
+    assert row.comes_back(0) == 0.25, "of the wider class"
+    row.reached[0], row.reached[1] = KNOWN_MIN, 1
+    row.used[0], row.used[1] = KNOWN_MIN / 2, 1
+    assert row.comes_back(0) == 0.5, "one of one is no experience"

@@ -34,6 +34,7 @@ class AnyPolicy(RuleBasedStateMachine):
         self.known: dict[int, int | None] = {}
         self.hidden: set[int] = set()
         self.used_at: dict[int, int] = {}
+        self.new: dict[int, Newcomer] = {}
         self.clock = 0
         self.now = 0.0
 
@@ -62,6 +63,7 @@ class AnyPolicy(RuleBasedStateMachine):
             self.policy.admits(new, data.draw(st.sampled_from(sorted(self.known))))
         self.policy.inserted(new, self.now)
         self.known[span] = parent
+        self.new[span] = new
         self.use(span)
 
     @precondition(lambda self: self.shown())
@@ -119,6 +121,22 @@ class AnyPolicy(RuleBasedStateMachine):
         every = [self.policy.rank(span) for span in self.known]
         assert len(set(every)) == len(every)
 
+    @invariant()
+    def of_leaves_outside_the_window_the_one_worth_less_goes_first(self) -> None:
+        leaves = set(self.leaves())
+        told = {span: self.policy.explain(span) for span in self.policy.coldest() if span in leaves}
+        worths = [each.worth for each in told.values() if not each.in_window]
+        assert worths == sorted(worths)
+        order = [each.in_window for each in told.values()]
+        assert order == sorted(order), "something of the window goes before what is outside it"
+
+    @invariant()
+    def what_it_tells_of_a_span_is_what_it_goes_by(self) -> None:
+        told = {span: self.policy.explain(span) for span in self.known}
+        assert all(each.worth == self.policy.worth(span) for span, each in told.items())
+        window = sum(self.new[span].size_bytes for span, each in told.items() if each.in_window)
+        assert window == (self.policy.window_bytes or 0)
+
 
 class LRUPolicy(AnyPolicy):
     make = LRU
@@ -175,6 +193,24 @@ def test_lfu_forgets_old_popularity() -> None:
         if coldest == 1:
             return
     pytest.fail("what was popular once is never evicted")
+
+
+def test_lru_is_asked_why_by_the_order_of_last_uses() -> None:
+    policy = filled(LRU(), range(1, 4))
+    policy.accessed(1, 0.0)
+    assert [policy.explain(span).worth for span in (2, 3, 1)] == [2.0, 3.0, 4.0]
+    assert policy.explain(1).uses is None, "it counts none"
+
+
+def test_lfu_tells_the_uses_that_it_counted() -> None:
+    policy = filled(LFU(), range(1, 3))
+    policy.accessed(1, 0.0)
+    assert [(policy.explain(span).uses, policy.explain(span).worth) for span in (1, 2)] == [(2, 2.0), (1, 1.0)]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_key_that_was_never_put_is_not_remembered(name: str) -> None:
+    assert filled(by_name(name), range(1, 9)).recall(b"\1" * 32) is None
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
