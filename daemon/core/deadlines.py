@@ -1,16 +1,19 @@
 """When something is due: one deadline a name, changed as often as one likes.
 
 A heap that is corrected lazily: a changed deadline leaves its old entry behind, which is skipped when it comes up. Once
-most of the heap is such leftovers, each change takes some of them out. Every operation is O(log n) amortised.
+most of the heap is such leftovers, each change takes some of them out. Every operation is O(log n): where many
+leftovers come up at once, each takes out LEFTOVERS_MAX and leaves the others to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ..policy.thinning import thin
+
+LEFTOVERS_MAX: Final = 16
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -48,17 +51,15 @@ class Deadlines(Generic[Name]):
         return None if time is None else time[0]
 
     def next_timer(self) -> float | None:
-        """The earliest deadline."""
-        while self._heap:
-            if self._is_live(self._heap[0]):
-                return self._heap[0][0]
-            heappop(self._heap)
-        return None
+        """When to call `pop_due` next: at the earliest deadline, or before it while leftovers are in the way."""
+        self._skip_leftovers()
+        return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Name | None:
-        """Takes one name whose deadline is not after `now`, the earliest first."""
-        when = self.next_timer()
-        if when is None or when > now:
+        """Takes one name whose deadline is not after `now`, the earliest first. None if there is none, or leftovers are
+        in the way: then `next_timer` is not after `now` either."""
+        self._skip_leftovers()
+        if not self._heap or self._heap[0][0] > now or not self._is_live(self._heap[0]):
             return None
         name = heappop(self._heap)[2]
         del self._times[name]
@@ -72,6 +73,12 @@ class Deadlines(Generic[Name]):
     def _is_live(self, place: tuple[float, int, Name]) -> bool:
         when, change, name = place
         return self._times.get(name) == (when, change)
+
+    def _skip_leftovers(self) -> None:
+        for _ in range(LEFTOVERS_MAX):
+            if not self._heap or self._is_live(self._heap[0]):
+                return
+            heappop(self._heap)
 
     def _thin(self) -> None:
         if len(self._heap) > 2 * len(self._times) + 64:

@@ -12,7 +12,6 @@ when the quick way fails.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -198,7 +197,7 @@ class Room:
         if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
             return "max_tokens"
         if need.key is not None:
-            if not survey.gaps(need.span_bytes, filling):
+            if not len(survey.gaps(need.span_bytes, filling)[0]):
                 return "ring"
             if not any(
                 entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)
@@ -343,17 +342,15 @@ class Room:
         if survey is None or self.obstacle(need) is not None:
             return None
         windows = Windows(self._memory, need.span_bytes, self.may_go, VICTIMS_MAX)
-        gaps = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
-        lows = [low for low, _ in gaps]
-        for entry in self._coldest(LOOKS_MAX) if gaps else ():
-            at = bisect_right(lows, entry.offset) - 1
-            if at >= 0 and entry.offset < gaps[at][1]:
-                return windows.around(entry.offset, through=True)
-        if not gaps:
+        lows, highs = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
+        if not len(lows):
             return None
+        for entry in self._coldest(LOOKS_MAX):
+            at = int(lows.searchsorted(entry.offset, "right")) - 1
+            if at >= 0 and entry.offset < highs[at]:
+                return windows.around(entry.offset, through=True)
         # Whatever stands in the widest gap is warm; but it is all there is.
-        low, _ = max(gaps, key=lambda gap: gap[1] - gap[0])
-        return windows.around(low, through=True)
+        return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
     def _coldest(self, looks: int, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
         """Entries that may go, coldest first, among `looks` of the coldest, of `owners` if given."""

@@ -44,9 +44,9 @@ class Survey:
         if len(some) < SURVEYED_MAX:
             self._end()
 
-    def gaps(self, size_bytes: int, besides: Iterable[Entry]) -> list[tuple[int, int]]:
-        """Stretches (low, high) of the ring, at least `size_bytes` long, in which nothing must stay, nor one of
-        `besides` stands; by offset."""
+    def gaps(self, size_bytes: int, besides: Iterable[Entry]) -> tuple[Array, Array]:
+        """Stretches of the ring, at least `size_bytes` long, in which nothing must stay, nor one of `besides` stands:
+        where they begin and where they end, (n,) int64 each, by offset."""
         wide = self._highs - self._lows >= size_bytes
         lows, highs = self._lows[wide], self._highs[wide]
         edges = np.array([(each.offset, each.offset + each.span_bytes) for each in besides], np.int64).reshape(-1, 2)
@@ -57,7 +57,7 @@ class Survey:
             lows, highs = np.sort(np.concatenate([lows, edges[:, 1]])), np.sort(np.concatenate([highs, edges[:, 0]]))
             wide = highs - lows >= size_bytes
             lows, highs = lows[wide], highs[wide]
-        return list(zip(lows.tolist(), highs.tolist(), strict=True))
+        return lows, highs
 
     def _kept(self, spans: Iterable[Entry | None]) -> Iterator[Entry]:
         for entry in spans:

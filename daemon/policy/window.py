@@ -17,6 +17,8 @@ from .leaves import Span
 
 SHARE: Final = 1 / 8
 """Of the bytes that are stored: somewhat more than the tenth of the ring that is promised, which has holes."""
+LEAVE_MAX: Final = 16
+"""Spans that leave the window at one put, at most: after a large put they would be a share of all that is stored."""
 
 
 class Window:
@@ -43,10 +45,12 @@ class Window:
             self.size_bytes -= span.size_bytes
 
     def past(self, stored_bytes: int) -> Iterator[Span]:
-        """Those after which enough was put, of so many bytes that are stored; the caller lets each of them
-        `leave`."""
+        """Those after which enough was put, of so many bytes that are stored; the caller lets each of them `leave`.
+        LEAVE_MAX places are looked at, and the others at the next puts."""
         until = self._put_bytes - SHARE * stored_bytes
-        while self._spans and self._spans[0][0] <= until:
+        for _ in range(LEAVE_MAX):
+            if not self._spans or self._spans[0][0] > until:
+                break
             put_at, span = self._spans.popleft()
             if span.put_at == put_at:
                 yield span

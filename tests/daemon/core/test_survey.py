@@ -38,7 +38,8 @@ def test_gaps_are_all_stretches_that_nothing_stands_in(stays: set[int], besides:
         if at - low >= size:
             expected.append((low, at))
         low = at + 1
-    assert found.gaps(size, map(span, besides)) == expected
+    lows, highs = found.gaps(size, map(span, besides))
+    assert list(zip(lows, highs, strict=True)) == expected
     assert (found.entries, found.tokens, found.size_bytes) == (len(stays), 2 * len(stays), len(stays))
 
 

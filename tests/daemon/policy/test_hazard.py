@@ -16,6 +16,7 @@ from tensord.daemon.policy.hazards import BUCKETS, KNOWN_MIN, Hazards, Row, buck
 from tensord.daemon.policy.leaves import Span
 from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.past import PARTS, Past
+from tensord.daemon.policy.window import LEAVE_MAX
 
 
 def key_of(number: int) -> bytes:
@@ -25,6 +26,9 @@ def key_of(number: int) -> bytes:
 def put_long_ago(policy: Hazard, now: float) -> None:
     """So much is put that nothing of what is known was put just now."""
     policy.inserted(Newcomer(999_999, key_of(999_999), 1 << 40), now)
+    while any(span.put_at for span in policy._spans.values()):
+        policy.inserted(Newcomer(999_998, key_of(999_998), 1 << 40), now)
+        policy.removed(999_998, evicted=False)
 
 
 class Cache:
@@ -351,6 +355,20 @@ def test_it_is_judged_once_an_eighth_of_what_is_stored_was_put_after_it() -> Non
     policy.inserted(Newcomer(9999, key_of(9999), 64), now)
     assert policy.rank(9000) < policy.rank(1)
     policy.check_invariants()
+
+
+def test_a_large_put_moves_a_bounded_number_of_places_and_the_next_puts_move_the_others() -> None:
+    policy = Hazard()
+    for number in range(1, 1001):
+        policy.inserted(Newcomer(number, key_of(number), 64), number)
+    before = [span for span in policy._spans.values() if span.put_at]
+    policy.inserted(Newcomer(5000, key_of(5000), 64 * 1000), 1001.0)
+    inside = [span for span in before if span.put_at]
+    assert 0 < len(before) - len(inside) <= LEAVE_MAX
+    for number in range(6000, 6000 + len(inside)):
+        policy.inserted(Newcomer(number, key_of(number), 64), number)
+        policy.check_invariants()
+    assert not any(span.put_at for span in inside)
 
 
 def test_what_is_put_again_is_kept_again() -> None:

@@ -7,7 +7,6 @@ from heapq import heapify, heappop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.core.deadlines import Deadlines
 from tensord.daemon.policy.thinning import LOOKS, remove, thin
 
 
@@ -48,22 +47,3 @@ def test_only_leftovers_go_and_all_of_them_in_the_end(numbers: list[int], live: 
     for _ in range(len(numbers) + 1):
         at = thin(heap, at, is_live)
     assert in_order(heap) == [each for each in sorted(numbers) if each in live]
-
-
-def test_deadlines_that_were_dropped_take_no_room_for_long() -> None:
-    deadlines: Deadlines[int] = Deadlines()
-    for number in range(10_000):
-        deadlines.set(number, float(number))
-    for number in range(1, 10_000):
-        deadlines.drop(number)
-    assert len(deadlines._heap) < 1000
-    assert deadlines.pop_due(0.0) == 0
-    assert deadlines.next_timer() is None
-
-
-def test_a_deadline_that_is_renewed_all_the_time_takes_little_room() -> None:
-    deadlines: Deadlines[str] = Deadlines()
-    for number in range(10_000):
-        deadlines.set("often", float(number))
-    assert len(deadlines._heap) < 100
-    assert deadlines.next_timer() == 9999.0
