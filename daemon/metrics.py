@@ -55,6 +55,7 @@ _STORE: Final = (
     ("retired_bytes", "retired_bytes", "Memory of entries that are gone, and still viewed by somebody."),
     ("resident_bytes", "resident_bytes", "Of the ring, what is in memory now."),
     ("withdrawn_bytes", "withdrawn_bytes", "Of the ring, what was given back to the system under pressure."),
+    ("window_bytes", "window_bytes", "Of the entries, those put so lately that they go only if nothing else may."),
     ("message_pins", "pins", "Entries pinned for a time, by message."),
     ("message_pinned_bytes", "pinned_bytes", "Their bytes."),
     ("puts_in_flight", "puts_in_flight", "Puts that have begun and not ended."),
@@ -186,6 +187,8 @@ def _histograms(departures: Figures) -> Iterator[Metric]:
     for name, figure, said in (
         ("residence_seconds", "residence_s", "How long entries had been stored when they went."),
         ("idle_at_eviction_seconds", "idle_s", "How long nobody had used entries when they went."),
+        ("uses_at_eviction", "uses", "How often entries had been used after their put when they went."),
+        ("worth_at_eviction", "worth", "What entries were worth to the policy when they went, in its own unit."),
     ):
         family = HistogramMetricFamily(f"tensord_{name}", said, labels=("reason",))
         for reason, told in sorted(departures.get(figure, {}).items()):
@@ -280,7 +283,7 @@ def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[
 
 def _gauges(figures: Figures, wanted: Iterable[tuple[str, str, str]]) -> Iterator[Metric]:
     for name, figure, said in wanted:
-        if figure in figures:
+        if figures.get(figure) is not None:
             yield _gauge(name, said, (), [((), figures[figure])])
 
 

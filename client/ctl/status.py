@@ -43,7 +43,7 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]
                 f"largest free {size(store['largest_free_bytes'])}, holes {number(store['holes'])}"
             ),
         ),
-        ("entries", f"{number(store['entries'])} of {number(store['max_entries'])}, policy {store['policy']}"),
+        ("entries", f"{number(store['entries'])} of {number(store['max_entries'])}, {_policy(store)}"),
         ("sizes", _sizes(body, store)),
         ("tokens", number(store["tokens"]) + (f" of {number(store['max_tokens'])}" if store["max_tokens"] else "")),
         ("namespaces", number(store["namespaces"])),
@@ -76,6 +76,13 @@ def _sizes(body: dict[str, Any], store: dict[str, Any]) -> str:
     )
 
 
+def _policy(store: dict[str, Any]) -> str:
+    window = store["window_bytes"]
+    if window is None:
+        return f"policy {store['policy']}"
+    return f"policy {store['policy']}, window {size(window)} ({share(window, store['used_bytes'])} of what is used)"
+
+
 def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]]:
     looked = store["hits"] + store["misses"]
     return [
@@ -101,6 +108,7 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
             ),
         ),
         ("evictions", f"{counts(store['evictions'])}; {size(store['evicted_bytes'])} in all"),
+        ("made room", _made_room(store["at_eviction"])),
         ("refusals", f"{counts(store['refusals'])}; by quota: {counts(body['quotas']['refusals'])}"),
         (
             "claims",
@@ -111,6 +119,18 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
         ),
         ("reclaim", f"scans {number(store['scans'])}, spared {number(store['republished'])}; fence {body['fence']}"),
     ]
+
+
+def _made_room(told: dict[str, Any]) -> str:
+    """How old and how idle the entries were that went last for others: short times say that the ring is too small."""
+    if not told["entries"]:
+        return "no entry had to go for others yet"
+    of = "the last one was" if told["entries"] == 1 else f"half of the last {number(told['entries'])} were"
+    age_s, idle_s = told["age_s"], told["idle_s"]
+    return (
+        f"{of} idle for {age(idle_s['median'])} or more, stored {age(age_s['median'])} ago or earlier; "
+        f"nine in ten idle for {age(idle_s['tenth'])} or more"
+    )
 
 
 def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ class Counters:
 
     `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
     without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the image bytes of
-    stored puts; `departures`: how old, and how long idle, entries were when they went. `prefix_hits`: queries of which
+    stored puts; `departures`: histograms of what entries were when they went. `prefix_hits`: queries of which
     some of the tokens were cached; `prefix_uses_lost`: uses by queries that no policy heard of.
     """
 

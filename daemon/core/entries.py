@@ -36,6 +36,7 @@ class State(Enum):
 class Entry:
     """One allocated span and what is known of it. Times are seconds of the store's clock.
 
+    `worth`: what the entry was worth to the policy when it went; 0 until then.
     `parent`: the piece before, of a cached sequence; `followers`: how many published entries have this one for parent.
     Those, and hidden ones, are a list: `follower` is the newest of them, `sibling` the next older one of the same
     parent. Who changes them is `sequences`.
@@ -58,6 +59,7 @@ class Entry:
     sequence: int = 0
     state: State = State.FILLING
     reason: str = ""
+    worth: float = 0.0
     cost_ms: float = 0.0
     agent: str = ""
     prefix_bytes: int = 0

@@ -1,4 +1,4 @@
-"""How long entries stayed, and how long nobody had used them, when they went. Pure counting: no entry is kept.
+"""How old, how long unused, how often used and how much worth entries were when they went. Pure counting.
 
 Owns: the bounds of the buckets, and what fell into each. Does not own when something goes (tenure does).
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, Final
+
+from .departed import Gone
 
 BOUNDS_S: Final = (
     0.1,
@@ -27,6 +29,10 @@ BOUNDS_S: Final = (
     7 * 86400.0,
 )
 """Where buckets end, in seconds: the idle times at which modes let entries go (30 s, 2 min, 10 min) are among them."""
+BOUNDS_USES: Final = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0)
+"""Where buckets of uses end: the classes of the learned policy do too."""
+BOUNDS_WORTH: Final = tuple(10.0**power for power in range(-15, 4))
+"""What an entry is worth ranges over as many orders of magnitude as its cost and its bytes do."""
 
 
 class Histogram:
@@ -50,22 +56,29 @@ class Histogram:
 
 
 class Departures:
-    """Both histograms, by the reason for which an entry went."""
+    """Histograms of entries that went, by the reason for which they did."""
 
     def __init__(self) -> None:
-        self._residence: dict[str, Histogram] = {}
-        self._idle: dict[str, Histogram] = {}
+        self._of: dict[str, dict[str, Histogram]] = {}
 
-    def count(self, reason: str, created_at: float, used_at: float, now: float) -> None:
-        """An entry that was stored at `created_at`, and last used at `used_at`, goes now."""
-        if reason not in self._residence:
-            self._residence[reason], self._idle[reason] = Histogram(), Histogram()
-        self._residence[reason].count(now - created_at)
-        self._idle[reason].count(now - used_at)
+    def count(self, gone: Gone) -> None:
+        """An entry went."""
+        each = self._of.get(gone.reason)
+        if each is None:
+            each = self._of[gone.reason] = {
+                "residence_s": Histogram(),
+                "idle_s": Histogram(),
+                "uses": Histogram(BOUNDS_USES),
+                "worth": Histogram(BOUNDS_WORTH),
+            }
+        each["residence_s"].count(gone.age_s)
+        each["idle_s"].count(gone.idle_s)
+        each["uses"].count(gone.uses)
+        each["worth"].count(gone.worth)
 
     def as_dict(self) -> dict[str, Any]:
-        """`residence_s` and `idle_s`, each a dict of histograms by reason, for status."""
+        """`residence_s`, `idle_s`, `uses` and `worth`, each a dict of histograms by reason, for status."""
         return {
-            "residence_s": {reason: each.as_dict() for reason, each in self._residence.items()},
-            "idle_s": {reason: each.as_dict() for reason, each in self._idle.items()},
+            name: {reason: each[name].as_dict() for reason, each in self._of.items()}
+            for name in ("residence_s", "idle_s", "uses", "worth")
         }

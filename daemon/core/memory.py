@@ -379,6 +379,7 @@ class Memory:
     def _leave(self, entry: Entry) -> None:
         """The entry is stored no more: it no longer counts against the budgets of entries and tokens."""
         evicted = entry.state is State.VICTIM
+        entry.worth = self.policy.worth(entry.span_id)
         self.entries.remove(entry)
         self.policy.removed(entry.span_id, evicted=evicted)
         self.sequences.left(entry, published=not evicted)

@@ -48,6 +48,8 @@ def status(store: Store) -> dict[str, Any]:
         "pinned_bytes": store.pins.pinned_bytes,
         "namespaces": memory.entries.namespace_count,
         "sweeps": len(store.sweeps),
+        "window_bytes": memory.policy.window_bytes,
+        "at_eviction": store.departed.made_room(),
         "evicted_while_pinned": memory.evicted_while_pinned,
         "prefix_pieces": len(memory.sequences),
         "prefix_rebuilding": memory.sequences.rebuilding,

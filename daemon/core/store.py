@@ -33,6 +33,7 @@ from ..policy.replacement import Replacement
 from . import report
 from .claims import Claims
 from .counters import Counters
+from .departed import Departed
 from .effects import Again, Effect, Forget, Holds
 from .entries import Entry
 from .events import (
@@ -116,7 +117,8 @@ class Store:
         )
         self.quotas = quotas or Quotas({}, own_uid=0)
         self._outbox = Outbox(self.counters)
-        self._tenure = Tenure(self.memory, self.pins, self._outbox, limits.default_ttl_s)
+        self.departed = Departed(limits.max_entries)
+        self._tenure = Tenure(self.memory, self.pins, self._outbox, self.departed, limits.default_ttl_s)
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.pressing = Pressing(self.memory, self._room)

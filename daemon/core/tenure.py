@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .deadlines import Deadlines
+from .departed import Departed, Gone
 from .effects import WriteExpiry
 from .entries import Entry, State
 from .memory import Memory
@@ -37,11 +38,12 @@ class Tenure:
     """Entries coming, staying and going, on top of `memory`."""
 
     def __init__(
-        self, memory: Memory, pins: Pins, outbox: Outbox, default_ttl_s: float | None
+        self, memory: Memory, pins: Pins, outbox: Outbox, departed: Departed, default_ttl_s: float | None
     ) -> None:
         self._memory = memory
         self._pins = pins
         self._outbox = outbox
+        self._departed = departed
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[int] = Deadlines()
         self._followed: deque[tuple[Entry, Ending]] = deque()
@@ -163,9 +165,20 @@ class Tenure:
         counters = self._outbox.counters
         counters.evictions[reason] += 1
         counters.evicted_bytes += entry.span_bytes
-        counters.departures.count(reason, entry.created_at, entry.used_at, self._outbox.now)
+        now = self._outbox.now
+        age_s, idle_s = max(0.0, now - entry.created_at), max(0.0, now - entry.used_at)
+        gone = Gone(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
+        counters.departures.count(gone)
+        self._departed.add(gone)
         if announce:
             event = "expire" if reason == "ttl" else "evict"
             self._outbox.announce(
-                event, key=entry.key.hex(), reason=reason, span_bytes=entry.span_bytes
+                event,
+                key=entry.key.hex(),
+                reason=reason,
+                span_bytes=entry.span_bytes,
+                age_s=age_s,
+                idle_s=idle_s,
+                uses=entry.uses,
+                worth=entry.worth,
             )

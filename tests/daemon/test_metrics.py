@@ -100,6 +100,18 @@ def test_histograms_sum_up() -> None:
     assert at(samples, "tensord_idle_at_eviction_seconds_bucket", reason="capacity", le="1.0") == 0
 
 
+def test_what_entries_were_worth_when_they_went_is_told_by_reason() -> None:
+    samples = told(documents.status())
+    assert at(samples, "tensord_uses_at_eviction_bucket", reason="capacity", le="0.0") == 60
+    assert at(samples, "tensord_worth_at_eviction_bucket", reason="capacity", le="1e-06") == 90
+    assert at(samples, "tensord_window_bytes") == 1 << 30
+
+
+def test_a_policy_without_a_window_has_no_figure_of_it() -> None:
+    samples = told(documents.status(store=documents.store(policy="lru", window_bytes=None)))
+    assert ("tensord_window_bytes", frozenset()) not in samples
+
+
 def test_counters_that_must_stay_0_are_there_from_the_start() -> None:
     samples = told(documents.status())
     for name in ("evicted_while_pinned", "found_corrupt"):

@@ -60,7 +60,7 @@ def status(**changed: Any) -> dict[str, Any]:
 def store(**changed: Any) -> dict[str, Any]:
     return {
         "epoch": 3,
-        "policy": "lru",
+        "policy": "hazard",
         "entries": 640,
         "max_entries": 131072,
         "tokens": 655360,
@@ -75,6 +75,12 @@ def store(**changed: Any) -> dict[str, Any]:
         "resident_bytes": 8 * GIB,
         "withdrawn_bytes": 0,
         "retired_bytes": 9 * MIB,
+        "window_bytes": GIB,
+        "at_eviction": {
+            "entries": 100,
+            "age_s": {"median": 400.0, "tenth": 40.0},
+            "idle_s": {"median": 60.0, "tenth": 20.0},
+        },
         "pinned_spans_seen": 12,
         "puts_in_flight": 1,
         "puts_waiting": 0,
@@ -113,6 +119,8 @@ def store(**changed: Any) -> dict[str, Any]:
         "departures": {
             "residence_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [10, 80, 10], "sum": 4000.0}},
             "idle_s": {"capacity": {"bounds": [1.0, 60.0], "counts": [0, 90, 10], "sum": 3000.0}},
+            "uses": {"capacity": {"bounds": [0.0, 1.0], "counts": [60, 30, 10], "sum": 60.0}},
+            "worth": {"capacity": {"bounds": [1e-9, 1e-6], "counts": [10, 80, 10], "sum": 1e-4}},
         },
         **changed,
     }

@@ -60,6 +60,20 @@ def test_any_figures_fit_100_columns(daemon: Daemon) -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
+def test_how_idle_those_were_that_made_room_is_told_in_words(daemon: Daemon) -> None:
+    assert "no entry had to go for others yet" in status.text(daemon.status())
+    told = {"entries": 1024, "age_s": {"median": 400.0, "tenth": 9.0}, "idle_s": {"median": 60.0, "tenth": 5.0}}
+    text = " ".join(status.text(_document(daemon, at_eviction=told)).split())
+    assert "half of the last 1,024 were idle for 1m00s or more, stored 6m40s ago or earlier" in text
+    assert "nine in ten idle for 5s or more" in text
+
+
+def test_the_share_of_the_window_is_shown_where_the_policy_has_one(daemon: Daemon) -> None:
+    text = status.text(_document(daemon, used_bytes=8 << 20, window_bytes=1 << 20))
+    assert "policy hazard, window 1.00 MiB (12.5 % of what is used)" in " ".join(text.split())
+    assert "window" not in status.text(_document(daemon, policy="lru", window_bytes=None))
+
+
 def test_counters_that_must_stay_0_are_pointed_out(daemon: Daemon) -> None:
     assert "TROUBLE" not in status.text(daemon.status())
     assert "TROUBLE" in status.text(_document(daemon, evicted_while_pinned=1))

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensord.daemon.core.departed import Gone
 from tensord.daemon.core.histogram import BOUNDS_S, Departures, Histogram
 
 
@@ -30,9 +31,15 @@ def test_an_amount_at_a_bound_belongs_to_it() -> None:
 
 def test_departures_are_told_apart_by_reason() -> None:
     departures = Departures()
-    departures.count("ttl", created_at=0.0, used_at=50.0, now=100.0)
-    departures.count("capacity", created_at=90.0, used_at=99.5, now=100.0)
+    departures.count(Gone(bytes(32), "ttl", 100.0, age_s=100.0, idle_s=50.0, uses=3, worth=1e-6))
+    departures.count(Gone(bytes(32), "capacity", 100.0, age_s=10.0, idle_s=0.5, uses=0, worth=1e-9))
     told = departures.as_dict()
-    assert {reason: each["sum"] for reason, each in told["residence_s"].items()} == {"ttl": 100.0, "capacity": 10.0}
-    assert {reason: each["sum"] for reason, each in told["idle_s"].items()} == {"ttl": 50.0, "capacity": 0.5}
-    assert all(sum(each["counts"]) == 1 for each in told["idle_s"].values())
+    sums = {name: {reason: each["sum"] for reason, each in by.items()} for name, by in told.items()}
+    assert sums == {
+        "residence_s": {"ttl": 100.0, "capacity": 10.0},
+        "idle_s": {"ttl": 50.0, "capacity": 0.5},
+        "uses": {"ttl": 3.0, "capacity": 0.0},
+        "worth": {"ttl": 1e-6, "capacity": 1e-9},
+    }
+    assert all(sum(each["counts"]) == 1 for by in told.values() for each in by.values())
+    assert told["uses"]["capacity"]["counts"][0] == 1, "entries that nobody used are told apart"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensord.daemon.core.events import Accessed
+from tensord.daemon.policy.replacement import POLICIES
 from tensord.ipc import messages
 
-from .stand import SPAN, UNIX_AT_ZERO_S, Make, key
+from .stand import SPAN, UNIX_AT_ZERO_S, Make, Stand, key
 
 
 def test_entries_are_paged_completely_and_once(make: Make) -> None:
@@ -67,6 +70,61 @@ def test_watchers_are_told_what_happens(make: Make) -> None:
     stand.send(1, messages.Clear(2))
     events = [event["event"] for event in stand.told]
     assert events == ["put", "evict", "put", "claim", "limit", "clear"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_an_entry_that_goes_is_told_with_its_reason_age_idle_time_uses_and_worth(make: Make, policy: str) -> None:
+    stand = make(4 * SPAN, policy=policy)
+    stand.now = 10.0
+    for number in range(4):
+        stand.put(number, ttl_s=90.0 if number == 1 else None)
+    stand.now = 30.0
+    stand.do(Accessed([stand.pin(number).span_id for number in (1, 1, 2, 3)]))
+    stand.views.clear()
+    worth = {number: _worth(stand, number) for number in range(4)}
+    stand.now = 50.0
+    stand.put(4)
+    stand.pass_time(60.0)
+    stand.send(1, messages.Evict(1, [key(2)]))
+    gone = {event["reason"]: event for event in stand.told if event["event"] in ("evict", "expire")}
+    assert gone.keys() == {"capacity", "ttl", "explicit"}
+    assert [gone["capacity"][name] for name in ("key", "age_s", "idle_s", "uses")] == [key(0).hex(), 40.0, 40.0, 0]
+    assert [gone["ttl"][name] for name in ("event", "age_s", "idle_s", "uses")] == ["expire", 90.0, 70.0, 2]
+    assert [gone["explicit"][name] for name in ("key", "age_s", "idle_s", "uses")] == [key(2).hex(), 100.0, 80.0, 1]
+    if policy != "hazard":
+        # There worth changes with age.
+        assert (gone["capacity"]["worth"], gone["ttl"]["worth"]) == (worth[0], worth[1])
+    assert gone["capacity"]["worth"] < gone["ttl"]["worth"]
+    told = stand.store.status()["departures"]
+    assert told["uses"]["ttl"]["sum"] == 2
+    assert told["worth"]["ttl"]["sum"] == gone["ttl"]["worth"]
+
+
+def _worth(stand: Stand, number: int) -> float:
+    entry = stand.store.memory.entries.find(key(number))
+    assert entry is not None
+    return stand.store.memory.policy.worth(entry.span_id)
+
+
+def test_status_tells_how_old_and_how_idle_those_were_that_made_room(make: Make) -> None:
+    stand = make(4 * SPAN)
+    assert stand.store.status()["at_eviction"]["entries"] == 0
+    for number in range(8):
+        stand.now = 10.0 * number
+        stand.put(number)
+    stand.send(1, messages.Clear(1))
+    told = stand.store.status()["at_eviction"]
+    assert told["entries"] == 4, "what was cleared made no room for anything"
+    assert told["age_s"]["median"] == told["idle_s"]["median"] == 40.0
+
+
+def test_status_tells_how_much_belongs_to_the_window(make: Make) -> None:
+    stand = make(100 * SPAN, policy="hazard")
+    for number in range(100):
+        stand.put(number)
+    status = stand.store.status()
+    assert 0.1 < status["window_bytes"] / status["used_bytes"] <= 0.14
+    assert make(policy="lru").store.status()["window_bytes"] is None
 
 
 def test_how_long_entries_stayed_and_were_idle_is_counted_when_they_go(make: Make) -> None:

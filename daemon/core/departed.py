@@ -1,0 +1,120 @@
+"""What is remembered of entries that went: when, why, how old and how used they were, and what they were worth.
+
+Owns one record for each of the last `most` entries that went, in columns: about 80 bytes a record. Does not own what
+the policy remembers of a key, nor the counts by reason (`histogram`).
+
+Invariants: a record is never changed, only overwritten by a newer one once there are `most`; a look-up takes numpy's
+time for one pass over the records, below a millisecond for RECORDS_MAX of them.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ...shm.layout import KEY_BYTES
+
+RECORDS_MAX: Final = 1 << 16
+LATEST: Final = 1024
+"""Of so many of the latest records medians are told."""
+MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "index_bucket", "pressure", "emergency"})
+"""The reasons of entries that the policy chose to go."""
+LOOKS_MAX: Final = 256
+"""Records that one question for the beginning of a key lists."""
+_COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
+_WORDS: Final = KEY_BYTES // 8
+_KEY: Final = Struct(f"={_WORDS}Q")
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """An entry that went at `at`, a time of the store's clock; `uses`: after its put."""
+
+    key: bytes
+    reason: str
+    at: float
+    age_s: float
+    idle_s: float
+    uses: int
+    worth: float
+
+
+class Departed:
+    """Records of entries that went, the latest `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        assert most > 0
+        self._most = most = min(most, RECORDS_MAX)
+        self._total = 0
+        # Memory is taken as records come: the system sets zeroed pages aside when they are written.
+        self._keys = np.zeros((_WORDS, most), np.uint64)
+        self._columns = {name: np.zeros(most, kind) for name, kind in _COLUMNS.items()}
+        # Single items are written several times faster through a memoryview.
+        self._rows: list[Any] = [memoryview(row) for row in (*self._keys, *self._columns.values())]
+        self._reasons: list[str] = []
+
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return min(self._total, self._most)
+
+    @property
+    def most(self) -> int:
+        """How many are remembered at most."""
+        return self._most
+
+    def add(self, gone: Gone) -> None:
+        """An entry went."""
+        if gone.reason not in self._reasons:
+            self._reasons.append(gone.reason)
+        place = self._total % self._most
+        about = (gone.at, gone.age_s, gone.idle_s, gone.uses, gone.worth, self._reasons.index(gone.reason))
+        for row, value in zip(self._rows, (*_KEY.unpack(gone.key), *about), strict=True):
+            row[place] = value
+        self._total += 1
+
+    def find(self, key: bytes) -> Gone | None:
+        """The latest record of a key."""
+        places = self._beginning(key.hex())
+        return self._record(int(places[-1])) if len(places) else None
+
+    def beginning(self, digits: str, most: int) -> list[bytes]:
+        """Up to `most` different keys whose hexadecimal digits begin so, those that went last first; fewer where many
+        of the latest records are of the same keys."""
+        places = self._beginning(digits)[: -LOOKS_MAX - 1 : -1]
+        return list(dict.fromkeys(map(self._key, places.tolist())))[:most]
+
+    def made_room(self) -> dict[str, Any]:
+        """Of the entries among the latest LATEST that the policy chose: how many, and their ages and idle times in
+        seconds, each as the median and as the least that nine in ten had."""
+        latest = np.arange(self._total - min(len(self), LATEST), self._total) % self._most
+        chosen = [at for at, name in enumerate(self._reasons) if name in MADE_ROOM]
+        latest = latest[np.isin(self._columns["reason"][latest], chosen)]
+        told: dict[str, Any] = {"entries": len(latest), "age_s": None, "idle_s": None}
+        if len(latest):
+            for name in ("age_s", "idle_s"):
+                tenth, half = np.percentile(self._columns[name][latest], (10, 50)).tolist()
+                told[name] = {"median": half, "tenth": tenth}
+        return told
+
+    def _beginning(self, digits: str) -> npt.NDArray[np.intp]:
+        """The places of the records whose keys begin so, the latest last."""
+        wanted = np.frombuffer(bytes.fromhex(digits.ljust(2 * KEY_BYTES, "0")), np.uint64)
+        mask = np.frombuffer(bytes.fromhex(("f" * len(digits)).ljust(2 * KEY_BYTES, "0")), np.uint64)
+        # The second word first, where there is one: keys of one namespace have the first one in common.
+        first, *others = sorted(np.flatnonzero(mask).tolist(), key=lambda word: word != 1)
+        places = np.flatnonzero((self._keys[first, : len(self)] & mask[first]) == wanted[first])
+        for word in others:
+            places = places[(self._keys[word, places] & mask[word]) == wanted[word]]
+        oldest = self._total % self._most if len(self) == self._most else 0
+        older = np.searchsorted(places, oldest)
+        return np.concatenate((places[older:], places[:older]))
+
+    def _key(self, place: int) -> bytes:
+        return _KEY.pack(*self._keys[:, place].tolist())
+
+    def _record(self, place: int) -> Gone:
+        values = {name: column[place].item() for name, column in self._columns.items()}
+        return Gone(self._key(place), self._reasons[values.pop("reason")], **values)
