@@ -367,9 +367,21 @@ class EntriesQuery(Message, frozen=True):
     namespace: NamespaceTag | None = None
 
 
-class EntryQuery(Message, frozen=True):
+class WhyQuery(Message, frozen=True):
+    """The key's entry, and why it stays; or that it went, and why."""
+
     id: Id
     key: Key
+
+
+class GoneQuery(Message, frozen=True):
+    """Up to `count` keys of entries that went, the latest first: those whose first `digits` hexadecimal digits are
+    `key`'s."""
+
+    id: Id
+    key: Key
+    digits: Annotated[int, Meta(ge=1, le=64)]
+    count: Annotated[int, Meta(ge=1, le=64)] = 8
 
 
 class ClientsQuery(Message, frozen=True):
@@ -457,5 +469,5 @@ ControlAnswer = (
     | Error
     | GovernorAnswer
 )
-StatusRequest = StatusQuery | EntriesQuery | EntryQuery | ClientsQuery | HealthQuery | Watch
+StatusRequest = StatusQuery | EntriesQuery | WhyQuery | GoneQuery | ClientsQuery | HealthQuery | Watch
 StatusAnswer = Document | Event | Error

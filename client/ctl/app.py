@@ -29,6 +29,7 @@ from .parameters import DURATION, FILE
 from .purge import purge
 from .status import health, status
 from .top import top
+from .why import why
 
 TRACEBACK_VARIABLE: Final = "TENSORCTL_TRACEBACK"
 _INTERRUPTED: Final = 130
@@ -84,6 +85,7 @@ for _command in (
     top,
     ls,
     show,
+    why,
     clients,
     watch,
     limit,

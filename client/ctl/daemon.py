@@ -24,6 +24,7 @@ from ...ipc.connection import Connection
 from ...ipc.words import ENTRIES_MAX, PROTOCOL_VERSION
 
 NAME: Final = "tensorctl"
+KEY_BYTES: Final = 32
 Answer = TypeVar("Answer", bound=messages.Message)
 
 
@@ -65,9 +66,15 @@ class Daemon:
         rows: list[dict[str, Any]] = self.ask(messages.ClientsQuery)["clients"]
         return rows
 
-    def entry(self, key: bytes) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self.ask(lambda number: messages.EntryQuery(number, key))["entry"]
-        return found
+    def why(self, key: bytes) -> dict[str, Any]:
+        """What is known of a key, whether it is stored or not."""
+        return self.ask(lambda number: messages.WhyQuery(number, key))
+
+    def gone(self, digits: str) -> list[str]:
+        """Some keys of entries that went, whose digits begin so; the latest first."""
+        key = bytes.fromhex(digits.ljust(2 * KEY_BYTES, "0"))
+        keys: list[str] = self.ask(lambda number: messages.GoneQuery(number, key, len(digits)))["keys"]
+        return keys
 
     def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """All entries, page by page; one that is stored or evicted meanwhile may be missing or shown."""

@@ -13,6 +13,7 @@ from ...errors import BadKey
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import KEY, TAG, TAG_BYTES, keys_meant
 from .tables import age, number, pairs, short, size, table
+from .why import standing_rows
 
 # The namespace's tag, and enough of the digest that two keys of one namespace hardly ever share it.
 _SHOWN_DIGITS: Final = 2 * TAG_BYTES + 12
@@ -40,8 +41,8 @@ def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_k
     return table(_HEAD, rows, right=range(1, 8))
 
 
-def entry_text(entry: dict[str, Any], now_unix_s: float) -> str:
-    """One entry for people."""
+def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[str, str]] = ()) -> str:
+    """One entry for people, and `more` rows of it."""
     with understood("entry"):
         return pairs(
             [
@@ -57,6 +58,7 @@ def entry_text(entry: dict[str, Any], now_unix_s: float) -> str:
                 ("ends", _ends(entry, now_unix_s)),
                 ("pinned for a time", "yes" if entry["pinned_by_message"] else "no"),
                 *_of_sequence(entry),
+                *more,
             ]
         )
 
@@ -110,12 +112,21 @@ def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, full_keys: 
 @click.option("--json", "as_json", is_flag=True, help="The entry as the daemon gives it.")
 @pass_daemon
 def show(daemon: Daemon, key: str, as_json: bool) -> None:
-    """What is known of one entry.
+    """What is known of one entry, and how it stands among those that may go.
 
     KEY is hexadecimal; as many of its first digits as no other stored key begins with will do.
     """
     (meant,) = keys_meant(daemon, [key])
-    entry = daemon.entry(meant)
+    told = daemon.why(meant)
+    with understood("answer"):
+        entry, standing = told["entry"], told["standing"]
     if entry is None:
-        raise BadKey(f"{meant.hex()} is not stored; `tensorctl ls` lists what is")
-    click.echo(json.dumps({"entry": entry}, indent=2) if as_json else entry_text(entry, time.time()))
+        raise BadKey(
+            f"{meant.hex()} is not stored; `tensorctl why {meant.hex()}` says whether it was, "
+            "`tensorctl ls` lists what is stored"
+        )
+    if as_json:
+        click.echo(json.dumps({"entry": entry, "standing": standing}, indent=2))
+    else:
+        with understood("answer"):
+            click.echo(entry_text(entry, time.time(), standing_rows(told)))

@@ -18,9 +18,8 @@ from click.shell_completion import CompletionItem
 from ...errors import BadKey, TensordError
 from ...ipc.quantities import read_duration, read_size
 from ...ipc.words import SIZE_BYTES_MAX
-from .daemon import Daemon
+from .daemon import KEY_BYTES, Daemon
 
-KEY_BYTES: Final = 32
 TAG_BYTES: Final = 8
 _SHOWN_MAX: Final = 3
 _COMPLETED_MAX: Final = 50
@@ -135,12 +134,32 @@ def matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _only(prefix: str, keys: Sequence[str]) -> str:
+def stored_or_gone(daemon: Daemon, prefix: str) -> bytes:
+    """The key that a prefix means: a stored one, or else one whose entry went; a whole key means itself.
+
+    Raises:
+        BadKey: neither is there, or more than one.
+    """
+    if len(prefix) == 2 * KEY_BYTES:
+        return bytes.fromhex(prefix)
+    stored = matching(daemon, [prefix])[prefix]
+    if stored:
+        return bytes.fromhex(_only(prefix, stored))
+    gone = daemon.gone(prefix)
+    if not gone:
+        raise BadKey(
+            f"no stored key begins with {prefix}, nor does one that is remembered of an entry that went; "
+            "`tensorctl ls` lists what is stored"
+        )
+    return bytes.fromhex(_only(prefix, gone, "keys of entries that went"))
+
+
+def _only(prefix: str, keys: Sequence[str], which: str = "stored keys") -> str:
     if not keys:
         raise BadKey(f"no stored key begins with {prefix}; `tensorctl ls` lists them")
     if len(keys) > 1:
         shown = ", ".join(keys[:_SHOWN_MAX]) + (", ..." if len(keys) > _SHOWN_MAX else "")
-        raise BadKey(f"{len(keys)} stored keys begin with {prefix}: {shown}; give more digits")
+        raise BadKey(f"{len(keys)} {which} begin with {prefix}: {shown}; give more digits")
     return keys[0]
 
 

@@ -388,9 +388,11 @@ class StoreActor:
                 self._store.unix_at_zero_s = self._unix_at_zero()
                 entries, behind = self._store.entries(after, count, namespace)
                 return {"entries": entries, "behind": behind}
-            case messages.EntryQuery(key=key):
+            case messages.WhyQuery(key=key):
                 self._store.unix_at_zero_s = self._unix_at_zero()
-                return {"entry": self._store.entry(key)}
+                return self._store.why(key, self._clock())
+            case messages.GoneQuery(key=key, digits=digits, count=count):
+                return {"keys": [each.hex() for each in self._store.gone(key, digits, count)]}
             case messages.ClientsQuery():
                 return {"clients": self._client_rows()}
             case messages.HealthQuery():

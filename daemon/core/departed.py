@@ -77,13 +77,13 @@ class Departed:
 
     def find(self, key: bytes) -> Gone | None:
         """The latest record of a key."""
-        places = self._beginning(key.hex())
+        places = self._beginning(key, 2 * KEY_BYTES)
         return self._record(int(places[-1])) if len(places) else None
 
-    def beginning(self, digits: str, most: int) -> list[bytes]:
-        """Up to `most` different keys whose hexadecimal digits begin so, those that went last first; fewer where many
-        of the latest records are of the same keys."""
-        places = self._beginning(digits)[: -LOOKS_MAX - 1 : -1]
+    def beginning(self, key: bytes, digits: int, most: int) -> list[bytes]:
+        """Up to `most` different keys whose first hexadecimal digits are `key`'s, those that went last first; fewer
+        where many of the latest records are of the same keys."""
+        places = self._beginning(key, digits)[: -LOOKS_MAX - 1 : -1]
         return list(dict.fromkeys(map(self._key, places.tolist())))[:most]
 
     def made_room(self) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class Departed:
                 told[name] = {"median": half, "tenth": tenth}
         return told
 
-    def _beginning(self, digits: str) -> npt.NDArray[np.intp]:
-        """The places of the records whose keys begin so, the latest last."""
-        wanted = np.frombuffer(bytes.fromhex(digits.ljust(2 * KEY_BYTES, "0")), np.uint64)
-        mask = np.frombuffer(bytes.fromhex(("f" * len(digits)).ljust(2 * KEY_BYTES, "0")), np.uint64)
+    def _beginning(self, key: bytes, digits: int) -> npt.NDArray[np.intp]:
+        """The places of the records whose keys begin with so many digits of `key`, the latest last."""
+        mask = np.frombuffer(bytes.fromhex("f" * digits + "0" * (2 * KEY_BYTES - digits)), np.uint64)
+        wanted = np.frombuffer(key, np.uint64) & mask
         # The second word first, where there is one: keys of one namespace have the first one in common.
         first, *others = sorted(np.flatnonzero(mask).tolist(), key=lambda word: word != 1)
         places = np.flatnonzero((self._keys[first, : len(self)] & mask[first]) == wanted[first])

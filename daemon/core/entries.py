@@ -186,6 +186,19 @@ class Entries:
                 return found, _end_of_shelf(number)
         return found, None
 
+    def sample(self, key: bytes, most: int) -> list[Entry]:
+        """Up to `most` published entries whose digests come after the key's, from the first on again after the last. As
+        a digest says nothing of its entry, they are a fair sample; the key's own entry is mostly among them."""
+        found: list[Entry] = []
+        first = _shelf_number(key)
+        for number in (*range(first, 1 << _SHELF_BITS), *range(first)):
+            shelf = self._shelves.get(number)
+            if shelf is not None:
+                found += islice(shelf.values(), most - len(found))
+                if len(found) == most:
+                    break
+        return found
+
     def __iter__(self) -> Iterator[Entry]:
         """Every entry, published or hidden. For tests and recovery: it walks them all."""
         return iter(self._by_span.values())

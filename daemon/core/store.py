@@ -11,7 +11,7 @@
                                       └─ memory   ring and index: every span's state
                                            └─ sequences  what follows what, in the prefix index
 
-`handle` is the only mutator. Queries (`status`, `entries`, `entry`, `next_timer`) change nothing.
+`handle` is the only mutator. Queries (`status`, `entries`, `entry`, `why`, `gone`, `next_timer`) change nothing.
 
 No event takes long, whatever is stored: each does a bounded amount of work (a slice of 256 entries, a scan's 256
 spans, 1,024 of the coldest looked at) and leaves the rest to the next Tick, which `next_timer` then asks for at once;
@@ -30,7 +30,7 @@ from ...ipc import messages
 from ...shm.index import IndexWriter
 from ...shm.ring import Ring
 from ..policy.replacement import Replacement
-from . import report
+from . import report, why
 from .claims import Claims
 from .counters import Counters
 from .departed import Departed
@@ -265,6 +265,14 @@ class Store:
         """What is known of one entry."""
         found = self.memory.entries.find(key)
         return None if found is None else report.entry(self, found)
+
+    def why(self, key: bytes, now: float) -> dict[str, Any]:
+        """Why a key's entry stays, or went (`why`)."""
+        return why.why(self, key, now)
+
+    def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
+        """Up to `most` keys of entries that went, the latest first, whose first hexadecimal digits are the key's."""
+        return self.departed.beginning(key, digits, most)
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """What each uid has here of what all share: every uid that has anything, and those named."""

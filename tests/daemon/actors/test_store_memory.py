@@ -109,7 +109,7 @@ def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
             for zero_s in (1e6, 2e6):
                 stand.actor._unix_at_zero = lambda at=zero_s: at  # type: ignore[misc]
                 page = await stand.ask(messages.EntriesQuery(0))
-                entry = (await stand.ask(messages.EntryQuery(0, key(0))))["entry"]
+                entry = (await stand.ask(messages.WhyQuery(0, key(0))))["entry"]
                 assert page["entries"] == [entry]
                 shown.append(entry["created_unix_s"])
             assert shown[1] - shown[0] == pytest.approx(1e6)

@@ -37,15 +37,15 @@ def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> 
     remembered = keys[-50:]
     begins = keys[-1].hex()[:digits]
     expected = list(dict.fromkeys(key for key in reversed(remembered) if key.hex().startswith(begins)))
-    assert departed.beginning(begins, 1000) == expected
-    assert departed.beginning(begins, 3) == expected[:3]
-    assert departed.beginning("f" * digits, 3) == []
+    assert departed.beginning(keys[-1], digits, 1000) == expected
+    assert departed.beginning(keys[-1], digits, 3) == expected[:3]
+    assert departed.beginning(b"\xff" * 32, digits, 3) == []
 
 
 def test_nothing_is_found_before_anything_went() -> None:
     departed = Departed(10)
     assert departed.find(bytes(32)) is None
-    assert departed.beginning("00", 3) == []
+    assert departed.beginning(bytes(32), 2, 3) == []
     assert departed.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
 
 

@@ -1,0 +1,147 @@
+"""`why`: why an entry stays, or why it went.
+
+Pure but for the command at the end: `why_text` turns the daemon's answer into what people read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import click
+
+from .daemon import Daemon, pass_daemon, understood
+from .parameters import KEY, stored_or_gone
+from .tables import age, number, pairs, share
+
+_HELD: Final = {
+    "pin": "a client has pinned it for a time: it does not go before that is over",
+    "lease": "a reader held it when pins were last looked at: it does not go while a reader holds it",
+}
+_REASONS: Final = {
+    "capacity": "made room for the bytes of others",
+    "entries": "made room for others: max_entries was reached",
+    "tokens": "made room for others: max_tokens was reached",
+    "index_bucket": "made room for another key whose places in the index were all taken",
+    "pressure": "the host was short of memory, and the ring gave some back",
+    "emergency": "the host was nearly out of memory, and nobody had used the entry for pressure.critical_idle_s",
+    "ttl": "its time to live was over",
+    "explicit": "a client evicted it, or what it follows in a sequence",
+    "cleared": "its namespace, or everything, was cleared",
+    "invalidated": "its namespace was invalidated",
+    "corrupt": "its bytes were not what had been stored",
+}
+
+
+def why_text(told: dict[str, Any]) -> str:
+    """What the daemon answered, for people: within 100 columns."""
+    with understood("answer"):
+        rows = [("key", told["key"])]
+        if told["standing"]:
+            used = _used(told["entry"]["uses"], told["standing"]["idle_s"])
+            rows += [("state", f"stored {age(told['standing']['age_s'])} ago, {used}"), *standing_rows(told)]
+        else:
+            rows += _of_what_is_not_stored(told)
+        if told["gone"]:
+            rows += _of_gone(told["gone"], again=told["standing"] is not None)
+        if told["remembered"]:
+            memory = told["remembered"]
+            uses = f"{number(memory['uses'])} uses, its puts included" if memory["uses"] else "no uses"
+            rows += [("remembered", f"{uses}; worth {memory['worth']:.3g} if it came back now"), *_like(memory)]
+        return pairs(rows)
+
+
+def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """How a stored entry stands among the others; nothing of what is not stored."""
+    standing = told["standing"]
+    if standing is None:
+        return []
+    worth = f"{standing['worth']:.3g} by policy {told['policy']}: what is worth least goes first"
+    rows = [("worth", worth), *_like(standing)]
+    if standing["in_window"]:
+        rows.append(("window", "it was put so lately that it goes only if nothing else may"))
+    compared = standing["compared"]
+    colder = (
+        f"{share(standing['colder'], compared)} of {number(compared)} other entries that may go"
+        if compared
+        else "no other entry may go"
+    )
+    rows.append(("colder", colder))
+    if standing["held"]:
+        rows.append(("held", _HELD.get(standing["held"], standing["held"])))
+    if standing["followers"]:
+        rows.append(("followed", f"by {number(standing['followers'])}: a block goes after all that follow it"))
+    before = standing["before"]
+    if standing["place"] == 1 and not standing["held"]:
+        rows.append(("place", "it goes next"))
+    elif before:
+        place = standing["place"]
+        rows.append(("place", f"{number(place - 1)} would go before it" if place else "not among those that go next"))
+        rows += [("" if at else "go first", key) for at, key in enumerate(before)]
+    return rows
+
+
+def _of_what_is_not_stored(told: dict[str, Any]) -> list[tuple[str, str]]:
+    match told["state"]:
+        case "leaving":
+            return [("state", f"leaving, unless a reader holds it: {_REASONS.get(told['reason'], told['reason'])}")]
+        case "gone" if told["gone"]:
+            return [("state", "not stored any more")]
+        case "gone":
+            return [("state", "not stored; the policy remembers the key")]
+    if told["records"] < told["records_max"]:
+        return [("state", "never seen: it is not stored, and was not since the daemon began")]
+    known = number(told["records"])
+    return [("state", f"not seen: it is not stored, and not among the last {known} entries that went")]
+
+
+def _of_gone(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
+    reason = gone["reason"]
+    used = _used(gone["uses"], gone["idle_s"]).replace(" ago", " before")
+    return [
+        ("went before" if again else "went", f"{age(gone['gone_s'])} ago ({reason}): {_REASONS.get(reason, reason)}"),
+        ("it was", f"stored {age(gone['age_s'])} before, {used}; worth {gone['worth']:.3g}"),
+    ]
+
+
+def _used(uses: int, idle_s: float) -> str:
+    """How often after the put, and when last."""
+    if not uses:
+        return "not used since"
+    times = {1: "once", 2: "twice"}.get(uses, f"{number(uses)} times")
+    return f"used {times}, last {age(idle_s)} ago"
+
+
+def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """The class in words; nothing of a policy that has no classes."""
+    if not told["like"]:
+        return []
+    back = told["comes_back"]
+    words = (
+        "too few entries like it are known to say how many come back"
+        if back is None
+        else f"entries like it come back in {100 * back:.0f} % of cases"
+    )
+    return [("class", f"{', '.join(told['like'])}; {words}")]
+
+
+@click.command()
+@click.argument("key", type=KEY)
+@click.option("--json", "as_json", is_flag=True, help="The answer as the daemon gives it.")
+@pass_daemon
+@click.pass_context
+def why(ctx: click.Context, daemon: Daemon, key: str, as_json: bool) -> None:
+    """Why an entry stays, or why it went.
+
+    Of a stored entry: its worth to the policy, its class, how many others are colder, and what would go before it. Of
+    one that went: when, why, and what it was like then. KEY is hexadecimal; as many of its first digits will do as no
+    other stored key begins with, or else no other key of an entry that went.
+
+    Exit code 1 if the key is not known: neither stored nor remembered.
+    """
+    told = daemon.why(stored_or_gone(daemon, key))
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo(why_text(told))
+    ctx.exit(1 if told["state"] == "unknown" else 0)

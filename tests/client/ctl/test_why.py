@@ -1,0 +1,181 @@
+"""`tensorctl why`, and an entry's standing in `show`, through a real daemon; and the words for each answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.ctl.tables import WIDTH
+from tensord.client.ctl.why import why_text
+
+from ...daemon_process import Daemon
+from .conftest import Ctl
+
+SPACE = tensord.Namespace(model="m", revision="r", dtype="f4", processor="p")
+MIB = 1 << 20
+
+
+def _key(number: int) -> bytes:
+    return SPACE.key("encoder", "image", b"%d" % number)
+
+
+def _put(client: tensord.Client, *numbers: int) -> None:
+    for number in numbers:
+        client.put(_key(number), np.zeros(MIB - 4096, np.uint8), wait=True)
+
+
+def _gone(daemon: Daemon, ctl: Ctl) -> dict[str, Any]:
+    """The first of 40 keys put into a ring of 16 MiB that made room."""
+    for number in range(40):
+        told: dict[str, Any] = json.loads(ctl("why", "--json", _key(number).hex()).out)
+        if told["state"] == "gone":
+            return told
+    raise AssertionError("nothing went")
+
+
+def test_why_tells_how_a_stored_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, *range(10))
+    assert client.get(_key(5)) is not None and client.get(_key(5)) is not None
+    daemon.until(lambda now: now["store"]["hits"] == 2, "the reads are known")
+    told = json.loads(ctl("why", "--json", _key(5).hex()).out)
+    assert (told["state"], told["policy"], told["entry"]["uses"]) == ("stored", "hazard", 2)
+    # The entries that were put last belong to the window.
+    colder = told["standing"]["colder"]
+    assert told["standing"]["compared"] == 9
+    assert 4 <= colder < 9
+    assert told["standing"]["place"] == colder + 1
+    assert told["standing"]["before"] == [_key(number).hex() for number in range(4)]
+    text = " ".join(ctl("why", _key(5).hex()[:40]).out.split())
+    assert f"key {_key(5).hex()}" in text
+    assert "used twice, last " in text
+    assert "class used 2 to 3 times; too few entries like it are known" in text
+    assert f"colder {100 * colder / 9:.1f} % of 9 other entries that may go" in text
+    assert f"place {colder} would go before it go first {_key(0).hex()}" in text
+    assert "it goes next" in ctl("why", _key(0).hex()).out
+
+
+def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
+    _put(daemon.client(), 1, 2)
+    told = " ".join(ctl("show", _key(2).hex()).out.split())
+    assert "by policy hazard" in told
+    assert "class not used since it was put" in told
+    assert "it was put so lately that it goes only if nothing else may" in told
+    document = json.loads(ctl("show", "--json", _key(2).hex()).out)
+    assert document.keys() == {"entry", "standing"}
+    assert document["standing"] == {
+        **json.loads(ctl("why", "--json", _key(2).hex()).out)["standing"],
+        "age_s": document["standing"]["age_s"],
+        "idle_s": document["standing"]["idle_s"],
+    }
+
+
+def test_why_tells_when_and_why_an_entry_went(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, *range(40))
+    told = _gone(daemon, ctl)
+    assert told["gone"]["reason"] == "capacity"
+    assert told["remembered"]["uses"] == 1
+    text = " ".join(ctl("why", told["key"][:40]).out.split())
+    assert "not stored any more" in text
+    assert "ago (capacity): made room for the bytes of others" in text
+    assert "not used since; worth" in text
+    assert "remembered 1 uses, its puts included" in text
+    client.evict(_key(39))
+    assert "(explicit): a client evicted it" in " ".join(ctl("why", _key(39).hex()).out.split())
+    assert "`tensorctl why" in ctl("show", _key(39).hex(), code=1).err
+
+
+def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, 1)
+    client.evict(_key(1))
+    _put(client, 1)
+    told = ctl("why", _key(1).hex()).out
+    assert "went before" in told
+    assert "(explicit)" in told
+
+
+def test_a_key_that_was_never_put_is_told_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
+    assert "never seen" in ctl("why", "00" * 32, code=1).out
+    assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
+    assert "nor does one that is remembered" in ctl("why", "00", code=1).err
+
+
+def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    _put(client, 1, 2)
+    assert "2 stored keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+    client.clear()
+    assert "2 keys of entries that went begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+
+
+STANDING: dict[str, Any] = {
+    "worth": 1.25e-8,
+    "uses": 3,
+    "like": ["used 2 to 3 times", "its agent waits for a tool"],
+    "comes_back": 0.314,
+    "in_window": False,
+    "age_s": 600.0,
+    "idle_s": 40.0,
+    "compared": 128,
+    "colder": 32,
+    "place": None,
+    "before": ["ab" * 32, "cd" * 32],
+    "followers": 0,
+    "held": None,
+}
+STORED: dict[str, Any] = {
+    "key": "12" * 32,
+    "state": "stored",
+    "reason": "",
+    "policy": "hazard",
+    "entry": {"uses": 2},
+    "standing": STANDING,
+    "gone": None,
+    "remembered": None,
+    "records": 10,
+    "records_max": 100,
+}
+NOT_STORED: dict[str, Any] = {**STORED, "state": "unknown", "entry": None, "standing": None}
+GONE: dict[str, Any] = {
+    "reason": "ttl",
+    "gone_unix_s": 1e9,
+    "gone_s": 60.0,
+    "age_s": 3600.0,
+    "idle_s": 70.0,
+    "uses": 1,
+    "worth": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (STORED, "stored 10m00s ago, used twice, last 40s ago"),
+        (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
+        (STORED, "25.0 % of 128 other entries that may go"),
+        (STORED, "not among those that go next"),
+        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it goes only if nothing else may"),
+        ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
+        ({**STORED, "standing": {**STANDING, "held": "lease"}}, "a reader held it"),
+        ({**STORED, "standing": {**STANDING, "followers": 2}}, "by 2: a block goes after all that follow it"),
+        ({**STORED, "standing": {**STANDING, "place": 3}}, "2 would go before it"),
+        ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry may go"),
+        ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live was over"),
+        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: made room"),
+        ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
+        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
+        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "3 uses, its puts included; worth 1.25e-08"),
+        (NOT_STORED, "never seen: it is not stored, and was not since the daemon began"),
+        ({**NOT_STORED, "records": 100}, "not among the last 100 entries that went"),
+    ],
+)
+def test_each_answer_is_told_in_words_within_100_columns(told: dict[str, Any], words: str) -> None:
+    text = why_text(told)
+    assert words in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= WIDTH
