@@ -36,6 +36,7 @@ from ..shm.layout import (
     SPAN_HEADER_BYTES,
     SpanHeader,
     aligned,
+    expiry_word,
     pack_lane_header,
 )
 from ..shm.prefix import Piece
@@ -182,7 +183,7 @@ class Memory:
 
     def write_expiry(self, offset: int, expires_s: float) -> None:
         """Writes into the header of the span at `offset` when its entry ends. One word: a reader sees either time."""
-        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.float64)[0] = expires_s
+        self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
 
     def is_sound(self, slot: Slot) -> bool:
         """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""

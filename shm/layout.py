@@ -25,12 +25,14 @@ its own where ordering is argued in index.py and lanes.py).
 from __future__ import annotations
 
 import struct
+import zlib
+from binascii import crc_hqx
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -64,7 +66,10 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQdddIId")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIId")
+_CHECK: Final = struct.Struct("@I")
+_DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
+_EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
 # A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
@@ -234,8 +239,9 @@ class SpanHeader:
     """The 128 bytes before an image: enough to rebuild the index from the ring, and to check the image.
 
     `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are CLOCK_BOOTTIME seconds (`clock`).
-    `expires_s` is 0 where nothing expires; it is the one field that changes while the span stays. `ttl_s`: how long
-    after a touch it expires, 0 where nothing does. `prefix_bytes`: of the record that is the image's first leaf where
+    `expires_s` is 0 where nothing expires; it is the one field that changes while the span stays, and has a check of
+    its own (`expiry_word`). Behind the fields stands the CRC-32 of all others. `ttl_s`: how long after a touch it
+    expires, 0 where nothing does. `prefix_bytes`: of the record that is the image's first leaf where
     it is a piece of a sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
     """
 
@@ -254,7 +260,7 @@ class SpanHeader:
 
     def pack(self, checksum: int | None = None) -> bytes:
         """The header's bytes; with `checksum` in place of its own."""
-        return _SPAN_HEADER.pack(
+        fields = _SPAN_HEADER.pack(
             _SPAN_MAGIC,
             self.tree_bytes,
             self.span_id,
@@ -264,25 +270,57 @@ class SpanHeader:
             self.tokens,
             self.ttl_s,
             self.created_s,
-            self.expires_s,
+            expiry_word(self.expires_s),
             self.owner_uid,
             self.prefix_bytes,
             self.cost_ms,
-        ).ljust(SPAN_HEADER_BYTES, b"\0")
+        )
+        return (fields + _CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
-        """Reads it back from the first bytes of a span.
+        """Reads it back from the first bytes of a span. `expires_s` may be less by a part in 2 ** 36.
 
         Raises:
-            Corrupt: these bytes are no span header.
+            Corrupt: these bytes are no span header, or a damaged one.
         """
-        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expires, uid, prefix, cost = (
+        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expiry, uid, prefix, cost = (
             _SPAN_HEADER.unpack_from(span)
         )
         if magic != _SPAN_MAGIC:
             raise Corrupt(f"a span header begins with {magic:#x}, not with {_SPAN_MAGIC:#x}")
-        return cls(key, span_id, image, tree, checksum, tokens, created, expires, uid, prefix, cost, ttl)
+        [check] = _CHECK.unpack_from(span, _SPAN_HEADER.size)
+        if check != _header_check(span[: _SPAN_HEADER.size]):
+            raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
+        return cls(key, span_id, image, tree, checksum, tokens, created, _expires_s(expiry), uid, prefix, cost, ttl)
+
+
+def expiry_word(expires_s: float) -> int:
+    """The word of a span's header that says when its entry ends: a float64 with a CRC-16 in place of its lowest bits.
+
+    One word, since it is written while others read it, and a daemon may be killed at any instruction.
+    """
+    [bits] = _WORD.unpack(_DOUBLE.pack(expires_s))
+    high = bits >> _EXPIRY_CHECK_BITS
+    return int(high << _EXPIRY_CHECK_BITS | _expiry_check(high))
+
+
+def _expires_s(word: int) -> float:
+    high = word >> _EXPIRY_CHECK_BITS
+    if word != high << _EXPIRY_CHECK_BITS | _expiry_check(high):
+        raise Corrupt(f"the word that says when an entry ends is damaged: {word:#x}")
+    [expires_s] = _DOUBLE.unpack(_WORD.pack(high << _EXPIRY_CHECK_BITS))
+    return float(expires_s)
+
+
+def _expiry_check(high: int) -> int:
+    # Not of zeros alone, or a word of zeros would be a sound one.
+    return crc_hqx(high.to_bytes(6, "little"), 0xFFFF)
+
+
+def _header_check(fields: bytes | memoryview) -> int:
+    """CRC-32 of a header's fields but for the time of the entry's end, which changes by itself."""
+    return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_EXPIRES_AT]))
 
 
 def pack_lane_header(lane_id: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -46,7 +47,7 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 2"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 3"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
@@ -86,9 +87,29 @@ def test_a_span_header_is_read_back_and_has_its_size(
     header = SpanHeader(key, span, image, tree, checksum, tokens, created, expires, uid, ttl_s=ttl)
     packed = header.pack()
     assert len(packed) == layout.SPAN_HEADER_BYTES
-    assert SpanHeader.unpack(packed) == header
+    found = SpanHeader.unpack(packed)
+    assert replace(found, expires_s=expires) == header
+    assert found.expires_s == pytest.approx(expires, rel=2**-35)
     # The time of an entry's end is written by itself.
-    assert struct.unpack_from("@d", packed, layout.SPAN_EXPIRES_AT) == (expires,)
+    assert struct.unpack_from("@Q", packed, layout.SPAN_EXPIRES_AT) == (layout.expiry_word(expires),)
+
+
+@pytest.mark.parametrize("expires", [0.0, 1e6])
+def test_every_damaged_bit_or_word_of_a_span_header_is_found_out(expires: float) -> None:
+    packed = SpanHeader(b"k" * 32, 5, 64, 16, 7, 9, 1.0, expires, 1000, 32, 2.0, 3.0).pack()
+    fields = 116
+    for bit in range(8 * fields):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Corrupt):
+            SpanHeader.unpack(bytes(damaged))
+    for at in range(0, fields, 4):
+        for word in (0, 1, 0xFFFFFFFF):
+            damaged = bytearray(packed)
+            damaged[at : at + 4] = word.to_bytes(4, "little")
+            if damaged != packed:
+                with pytest.raises(Corrupt):
+                    SpanHeader.unpack(bytes(damaged))
 
 
 def test_what_is_no_span_header_is_found_out() -> None:
@@ -137,5 +158,5 @@ def test_a_lanes_header_is_read_back(lane_id: int) -> None:
 
 
 def test_what_is_no_lane_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match="layout 0, expected 2"):
+    with pytest.raises(LayoutMismatch, match="layout 0, expected 3"):
         layout.unpack_lane_header(bytes(4096))

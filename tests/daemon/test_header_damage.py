@@ -1,0 +1,36 @@
+"""A damaged header of a span: the entry is gone, and no entry is kept as what it never was."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from tensord.shm import segments
+
+from ..daemon_process import MIB, Daemon
+from ..faults.payloads import is_payload, key, payload
+
+TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT = 64, 72, 80, 88, 96, 104
+
+
+@pytest.mark.parametrize("at", [TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT])
+@pytest.mark.parametrize("value", [3, 1 << 61])
+def test_an_entry_whose_header_is_damaged_anywhere_is_not_taken_over(at: int, value: int) -> None:
+    with Daemon(ring_bytes=2 * MIB, policy="lru") as daemon:
+        client = daemon.start().client()
+        for number in range(2):
+            put = client.put(key(number), payload(number), wait=True, tokens=5, ttl_s=1e6, cost_ms=2.0)
+            assert put.state == "stored"
+        daemon.kill()
+        with (segments.SHM_FOLDER / f"tensord.{daemon.instance}.ring").open("r+b", buffering=0) as ring:
+            start = ring.read(MIB).index(key(0)) - 16
+            os.pwrite(ring.fileno(), struct.pack("Q", value), start + at)
+        daemon.start()
+        assert (daemon.store("recovered"), daemon.store("found_corrupt")) == (1, 1)
+        fresh = daemon.client()
+        assert fresh.get(key(0)) is None
+        other = fresh.get(key(1))
+        assert other is not None and is_payload(other.tree, 1)
+
