@@ -60,7 +60,7 @@ class Choosy(Hazard):
     choosy = False
 
     def admits(self, new: Any, victim: int) -> bool:
-        return not (self.choosy and new.parent is not None)
+        return not (self.choosy and new.depth)
 
 
 def key_of(number: int, tag: bytes = _TAGS[0]) -> bytes:

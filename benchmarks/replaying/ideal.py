@@ -10,6 +10,7 @@ from typing import Final
 
 from replaying.counts import Counts
 from replaying.traces import Request, Step, Trace
+from tensord.daemon.policy.leaf_first import leaf_first
 from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.replacement import Replacement
 from tensord.shm.layout import KEY_BYTES
@@ -40,6 +41,8 @@ class Ideal:
         self._steps = steps
         self._span_of: list[int] = [0] * len(trace.sizes)
         self._block_of: dict[int, int] = {}
+        self._parent: dict[int, int | None] = {}
+        self._followers: dict[int, int] = {}
         self._spans_made = 0
         self.counts = Counts()
         self.evicted = 0
@@ -71,8 +74,10 @@ class Ideal:
             policy.accessed(span, request.at, request.agent)
         stays = set(path)
         parent = path[-1] if path else None
-        for block in blocks[there:]:
-            parent = self._store(block, parent, stays, request)
+        before_bytes = sum(self._trace.sizes[block] for block in blocks[:there])
+        for depth, block in enumerate(blocks[there:], there):
+            parent = self._store(block, parent, depth, before_bytes, stays, request)
+            before_bytes += self._trace.sizes[block]
             if parent is None:
                 break
 
@@ -82,10 +87,13 @@ class Ideal:
         taken = sum(self._trace.sizes[block] for block in self._block_of.values())
         assert 0 <= self._free_bytes == self._capacity_bytes - taken
 
-    def _store(self, block: int, parent: int | None, stays: set[int], request: Request) -> int | None:
+    def _store(
+        self, block: int, parent: int | None, depth: int, before_bytes: int, stays: set[int], request: Request
+    ) -> int | None:
         """The span of a block that was not there; None where there is no room for it."""
         size_bytes, tokens = self._trace.sizes[block], self._trace.tokens[block]
-        new = Newcomer(self._spans_made + 1, key_of(block), size_bytes, tokens, 0.0, parent, request.agent)
+        span = self._spans_made + 1
+        new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, depth, before_bytes, request.agent)
         if size_bytes > self._free_bytes and not self._make_room(new, stays):
             return None
         self._spans_made += 1
@@ -93,6 +101,11 @@ class Ideal:
         self._block_of[new.span_id] = block
         self._free_bytes -= size_bytes
         self._policy.inserted(new, request.at)
+        self._parent[span], self._followers[span] = parent, 0
+        if parent is not None:
+            if not self._followers[parent]:
+                self._policy.may_go(parent, False)
+            self._followers[parent] += 1
         stays.add(new.span_id)
         return new.span_id
 
@@ -101,17 +114,23 @@ class Ideal:
         lacking = new.size_bytes - self._free_bytes
         victims: list[int] = []
         if new.size_bytes <= self._capacity_bytes:
-            for span in self._policy.coldest():
+            parent, followers = self._parent.__getitem__, self._followers.__getitem__
+            for span in leaf_first(self._policy.coldest(), self._policy.rank, parent, followers):
                 if span not in stays:
                     victims.append(span)
                     lacking -= sizes[block_of[span]]
                     if lacking <= 0:
                         break
-        if lacking > 0 or (new.parent is not None and not self._policy.admits(new, victims[-1])):
+        if lacking > 0 or (new.depth and not self._policy.admits(new, victims[-1])):
             return False
         for span in victims:
-            self._policy.hidden(span)
             self._policy.removed(span, evicted=True)
+            above = self._parent.pop(span)
+            del self._followers[span]
+            if above is not None:
+                self._followers[above] -= 1
+                if not self._followers[above]:
+                    self._policy.may_go(above, True)
             block = block_of.pop(span)
             self._span_of[block] = 0
             self._free_bytes += sizes[block]

@@ -39,7 +39,10 @@ class Entry:
     `worth`: what the entry was worth to the policy when it went; 0 until then.
     `parent`: the piece before, of a cached sequence; `followers`: how many published entries have this one for parent.
     Those, and hidden ones, are a list: `follower` is the newest of them, `sibling` the next older one of the same
-    parent. Who changes them is `sequences`.
+    parent. `depth` pieces of `before_bytes` come before it. Who changes all of these is `sequences`.
+
+    `may_go`: whether the policy takes it for one that may go; `set_aside`: it is known that it may not. Who changes
+    them is `memory`.
     """
 
     key: bytes
@@ -68,6 +71,10 @@ class Entry:
     follower: Entry | None = field(default=None, repr=False)
     sibling: Entry | None = field(default=None, repr=False)
     sibling_before: Entry | None = field(default=None, repr=False)
+    depth: int = 0
+    before_bytes: int = 0
+    may_go: bool = False
+    set_aside: bool = False
 
     @property
     def tag(self) -> bytes:

@@ -211,7 +211,8 @@ class Intake:
             put.need.span_bytes,
             commit.tokens,
             commit.cost_ms,
-            parent.span_id,
+            parent.depth + 1,
+            parent.before_bytes + parent.span_bytes,
             commit.agent,
         )
         return lambda victim: memory.policy.admits(new, victim)

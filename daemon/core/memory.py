@@ -6,8 +6,9 @@
                  ↓
                free
 
-Owns the ring's map, the index, the entries, the replacement order, and what waits for a scan. Knows nothing of
-clients, time limits or how much room is needed.
+Owns the ring's map, the index, the entries, the replacement order, and what waits for a scan. Tells the policy what may
+go: what is published, followed by nothing that is, and not set aside. Knows nothing of clients, time limits or how much
+room is needed.
 
 Invariants:
 - a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
@@ -21,6 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -103,6 +105,7 @@ class Memory:
         self._fresh: dict[int, Entry] = {}
         self._held: dict[int, Entry] = {}
         self._scanning: dict[int, Entry] | None = None
+        self._set_aside: OrderedDict[Entry, None] = OrderedDict()
 
     @property
     def filling(self) -> Iterable[Entry]:
@@ -214,8 +217,7 @@ class Memory:
             self.sequences.begin(entry, piece, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
-        self.entries.add(entry)
-        self.policy.inserted(_newcomer(entry), now)
+        self._begin(entry, now)
 
     def hide(self, victims: Iterable[tuple[Entry, str]]) -> None:
         """Unpublishes entries that may go, each for its reason, if nobody pins them. What follows another comes first.
@@ -223,10 +225,10 @@ class Memory:
         for entry, reason in victims:
             self.index.unpublish(entry.slot)
             self.entries.hide(entry)
-            self.policy.hidden(entry.span_id)
             self.sequences.hidden(entry)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
+            self._tell_of(entry)
 
     def retire(self, entry: Entry, reason: str) -> None:
         """The entry goes whether pinned or not; its span as soon as it is unpinned."""
@@ -324,9 +326,38 @@ class Memory:
         self.taken_entries += 1
         self.taken_tokens += entry.tokens
         self.holdings.add(entry.owner_uid, 0, 1, entry.tokens)
-        self.entries.add(entry)
-        self.policy.inserted(_newcomer(entry), now)
+        self._begin(entry, now)
         return True
+
+    # ---- what may go
+
+    @property
+    def set_aside_count(self) -> int:
+        """How many entries are set aside."""
+        return len(self._set_aside)
+
+    def set_aside(self, entry: Entry) -> None:
+        """Somebody holds the entry, which could go otherwise: it is in nobody's way until it is looked at again."""
+        if entry.may_go:
+            entry.set_aside = True
+            self._set_aside[entry] = None
+            self._tell_of(entry)
+
+    def look_again(self, most: int, may_go: Callable[[Entry], bool]) -> int:
+        """Looks at `most` of the entries that are set aside; those that may go by now are so no more.
+
+        Returns:
+            How many were looked at.
+        """
+        looked = list(islice(self._set_aside, most))
+        for entry in looked:
+            if entry.span_id in self.last_pinned or not may_go(entry):
+                self._set_aside.move_to_end(entry)
+            else:
+                del self._set_aside[entry]
+                entry.set_aside = False
+                self._tell_of(entry)
+        return len(looked)
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
@@ -364,14 +395,17 @@ class Memory:
             of.tokens += entry.tokens if entry.state is not State.RETIRED else 0
         self.holdings.check_invariants(holdings)
         assert len(self.policy) == len(stored)
+        may_go = {e.span_id for e in stored.values() if _may_go(e)}
+        assert may_go == {number for number, e in spans.items() if e.may_go} == set(self.policy.coldest())
+        assert self._set_aside.keys() == {e for e in stored.values() if e.set_aside}
         assert self.evicted_while_pinned == 0
 
     def _republish(self, entry: Entry, now: float, *, used: bool) -> None:
         self._fresh.pop(entry.span_id, None)
         self.index.republish(entry.slot)
         self.entries.show(entry)
-        self.policy.shown(entry.span_id)
         self.sequences.shown(entry)
+        self._tell_of(entry)
         entry.reason = ""
         if used:
             self.policy.accessed(entry.span_id, now)
@@ -381,11 +415,29 @@ class Memory:
         evicted = entry.state is State.VICTIM
         entry.worth = self.policy.worth(entry.span_id)
         self.entries.remove(entry)
-        self.policy.removed(entry.span_id, evicted=evicted)
+        if entry.set_aside:
+            entry.set_aside = False
+            del self._set_aside[entry]
         self.sequences.left(entry, published=not evicted)
+        self._tell_of(entry)
+        self.policy.removed(entry.span_id, evicted=evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
         self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
+
+    def _begin(self, entry: Entry, now: float) -> None:
+        """It is stored from now on."""
+        self.entries.add(entry)
+        self.policy.inserted(_newcomer(entry), now)
+        entry.may_go = True
+        self._tell_of(entry)
+
+    def _tell_of(self, entry: Entry) -> None:
+        """Tells the policy if the entry, or what it follows, may go now, or may not any more."""
+        for each in (entry, entry.parent):
+            if each is not None and each.may_go != _may_go(each):
+                each.may_go = not each.may_go
+                self.policy.may_go(each.span_id, each.may_go)
 
     def _free(self, entry: Entry) -> None:
         self.holdings.add(entry.owner_uid, -entry.span_bytes)
@@ -395,6 +447,10 @@ class Memory:
         self.ring.free(entry.offset)
 
 
+def _may_go(entry: Entry) -> bool:
+    return entry.state is State.LIVE and not entry.followers and not entry.set_aside
+
+
 def _newcomer(entry: Entry) -> Newcomer:
     return Newcomer(
         entry.span_id,
@@ -402,7 +458,8 @@ def _newcomer(entry: Entry) -> Newcomer:
         entry.span_bytes,
         entry.tokens,
         entry.cost_ms,
-        entry.parent.span_id if entry.parent is not None else None,
+        entry.depth,
+        entry.before_bytes,
         entry.agent,
         entry.owner_uid,
     )

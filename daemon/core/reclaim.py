@@ -24,7 +24,7 @@ from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
 from .residency import Residency
-from .room import LOOKS_MAX, Choice, Cursor, Need, Room
+from .room import Choice, Cursor, Need, Room
 from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
@@ -260,8 +260,7 @@ class Reclaim:
             self._scan()
             return
         # Whatever stands at the cold end is pinned: look further next time, and at the start after the end.
-        self._trimming.skip += LOOKS_MAX
-        if self._trimming.skip >= len(memory.policy):
+        if not self._room.more:
             self._trimming.skip = 0
         self._time_rescan(now, something_freed=False)
 
@@ -277,8 +276,7 @@ class Reclaim:
             self._memory.hide(choice.victims.items())
             self._scan()
             return True
-        self._clearing.skip += LOOKS_MAX
-        if self._clearing.skip < len(self._memory.policy):
+        if self._room.more:
             self.looking = True
             return True
         # Whoever waits for these pages must hear that they do not come.

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Final
 
 from ...shm.ring import Window
+from ..policy.leaf_first import leaf_first
 from .clearing import Clearing
 from .entries import Entry, State
 from .holdings import Capacity, Holding
@@ -52,9 +53,9 @@ class Need:
 class Cursor:
     """How far the search for one need has come, from round to round.
 
-    `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries were
-    looked at in vain, `exchanged` whether pages were to be exchanged once, `fresh` whether what is pinned was looked
-    at since the search began.
+    `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries that may
+    go were looked at in vain, `exchanged` whether pages were to be exchanged once, `fresh` whether what is pinned was
+    looked at since the search began.
     """
 
     window_at: int | None = None
@@ -87,6 +88,11 @@ class Room:
         self._awaited_for = -1
         self._survey: Survey | None = None
         self._surveyed_for: tuple[AbstractSet[int], int] | None = None
+        self._in_the_way: list[Entry] = []
+        self._looked_for: tuple[AbstractSet[int], int, int] | None = None
+        self._unlooked = 0
+        self.more = False
+        """Whether the last walk, which came to its end, left something that may go, and that the next one looks at."""
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help.
@@ -152,11 +158,14 @@ class Room:
             lambda o: memory.policy.rank(memory.at(o).span_id),
             VICTIMS_MAX,
         )
+        seen = 0
         for entry in self._coldest(LOOKS_MAX, cursor.skip):
             left_bytes = want_bytes - clearing.freed_bytes
             if left_bytes <= 0 or len(clearing.spans) >= VICTIMS_MAX:
                 break
             clearing.add(entry.offset, left_bytes)
+            seen += 1
+        cursor.skip = 0 if clearing.spans else cursor.skip + seen
         return Choice(self._with_followers({memory.at(offset): reason for offset in clearing.spans}))
 
     def surveyed(self) -> bool:
@@ -353,12 +362,47 @@ class Room:
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
     def _coldest(self, looks: int, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
-        """Entries that may go, coldest first, among `looks` of the coldest, of `owners` if given."""
-        for span_id in islice(self._memory.policy.coldest(owners), skip, skip + looks):
-            entry = self._memory.span(span_id)
-            assert entry is not None, "the policy knows a span that is gone"
-            if self.may_go(entry):
+        """Entries that may go, coldest first and leaf first, among `looks` behind the first `skip`, of `owners` if
+        given. What turns out to be held is set aside before the next walk, which finds it in its way no more."""
+        self._set_aside()
+        policy, span = self._memory.policy, self._memory.span
+
+        def parent(entry: Entry) -> Entry | None:
+            above = entry.parent
+            if above is None or above.state is not State.LIVE:
+                return None
+            return above if owners is None or above.owner_uid in owners else None
+
+        leaves = (entry for entry in map(span, policy.coldest(owners)) if entry is not None)
+        order = leaf_first(leaves, lambda e: policy.rank(e.span_id), parent, lambda e: e.followers)
+        self.more = False
+        looks += skip
+        for entry in order:
+            if not looks:
+                self.more = True
+                return
+            looks -= 1
+            if not self.may_go(entry):
+                self._in_the_way.append(entry)
+            elif skip:
+                skip -= 1
+            else:
                 yield entry
+        self.more = self._unlooked > 0
+
+    def _set_aside(self) -> None:
+        """Sets aside what was in the way and is held still, and looks again at what was set aside: as far as pins have
+        changed, and no more than LOOKS_MAX at once."""
+        memory = self._memory
+        for entry in self._in_the_way:
+            if not self.may_go(entry):
+                memory.set_aside(entry)
+        self._in_the_way.clear()
+        now_for = memory.last_pinned, self._pins.changes, memory.sequences.changes
+        known_for = self._looked_for
+        if known_for is None or known_for[0] is not now_for[0] or known_for[1:] != now_for[1:]:
+            self._looked_for, self._unlooked = now_for, memory.set_aside_count
+        self._unlooked -= memory.look_again(min(self._unlooked, LOOKS_MAX), self.may_go)
 
     def _bucket(self, key: bytes) -> list[Entry | None]:
         """What stands where `key` may stand."""
@@ -381,10 +425,11 @@ class Room:
         over, want = self._wanted(need, choice)
         if max(want.values()) <= 0:
             return choice
-        victims = choice.victims
+        victims, seen = choice.victims, 0
         for entry in self._coldest(LOOKS_MAX, cursor.skip, owners):
             if len(victims) >= VICTIMS_MAX or max(want.values()) <= 0:
                 break
+            seen += 1
             if entry in victims:
                 continue
             gives = {"entries": 1, "tokens": entry.tokens, "capacity": entry.span_bytes}
@@ -395,14 +440,15 @@ class Room:
             for what, much in gives.items():
                 over[what] -= much
                 want[what] -= much
+        if not victims:
+            cursor.skip += seen
         if max(over.values()) <= 0 or need.key is None:
             return choice
         if not self.surveyed():
             return Choice(looking=True)
         if self.obstacle(need) is not None:
             return Choice()
-        if not victims and cursor.skip < len(self._memory.policy):
-            cursor.skip += LOOKS_MAX
+        if not victims and self.more:
             return Choice(looking=True)
         return choice
 

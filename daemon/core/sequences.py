@@ -1,7 +1,8 @@
 """Cached sequences among the entries: which piece follows which, and the index by which their prefixes are matched.
 
-A piece is of no use without the one before it, so pieces go leaf first: whoever chooses victims asks `leaves_first` for
-what has to go before it, and `before` for what stays because of what comes after it.
+A piece is of no use without the one before it, so pieces go leaf first: policies are told which may go (`memory`), and
+whoever chooses victims otherwise asks `leaves_first` for what has to go before it, and `before` for what stays because
+of what comes after it.
 
 Owns the links between entries (`parent`, `followers` and the list of them), the keys that puts on their way follow, and
 the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who is
@@ -246,6 +247,7 @@ class Sequences:
             self._heads.setdefault(entry.tag, {})[entry] = None
             return
         parent.followers += 1
+        entry.depth, entry.before_bytes = parent.depth + 1, parent.before_bytes + parent.span_bytes
         entry.sibling = parent.follower
         if entry.sibling is not None:
             entry.sibling.sibling_before = entry

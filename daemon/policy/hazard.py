@@ -11,11 +11,11 @@ follows from it is learned too.
 
 What was just put is there, whatever was learned (`window`). Time is what requests make it (`clock`).
 
-Leaf first: only what nobody follows stands in a queue (`leaves`). What was evicted is remembered for a while: its
-return says that it was missed, and it is no newcomer then.
+Only what may go stands in a queue (`leaves`). What was evicted is remembered for a while: its return says that it was
+missed, and it is no newcomer then.
 
-Invariants: who stands in a queue is exactly who is known, not hidden, and not followed by anybody shown; what is
-remembered is bounded by what is known, and REMEMBERED_MIN.
+Invariants: who stands in a queue is exactly who may go; what is remembered is bounded by what is known, and
+REMEMBERED_MIN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .ages import Ages
 from .clock import Clock
 from .explained import Explained, traits
 from .hazards import NEW, Hazards, Row, bucket
-from .kin import Kin
 from .leaves import Agent, Leaves, Rank, Span
 from .newcomer import Newcomer
 from .past import Past
@@ -71,7 +70,6 @@ class Hazard:
         self._spans: dict[int, Span] = {}
         self._past = Past()
         self._agents: dict[str, Agent] = {}
-        self._kin = Kin()
         self._leaves = Leaves()
         self._hazards = Hazards()
         self._ages: Ages[Span] = Ages(self._reached)
@@ -80,9 +78,8 @@ class Hazard:
         self._window = Window()
         self._bytes = 0
         self._told_ms, self._told_tokens, self._mean_cost = 0.0, 0.0, 0.0
-        # The sequence in use: its last span, and how many bytes of it were used or stored.
-        self._last: int | None = None
-        self._run_bytes = 0
+        # The gap of what was used last: a piece that is added to a sequence has that of the one before.
+        self._last_gap = 0.0
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -93,11 +90,7 @@ class Hazard:
         span = self._recalled(new)
         self._spans[new.span_id] = span
         self._bytes += span.size_bytes
-        self._kin.inserted(new.span_id, new.parent)
-        parent = None if new.parent is None else self._spans.get(new.parent)
-        if parent is not None:
-            self._leaves.leave(parent)
-        self._use(span, new.parent, new.agent)
+        self._use(span, new.agent)
         self._window.put(span)
         for older in self._window.past(self._bytes):
             self._leave_window(older)
@@ -109,32 +102,22 @@ class Hazard:
         stood = span.queue is not None
         self._leaves.leave(span)
         self._used_again(span)
-        self._use(span, self._kin.parent(span_id), agent)
+        self._use(span, agent)
         if stood:
             self._leaves.add(span, self._place(span))
 
-    def hidden(self, span_id: int) -> None:
-        self._leaves.leave(self._spans[span_id])
-        self._kin.hidden(span_id)
-        self._stand(self._kin.parent(span_id))
-
-    def shown(self, span_id: int) -> None:
-        self._kin.shown(span_id)
-        self._stand(span_id)
-        parent = self._kin.parent(span_id)
-        if parent in self._spans:
-            self._leaves.leave(self._spans[parent])
+    def may_go(self, span_id: int, it_may: bool) -> None:
+        span = self._spans[span_id]
+        if it_may:
+            self._leaves.add(span, self._place(span))
+        else:
+            self._leaves.leave(span)
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
         span = self._spans.pop(span_id)
         self._leaves.leave(span)
         self._window.leave(span)
         self._bytes -= span.size_bytes
-        parent = self._kin.parent(span_id)
-        self._kin.removed(span_id)
-        self._stand(parent)
-        if self._last == span_id:
-            self._last = None
         if evicted:
             self._remember(span)
         else:
@@ -148,30 +131,20 @@ class Hazard:
 
     def admits(self, new: Newcomer, victim: int) -> bool:
         """Only the tail of a long sequence has to be worth what goes for it; one that is not is remembered."""
-        if new.parent is None:
+        if not new.depth or len(self._spans) < JUDGES_MIN:
             return True
-        run_bytes = self._run_bytes if new.parent == self._last else 0
-        if COMPETES_SHARE * (run_bytes + new.size_bytes) <= self._bytes or len(self._spans) < JUDGES_MIN:
+        if COMPETES_SHARE * (new.before_bytes + new.size_bytes) <= self._bytes:
             return True
         row = self._class_of(new)
         if self._leaves.rank(row, self._weight(new), self._clock.now, 0)[0] >= self.rank(victim)[0]:
             return True
         span = self._recalled(new)
-        self._use(span, new.parent, new.agent)
+        self._use(span, new.agent)
         self._remember(span)
         return False
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
-        left: dict[int, int] = {}
-
-        def follows(span: Span) -> tuple[Span, Row] | None:
-            number = self._kin.parent(span.number)
-            if number is None or number not in self._spans or self._kin.is_hidden(number):
-                return None
-            left[number] = left.get(number, self._kin.followers(number)) - 1
-            return None if left[number] else (self._spans[number], self._place(self._spans[number]))
-
-        return self._leaves.coldest(follows, owners)
+        return self._leaves.coldest(owners)
 
     def rank(self, span_id: int) -> Rank:
         span = self._spans[span_id]
@@ -194,9 +167,7 @@ class Hazard:
         return None if span is None else self._explained(span)
 
     def check_invariants(self) -> None:
-        self._kin.check_invariants(set(self._spans))
-        shown = {number for number in self._spans if not self._kin.is_hidden(number)}
-        self._leaves.check_invariants({number for number in shown if self._kin.is_leaf(number)})
+        self._leaves.check_invariants({span.number for span in self._spans.values() if span.queue is not None})
         self._window.check_invariants(self._spans.values())
         assert self._bytes == sum(span.size_bytes for span in self._spans.values())
         self._past.check_invariants()
@@ -208,13 +179,10 @@ class Hazard:
 
     # Uses
 
-    def _use(self, span: Span, parent: int | None, agent: str) -> None:
+    def _use(self, span: Span, agent: str) -> None:
         """A use, also the first, of a span that stands nowhere."""
         self._serial += 1
-        if parent is None or parent != self._last:
-            self._run_bytes = 0
-        self._last = span.number
-        self._run_bytes += span.size_bytes
+        self._last_gap = span.gap
         span.uses += 1
         span.row = None
         span.used_at = self._clock.now
@@ -277,14 +245,6 @@ class Hazard:
                 self._leaves.leave(span)
                 self._leaves.add(span, self._place(span))
 
-    def _stand(self, number: int | None) -> None:
-        """The span, if it is one and has become a leaf, takes its place."""
-        span = None if number is None else self._spans.get(number)
-        if span is None or span.queue is not None:
-            return
-        if self._kin.is_leaf(span.number) and not self._kin.is_hidden(span.number):
-            self._leaves.add(span, self._place(span))
-
     def _place(self, span: Span) -> Row:
         """The class that the span stands for while it is known."""
         return NEW if span.put_at else self._row(span)
@@ -300,13 +260,13 @@ class Hazard:
 
     def _recalled(self, new: Newcomer) -> Span:
         """The newcomer, or who it was before."""
-        depth, weight = self._depth(new), self._weight(new)
+        weight = self._weight(new)
         span = self._past.pop(new.key)
         if span is None:
-            gap = self._gap(new.parent)
-            return Span(new.span_id, new.key, depth, new.size_bytes, weight, gap=gap, owner=new.owner)
+            gap = self._last_gap if new.depth else 0.0
+            return Span(new.span_id, new.key, new.depth, new.size_bytes, weight, gap=gap, owner=new.owner)
         self._used_again(span)
-        span.number, span.depth, span.size_bytes, span.weight = new.span_id, depth, new.size_bytes, weight
+        span.number, span.depth, span.size_bytes, span.weight = new.span_id, new.depth, new.size_bytes, weight
         span.row, span.owner = None, new.owner
         return span
 
@@ -328,15 +288,6 @@ class Hazard:
         return max(REMEMBERED_MIN, REMEMBERED_SHARE * len(self._spans))
 
     # What it is
-
-    def _depth(self, new: Newcomer) -> int:
-        parent = None if new.parent is None else self._spans.get(new.parent)
-        return 0 if parent is None else parent.depth + 1
-
-    def _gap(self, parent: int | None) -> float:
-        """How long a sequence was unused before the use in which a new piece is added to it."""
-        before = self._spans.get(parent) if parent is not None and parent == self._last else None
-        return 0.0 if before is None else before.gap
 
     def _weight(self, new: Newcomer) -> int:
         """cost / bytes, as a power of two."""
@@ -372,10 +323,10 @@ class Hazard:
         agent = self._agents.get(new.agent)
         state = 0 if not new.agent else _RUNNING if agent is None else agent.state
         if past is None:
-            return self._class(1, self._depth(new), self._gap(new.parent), state)
+            return self._class(1, new.depth, self._last_gap if new.depth else 0.0, state)
         if past.shared or (past.agent is not None and past.agent is not agent):
             state = 1
-        return self._class(past.uses + 1, self._depth(new), self._clock.now - past.used_at, state)
+        return self._class(past.uses + 1, new.depth, self._clock.now - past.used_at, state)
 
     def _class(self, uses: int, depth: int, gap: float, state: int) -> Row:
         """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops

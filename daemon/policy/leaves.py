@@ -4,13 +4,13 @@ A queue holds leaves of one class, one weight and one owner by last use. As a cl
 after it (`hazards`), the coldest of a queue is its oldest or its youngest: an order over all compares the ends of
 queues.
 
-Owns: queues, and in which of them a span stands. Does not own who is a leaf.
+Owns: queues, and in which of them a span stands. Does not own who may go.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -101,9 +101,8 @@ End = tuple[float, int, int, int, Queue, list[Place], int]
 
 CLOCK_SHARE: Final = 1
 """The clock is set no more often than once for each so many queues that it takes."""
-# What stands before the ends: a place within a queue's heap, or somebody whose followers have all come.
 _WITHIN: Final = -1
-_FREED: Final = -2
+"""What stands before the ends: a place within a queue's heap."""
 
 
 class Leaves:
@@ -194,11 +193,8 @@ class Leaves:
         while ends and not (ends[0][5] and ends[0][5][0][1] == ends[0][3]):
             heappop(ends)
 
-    def coldest(
-        self, follows: Callable[[Span], tuple[Span, Row] | None], owners: Collection[int] | None = None
-    ) -> Iterator[int]:
-        """Spans from cold to warm, of `owners` alone if given. `follows`: who, of which class, becomes a leaf when a
-        span goes as well."""
+    def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
+        """Spans from cold to warm, of `owners` alone if given."""
         # Heaps are read in their order without being changed: behind each place come the two below it.
         ends, front, seen = self._ends, list[tuple[End, int]](), set[tuple[int, int]]()
         if ends:
@@ -216,23 +212,12 @@ class Leaves:
                     continue
                 seen.add((ticket, side))
             place = heap[at]
-            if above > _FREED:
-                for below in (2 * at + 1, 2 * at + 2):
-                    further = self._end(queue, heap, below, side)
-                    if further is not None:
-                        heappush(front, (further, _WITHIN))
-                if not queue.has(place):
-                    continue
-            span = place[3]
-            yield span.number
-            freed = follows(span)
-            if freed is not None:
-                parent, row = freed
-                if owners is not None and parent.owner not in owners:
-                    continue
-                worth, side, order = self.rank(row, parent.weight, parent.used_at, parent.serial)
-                alone = [(order, -parent.number, parent.used_at, parent)]
-                heappush(front, ((worth, side, order, -parent.number, queue, alone, 0), _FREED))
+            for below in (2 * at + 1, 2 * at + 2):
+                further = self._end(queue, heap, below, side)
+                if further is not None:
+                    heappush(front, (further, _WITHIN))
+            if queue.has(place):
+                yield place[3].number
 
     def check_invariants(self, leaves: set[int]) -> None:
         """Asserts that exactly `leaves` stand, each in one queue, and that the ends are known."""

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from heapq import merge
-from operator import itemgetter
 
 from .explained import Explained
-from .kin import Kin
 from .newcomer import Newcomer
+from .ranked import SPAN, Ranked
 
 
 class LRU:
-    """Order of last use, of each owner's spans. Every operation is O(1)."""
+    """Order of last use, of each owner's spans."""
 
     name = "lru"
 
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}
-        self._last_use: dict[int, OrderedDict[int, int]] = {}
+        self._rank: dict[int, int] = {}
         self._uses = 0
-        self._kin = Kin()
+        self._orders: dict[int, Ranked] = {}
 
     def __len__(self) -> int:
         return len(self._owner)
 
     def inserted(self, new: Newcomer, now: float) -> None:
         assert new.span_id not in self._owner, new.span_id
-        self._uses += 1
         self._owner[new.span_id] = new.owner
-        self._last_use.setdefault(new.owner, OrderedDict())[new.span_id] = self._uses
-        self._kin.inserted(new.span_id, new.parent)
+        self._use(new.span_id)
+        self.may_go(new.span_id, True)
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
-        self._uses += 1
-        order = self._last_use[self._owner[span_id]]
-        order[span_id] = self._uses
-        order.move_to_end(span_id)
+        self._use(span_id)
 
-    def hidden(self, span_id: int) -> None:
-        self._kin.hidden(span_id)
-
-    def shown(self, span_id: int) -> None:
-        self._kin.shown(span_id)
+    def may_go(self, span_id: int, it_may: bool) -> None:
+        owner = self._owner[span_id]
+        order = self._orders.get(owner)
+        if order is None:
+            order = self._orders[owner] = Ranked(self._rank.__getitem__)
+        if it_may:
+            order.add(span_id)
+        else:
+            order.discard(span_id)
+            if not order:
+                del self._orders[owner]
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
-        owner = self._owner.pop(span_id)
-        del self._last_use[owner][span_id]
-        if not self._last_use[owner]:
-            del self._last_use[owner]
-        self._kin.removed(span_id)
+        self.may_go(span_id, False)
+        del self._owner[span_id]
+        del self._rank[span_id]
 
     def turn(self, agent: str, state: str, now: float) -> None:
         """Nothing follows from it."""
@@ -59,12 +57,11 @@ class LRU:
         return True
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
-        orders = [order.items() for owner, order in self._last_use.items() if owners is None or owner in owners]
-        uses = iter(orders[0]) if len(orders) == 1 else merge(*orders, key=itemgetter(1))
-        return self._kin.leaves_first(span_id for span_id, _ in uses)
+        orders = [order for owner, order in self._orders.items() if owners is None or owner in owners]
+        return (place & SPAN for place in (iter(orders[0]) if len(orders) == 1 else merge(*orders)))
 
     def rank(self, span_id: int) -> tuple[int, int]:
-        return (0, self._last_use[self._owner[span_id]][span_id])
+        return (0, self._rank[span_id])
 
     @property
     def window_bytes(self) -> None:
@@ -81,8 +78,12 @@ class LRU:
         """Nothing is remembered."""
 
     def check_invariants(self) -> None:
-        self._kin.check_invariants(set(self._owner))
-        assert self._owner == {span: owner for owner, order in self._last_use.items() for span in order}
-        for order in self._last_use.values():
-            uses = list(order.values())
-            assert uses and uses == sorted(uses) and len(set(uses)) == len(uses)
+        assert self._owner.keys() == self._rank.keys()
+        assert len(set(self._rank.values())) == len(self._rank)
+        for owner, order in self._orders.items():
+            order.check_invariants()
+            assert order and all(self._owner[place & SPAN] == owner for place in order)
+
+    def _use(self, span_id: int) -> None:
+        self._uses += 1
+        self._rank[span_id] = self._uses

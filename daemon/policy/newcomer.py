@@ -12,7 +12,8 @@ class Newcomer(Struct, frozen=True):
         size_bytes: of the ring.
         tokens: that it stands for, 0 where nobody said.
         cost_ms: what computing it took, 0 where nobody said.
-        parent: the span of the piece before, of a cached sequence; without it the span is of use by itself.
+        depth: how many pieces come before it in its cached sequence; one without is of use by itself.
+        before_bytes: what those take of the ring.
         agent: on whose behalf it was stored.
         owner: the uid that stored it.
     """
@@ -22,6 +23,7 @@ class Newcomer(Struct, frozen=True):
     size_bytes: int
     tokens: int = 0
     cost_ms: float = 0.0
-    parent: int | None = None
+    depth: int = 0
+    before_bytes: int = 0
     agent: str = ""
     owner: int = 0

@@ -1,7 +1,7 @@
 """Which entry goes first when the store needs room: the interface, and the policies by name.
 
-A policy owns an order of the spans it was told of, nothing else: not whether one is pinned, nor how much must go.
-Policies name spans, not keys, because the access log that readers keep does.
+A policy owns an order of the spans that may go, nothing else: not which may (`core.memory`: what is published, and what
+nothing follows), nor how much must go. Policies name spans, not keys, because the access log that readers keep does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Turn = Literal["tool_call", "turn_ended", "finished"]
 
 
 class Replacement(Protocol):
-    """An order from cold to warm over the spans that are stored."""
+    """An order from cold to warm over the spans that may go."""
 
     @property
     def name(self) -> str:
@@ -30,19 +30,15 @@ class Replacement(Protocol):
     def __len__(self) -> int: ...
 
     def inserted(self, new: Newcomer, now: float) -> None:
-        """A new span, not known so far; its publication is its first use. Its parent, if it has one, is known."""
+        """A new span, not known so far, which may go; its publication is its first use."""
         ...
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         """A use of a known span, for `agent` where that is known. Of a sequence the first piece comes first."""
         ...
 
-    def hidden(self, span_id: int) -> None:
-        """A known span was chosen as a victim. What follows it was hidden before, or is gone."""
-        ...
-
-    def shown(self, span_id: int) -> None:
-        """A hidden span stays after all: somebody holds it."""
+    def may_go(self, span_id: int, it_may: bool) -> None:
+        """Whether a known span may go has changed."""
         ...
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
@@ -59,9 +55,8 @@ class Replacement(Protocol):
         ...
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
-        """The known spans that are not hidden, coldest first, in the order in which they should go: one that others
-        follow comes after all of those. `owners`: only theirs, without a walk over the others'. Lazy: valid until the
-        next change."""
+        """The spans that may go, coldest first. `owners`: only theirs, without a walk over the others'. Lazy: valid
+        until the next change."""
         ...
 
     def rank(self, span_id: int) -> tuple[float, ...]:
@@ -75,8 +70,8 @@ class Replacement(Protocol):
         ...
 
     def worth(self, span_id: int) -> float:
-        """What the policy goes by: of two known spans that nothing follows and that are outside the window, the one
-        that is worth less goes first."""
+        """What the policy goes by: of two spans that may go and are outside the window, the one that is worth less
+        goes first."""
         ...
 
     def explain(self, span_id: int) -> Explained:

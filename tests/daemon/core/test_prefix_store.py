@@ -312,7 +312,7 @@ def test_a_piece_that_the_policy_does_not_find_worth_what_would_go_is_refused_an
     stand.settle()
     assert stand.put_block(block([1, 2, 3]), cost_ms=8.0, agent="planner") == "StoreFull"
     [(new, victim)] = asked
-    assert (new.key, new.parent, new.cost_ms, new.agent) == (name([1, 2, 3]), span(stand, 1, 2), 8.0, "planner")
+    assert (new.key, new.depth, new.cost_ms, new.agent) == (name([1, 2, 3]), 2, 8.0, "planner")
     assert victim == coldest.span_id
     assert (stand.matched(1, 2), stand.stored() >= {0, 1, 2}) == (2, True)
     assert (stand.put_block(block([7])), stand.put(9)) == ("stored", "stored"), "others are not asked about"
@@ -504,7 +504,7 @@ def test_the_policy_knows_what_a_put_says() -> None:
     told: list[Any] = []
     stand.store.memory.policy.inserted = lambda new, now: told.append(new)  # type: ignore[method-assign]
     stand.put_block(block([1, 2]), cost_ms=12.5, agent="planner", tokens=7)
-    assert [(n.cost_ms, n.agent, n.tokens, n.parent) for n in told] == [(12.5, "planner", 7, span(stand, 1))]
+    assert [(n.cost_ms, n.agent, n.tokens, n.depth) for n in told] == [(12.5, "planner", 7, 1)]
 
 
 def test_queries_are_counted() -> None:

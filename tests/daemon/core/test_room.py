@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import pytest
 
 from tensord.daemon.core.events import Accessed, Scanned, Tick
 from tensord.ipc import messages
 
-from .stand import SPAN, Make, key
+from .pieces import name
+from .stand import SPAN, Make, Stand, key
 
 
 def test_a_full_store_evicts_the_least_recently_used(make: Make) -> None:
@@ -262,3 +265,56 @@ def test_every_budget_is_enforced(
         assert len(stand.stored()) <= 3
     assert stand.stored() == {3, 4, 5}
     assert stand.store.status()["evictions"] == {reason: 3}
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+def test_what_is_pinned_is_in_the_way_once_and_not_of_each_put(policy: str) -> None:
+    stand = Stand(600 * SPAN, policy=policy)
+    stand.join(1)
+    for number in range(600):
+        stand.now += 1.0
+        stand.put(number)
+        if number < 400:
+            stand.pin(number)
+    looked = 0
+    coldest = stand.store.memory.policy.coldest
+
+    def counted(owners: Collection[int] | None = None) -> Iterator[int]:
+        nonlocal looked
+        for span_id in coldest(owners):
+            looked += 1
+            yield span_id
+
+    stand.store.memory.policy.coldest = counted  # type: ignore[method-assign]
+    for number in range(1000, 1100):
+        stand.now += 1.0
+        assert stand.put(number) == "stored"
+    assert looked <= 400 + 100 * 20
+    assert stand.stored() >= set(range(400))
+    stand.check()
+
+
+def test_what_was_pinned_goes_in_its_turn_once_it_is_released(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number)
+    stand.pin(0)
+    stand.pin(1)
+    assert stand.put(10) == stand.put(11) == "stored"
+    assert stand.stored() >= {0, 1}
+    stand.views.clear()
+    for number in range(12, 18):
+        assert stand.put(number) == "stored"
+    assert stand.stored() == {10, 11, *range(12, 18)}
+
+
+def test_a_block_pinned_within_a_sequence_does_not_keep_what_follows_it(make: Make) -> None:
+    stand = make(200 * SPAN)
+    for first in range(8):
+        stand.put_sequence(*range(100 * first, 100 * first + 8))
+    middle = stand.find(name(list(range(300, 304))))
+    assert middle is not None
+    stand.views.append(middle)
+    for number in range(250):
+        assert stand.put(number) == "stored"
+    assert stand.matched(*range(300, 308)) == 4

@@ -266,7 +266,8 @@ class AnyOrder(RuleBasedStateMachine):
     def reader_pins_the_coldest(self) -> None:
         memory = self.stand.store.memory
         victims = (entry.span_id for entry in memory.unpublished() if entry.state is State.VICTIM)
-        view = self.stand.find_span(next(chain(memory.policy.coldest(), victims)))
+        coldest = next(chain(memory.policy.coldest(), victims), None)
+        view = self.stand.find_span(coldest) if coldest is not None else None
         if view is not None:
             # If it is a victim by now, it was found before it was hidden; the lanes have not been read since.
             self.stand.views.append(view)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
 
 import pytest
 
@@ -31,6 +30,11 @@ def put_long_ago(policy: Hazard, now: float) -> None:
         policy.removed(999_998, evicted=False)
 
 
+def piece(number: int, depth: int) -> Newcomer:
+    """Of a sequence of which so many pieces come before."""
+    return Newcomer(number, key_of(number), 64, 16, depth=depth, before_bytes=64 * depth)
+
+
 class Cache:
     """So many bytes, kept by the policy; spans are never numbered twice."""
 
@@ -45,9 +49,8 @@ class Cache:
 
     def ask(self, *blocks: int, agent: str = "", size_bytes: int = 1, tokens: int = 0, chained: bool = False) -> None:
         """A use of blocks, of a sequence if `chained`; what is not there is stored."""
-        parent = None
         stays: set[int] = set()
-        for block in blocks:
+        for depth, block in enumerate(blocks):
             span = self.span_of.get(block)
             if span is not None:
                 self.policy.accessed(span, self.now, agent)
@@ -57,15 +60,13 @@ class Cache:
                 self.spans += 1
                 span = self.span_of[block] = self.spans
                 self.news[span] = (block, size_bytes)
-                new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, parent if chained else None, agent)
+                new = Newcomer(span, key_of(block), size_bytes, tokens, depth=depth if chained else 0, agent=agent)
                 self.policy.inserted(new, self.now)
             stays.add(span)
-            parent = span
 
     def make_room(self, size_bytes: int, stays: set[int]) -> None:
         while sum(size for _, size in self.news.values()) + size_bytes > self.capacity_bytes:
             victim = next(span for span in self.policy.coldest() if span not in stays)
-            self.policy.hidden(victim)
             self.policy.removed(victim, evicted=True)
             block, _ = self.news.pop(victim)
             del self.span_of[block]
@@ -116,21 +117,6 @@ def test_what_nobody_said_anything_of_costs_as_much_as_others_do() -> None:
     policy.inserted(Newcomer(100, key_of(100), 64), 0.0)
     put_long_ago(policy, 0.0)
     assert policy.rank(100)[0] == policy.rank(1)[0]
-
-
-def test_a_piece_goes_after_all_that_follow_it() -> None:
-    chance = random.Random(4)
-    policy = Hazard()
-    parents: dict[int, int | None] = {}
-    for number in range(1, 400):
-        parent = chance.choice([None, *islice(reversed(parents), 20)])
-        policy.inserted(Newcomer(number, key_of(number), 64, 16, parent=parent), number / 7)
-        parents[number] = parent
-        used = chance.choice(list(parents))
-        policy.accessed(used, number / 7)
-    order = {span: place for place, span in enumerate(policy.coldest())}
-    assert order.keys() == parents.keys()
-    assert all(order[span] < order[parent] for span, parent in parents.items() if parent is not None)
 
 
 def agents_at_work() -> tuple[Hazard, float]:
@@ -207,11 +193,9 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
         now += 100
         short = number = number + 1
         policy.inserted(Newcomer(short, key_of(short), 64, 16), now)
-        parent = None
-        for _ in range(12):
+        for place in range(12):
             number += 1
-            policy.inserted(Newcomer(number, key_of(number), 64, 16, parent=parent), now)
-            parent = number
+            policy.inserted(piece(number, place), now)
         for _ in range(3):
             now += 1
             policy.accessed(short, now)
@@ -219,16 +203,15 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
             policy.removed(span, evicted=True)
         if turn >= 32:
             policy.removed(short - 32 * 13, evicted=True)
-    victim, parent = short, None
+    victim = short
     assert policy.admits(Newcomer(9000, key_of(9000), 64, 16), victim)
     declined = 0
     for place in range(200):
-        new = Newcomer(10_000 + place, key_of(10_000 + place), 64, 16, parent=parent)
+        new = piece(10_000 + place, place)
         if not policy.admits(new, victim):
             declined = place
             break
         policy.inserted(new, now)
-        parent = new.span_id
     assert 1 <= declined <= 4
     assert policy._past.get(key_of(10_000 + declined)) is not None
     policy.check_invariants()
@@ -388,7 +371,7 @@ def test_what_is_put_again_is_kept_again() -> None:
 def test_a_piece_that_follows_another_has_to_be_worth_its_place_from_the_start() -> None:
     policy, now = taught_that_puts_are_in_vain()
     policy.inserted(Newcomer(9000, key_of(9000), 64), now)
-    policy.inserted(Newcomer(9001, key_of(9001), 64, parent=9000), now)
+    policy.inserted(piece(9001, 1), now)
     assert policy.rank(9001) < policy.rank(9000)
     order = list(policy.coldest())
     assert order.index(9001) < len(order) - 2
@@ -461,7 +444,7 @@ def test_what_an_evicted_key_was_is_told_until_it_is_forgotten() -> None:
     policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
     policy.accessed(1, 1.0)
     before = policy.explain(1)
-    policy.hidden(1)
+    policy.may_go(1, False)
     policy.removed(1, evicted=True)
     gone = policy.recall(key_of(1))
     assert gone is not None

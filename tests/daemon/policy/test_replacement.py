@@ -21,7 +21,7 @@ TURNS: tuple[Turn, ...] = ("tool_call", "turn_ended", "finished")
 
 
 class AnyPolicy(RuleBasedStateMachine):
-    """The conformance suite: an order over exactly the spans that are known and not hidden.
+    """The conformance suite: an order over exactly the spans that may go.
 
     A span is named anew each time; what it is the same as before, its key tells.
     """
@@ -31,19 +31,12 @@ class AnyPolicy(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.policy = type(self).make()
-        self.known: dict[int, int | None] = {}
-        self.hidden: set[int] = set()
+        self.known: dict[int, int] = {}
+        self.may_go: set[int] = set()
         self.used_at: dict[int, int] = {}
         self.new: dict[int, Newcomer] = {}
         self.clock = 0
         self.now = 0.0
-
-    def leaves(self) -> list[int]:
-        followed = {parent for span, parent in self.known.items() if span not in self.hidden}
-        return [span for span in self.known if span not in self.hidden and span not in followed]
-
-    def shown(self) -> set[int]:
-        return self.known.keys() - self.hidden
 
     def use(self, span: int) -> None:
         self.clock += 1
@@ -53,23 +46,32 @@ class AnyPolicy(RuleBasedStateMachine):
     def time_passes(self, by: float) -> None:
         self.now += by
 
-    @rule(key=st.integers(1, 20), size=st.sampled_from([64, 4096]), tokens=st.sampled_from([0, 16]), data=st.data())
-    def insert(self, key: int, size: int, tokens: int, data: st.DataObject) -> None:
+    @rule(
+        key=st.integers(1, 20),
+        size=st.sampled_from([64, 4096]),
+        tokens=st.sampled_from([0, 16]),
+        depth=st.sampled_from([0, 1, 20]),
+        owner=st.sampled_from([1, 2]),
+        agent=st.sampled_from(AGENTS),
+        data=st.data(),
+    )
+    def insert(
+        self, key: int, size: int, tokens: int, depth: int, owner: int, agent: str, data: st.DataObject
+    ) -> None:
         span = self.clock + 1
-        parent = data.draw(st.sampled_from([None, *sorted(self.shown())]))
-        agent = data.draw(st.sampled_from(AGENTS))
-        new = Newcomer(span, bytes(31) + bytes([key]), size, tokens, 0.0, parent, agent)
-        if parent is not None and len(self.known) > 1:
+        new = Newcomer(span, bytes(31) + bytes([key]), size, tokens, 0.0, depth, depth * size, agent, owner)
+        if depth and len(self.known) > 1:
             self.policy.admits(new, data.draw(st.sampled_from(sorted(self.known))))
         self.policy.inserted(new, self.now)
-        self.known[span] = parent
         self.new[span] = new
+        self.known[span] = owner
+        self.may_go.add(span)
         self.use(span)
 
-    @precondition(lambda self: self.shown())
+    @precondition(lambda self: self.known)
     @rule(data=st.data(), agent=st.sampled_from(AGENTS))
     def access(self, data: st.DataObject, agent: str) -> None:
-        span = data.draw(st.sampled_from(sorted(self.shown())))
+        span = data.draw(st.sampled_from(sorted(self.known)))
         self.policy.accessed(span, self.now, agent)
         self.use(span)
 
@@ -77,54 +79,37 @@ class AnyPolicy(RuleBasedStateMachine):
     def turn(self, agent: str, state: Turn) -> None:
         self.policy.turn(agent, state, self.now)
 
-    @precondition(lambda self: self.leaves())
+    @precondition(lambda self: self.known)
     @rule(data=st.data())
-    def hide(self, data: st.DataObject) -> None:
-        span = data.draw(st.sampled_from(self.leaves()))
-        self.policy.hidden(span)
-        self.hidden.add(span)
-
-    @precondition(lambda self: self.hidden)
-    @rule(data=st.data())
-    def show(self, data: st.DataObject) -> None:
-        span = data.draw(st.sampled_from(sorted(self.hidden)))
-        if self.known[span] not in self.hidden:
-            self.policy.shown(span)
-            self.hidden.discard(span)
+    def change_whether_it_may_go(self, data: st.DataObject) -> None:
+        span = data.draw(st.sampled_from(sorted(self.known)))
+        self.may_go ^= {span}
+        self.policy.may_go(span, span in self.may_go)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), evicted=st.booleans())
     def remove(self, data: st.DataObject, evicted: bool) -> None:
-        followed = set(self.known.values())
-        span = data.draw(st.sampled_from(sorted(self.known.keys() - followed)))
+        span = data.draw(st.sampled_from(sorted(self.known)))
         self.policy.removed(span, evicted=evicted)
         del self.known[span]
-        self.hidden.discard(span)
+        self.may_go.discard(span)
 
     @invariant()
-    def every_shown_span_comes_once_and_after_its_followers(self) -> None:
-        order = list(self.policy.coldest())
-        assert len(order) == len(set(order))
+    def every_span_that_may_go_comes_once_from_cold_to_warm(self) -> None:
         assert len(self.policy) == len(self.known)
-        assert set(order) == self.shown()
-        place = {span: at for at, span in enumerate(order)}
-        for span in order:
-            parent = self.known[span]
-            assert parent is None or place[span] < place[parent]
+        for owners in (None, {1}, {1, 2}):
+            order = list(self.policy.coldest(owners))
+            assert len(order) == len(set(order))
+            assert set(order) == {span for span in self.may_go if owners is None or self.known[span] in owners}
+            ranks = [self.policy.rank(span) for span in order]
+            assert ranks == sorted(ranks)
+        every = [self.policy.rank(span) for span in self.known]
+        assert len(set(every)) == len(every)
         self.policy.check_invariants()
 
     @invariant()
-    def leaves_come_from_cold_to_warm(self) -> None:
-        leaves = set(self.leaves())
-        ranks = [self.policy.rank(span) for span in self.policy.coldest() if span in leaves]
-        assert ranks == sorted(ranks)
-        every = [self.policy.rank(span) for span in self.known]
-        assert len(set(every)) == len(every)
-
-    @invariant()
-    def of_leaves_outside_the_window_the_one_worth_less_goes_first(self) -> None:
-        leaves = set(self.leaves())
-        told = {span: self.policy.explain(span) for span in self.policy.coldest() if span in leaves}
+    def outside_the_window_the_one_worth_less_goes_first(self) -> None:
+        told = {span: self.policy.explain(span) for span in self.policy.coldest()}
         worths = [each.worth for each in told.values() if not each.in_window]
         assert worths == sorted(worths)
         order = [each.in_window for each in told.values()]
@@ -142,10 +127,8 @@ class LRUPolicy(AnyPolicy):
     make = LRU
 
     @invariant()
-    def leaves_are_in_order_of_last_use(self) -> None:
-        leaves = self.leaves()
-        order = [span for span in self.policy.coldest() if span in leaves]
-        assert order == sorted(leaves, key=self.used_at.__getitem__)
+    def they_are_in_order_of_last_use(self) -> None:
+        assert list(self.policy.coldest()) == sorted(self.may_go, key=self.used_at.__getitem__)
 
 
 class LFUPolicy(AnyPolicy):
