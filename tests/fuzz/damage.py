@@ -35,7 +35,7 @@ def _once(chance: random.Random, paths: list[Path]) -> str:
     with path.open("r+b", buffering=0) as file:
         fd, size = file.fileno(), os.fstat(file.fileno()).st_size
         if chance.random() < 0.05 or not size:
-            size = chance.choice([0, 1, 8, 4095, 4096, size // 2, size - 1, size + 1, size + 4096])
+            size = chance.choice([0, 1, 8, 4095, 4096, size // 2, max(0, size - 1), size + 1, size + 4096])
             os.ftruncate(fd, size)
             return f"{path.name} has {size} bytes"
         at = _place(chance, path, fd, size)
