@@ -155,6 +155,7 @@ def families(status: Figures) -> Iterator[Metric]:
     governor: Figures = status.get("governor", {})
     yield from _gauges(store, _STORE)
     yield from _lookups(store, governor.get("counters", {}))
+    yield from _hit_ratios(store["hit_ratios"])
     yield from _counters(store, _STORE_TOTALS)
     for name, figure, label, said in _STORE_BY:
         yield _counter(name, said, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
@@ -180,6 +181,32 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
     yield _counter("queries", "Lookups.", (), [((), sum(tiers.values()))])
     yield _counter(
         "hits", "Lookups by the tier that had it, or miss.", ("tier",), (((name,), n) for name, n in tiers.items())
+    )
+
+
+def _hit_ratios(told: Figures) -> Iterator[Metric]:
+    """The document has counts, so that a ratio without lookups is left out here."""
+    lately = [(over, told[over]) for over in ("minute", "ring")]
+    for name, said, hits, of in (
+        (
+            "hit_ratio",
+            "Share of lookups that hit: of the last minute, and while a ring's worth was put last.",
+            "hits",
+            "lookups",
+        ),
+        ("requests_here_ratio", "Share of what was used or put that was here.", "here", "requests"),
+        ("requests_lru_ratio", "Share of the same that least recently used would have had.", "lru", "requests"),
+    ):
+        samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
+        yield _gauge(name, said, ("over",), samples)
+    since = told["since_start"]
+    said = "Uses and puts of a sample of the keys, scaled to all of them."
+    yield _counter("sampled_requests", said, (), [((), since["requests"])])
+    yield _counter(
+        "sampled_hits",
+        "Of them, those that the store had, and those that least recently used would have had.",
+        ("cache",),
+        [(("store",), since["here"]), (("lru",), since["lru"])],
     )
 
 

@@ -100,6 +100,8 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
                 f"misses {number(store['misses'])}"
             ),
         ),
+        ("hit ratio", _hit_ratio(store["hit_ratios"])),
+        ("beside lru", _beside_lru(store["hit_ratios"])),
         (
             "puts",
             (
@@ -119,6 +121,26 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
         ),
         ("reclaim", f"scans {number(store['scans'])}, spared {number(store['republished'])}; fence {body['fence']}"),
     ]
+
+
+def _hit_ratio(told: dict[str, Any]) -> str:
+    minute, ring = told["minute"], told["ring"]
+    return (
+        f"{share(minute['hits'], minute['lookups'])} of the last minute's lookups, "
+        f"{share(ring['hits'], ring['lookups'])} of those while a ring's worth was put last"
+    )
+
+
+def _beside_lru(told: dict[str, Any]) -> str:
+    """Of the same requests, by a sample: what was here, and what least recently used would have had."""
+    ring = told["ring"]
+    if not ring["requests"]:
+        return "nothing was used or stored yet"
+    sample = "" if told["sampled"] == 1 else f" (a sample, one key in {number(told['sampled'])})"
+    return (
+        f"of what was used or put meanwhile {share(ring['here'], ring['requests'])} was here, "
+        f"lru would have had {share(ring['lru'], ring['requests'])}{sample}"
+    )
 
 
 def _made_room(told: dict[str, Any]) -> str:

@@ -433,7 +433,7 @@ class StoreActor:
                 "requests_delayed": self._store.quotas.rates.delayed,
                 "uids": self._uid_rows(),
             },
-            "store": self._store.status(),
+            "store": self._store.status(self._clock()),
         }
 
     def _uid_rows(self) -> list[dict[str, Any]]:

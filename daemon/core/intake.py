@@ -354,7 +354,7 @@ class Intake:
             self.refuse(put, error)
             return
         put.entry = None
-        self._tenure.begin(entry, now, entry.expires_at)
+        self._tenure.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
         self._outbox.counters.put_bytes += commit.image_bytes
         self._outbox.send(put.client, messages.Committed(commit.id, "stored"))

@@ -81,7 +81,7 @@ def recover(
         if memory.readopt(entry, now, each.piece):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
-            tenure.begin(entry, entry.created_at, header.expires_s or None)
+            tenure.recovered(entry, header.expires_s or None)
 
 
 def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:

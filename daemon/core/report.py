@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 
-def status(store: Store) -> dict[str, Any]:
+def status(store: Store, now: float) -> dict[str, Any]:
     """Sizes in bytes, counts, and the counters since the daemon began."""
     memory, ring, puts = store.memory, store.memory.ring, store.intake.puts
     return {
@@ -49,6 +49,7 @@ def status(store: Store) -> dict[str, Any]:
         "namespaces": memory.entries.namespace_count,
         "sweeps": len(store.sweeps),
         "window_bytes": memory.policy.window_bytes,
+        "hit_ratios": store.hits.as_dict(now),
         "at_eviction": store.departed.made_room(),
         "evicted_while_pinned": memory.evicted_while_pinned,
         "prefix_pieces": len(memory.sequences),

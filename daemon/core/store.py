@@ -55,6 +55,7 @@ from .events import (
     Scanned,
     Tick,
 )
+from .hits import Hits
 from .intake import Intake
 from .limits import StoreLimits
 from .matching import Matching
@@ -118,7 +119,10 @@ class Store:
         self.quotas = quotas or Quotas({}, own_uid=0)
         self._outbox = Outbox(self.counters)
         self.departed = Departed(limits.max_entries)
-        self._tenure = Tenure(self.memory, self.pins, self._outbox, self.departed, limits.default_ttl_s)
+        self.hits = Hits(limits.ring_bytes)
+        self._tenure = Tenure(
+            self.memory, self.pins, self._outbox, self.departed, self.hits, limits.default_ttl_s
+        )
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.pressing = Pressing(self.memory, self._room)
@@ -246,9 +250,9 @@ class Store:
         """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
         self._reclaim.rests = True
 
-    def status(self) -> dict[str, Any]:
-        """Sizes and counters, without walking entries."""
-        return report.status(self)
+    def status(self, now: float | None = None) -> dict[str, Any]:
+        """Sizes and counters, without walking entries. `now`: by the store's clock, else the last event's time."""
+        return report.status(self, self._outbox.now if now is None else now)
 
     def entries(
         self, after: bytes | None, count: int, namespace: bytes | None = None
@@ -415,6 +419,7 @@ class Store:
     def _accessed(self, event: Accessed, now: float) -> None:
         counters = self.counters
         counters.misses += event.misses
+        self.hits.looked_up(len(event.span_ids) - event.again + event.lost, event.misses, now)
         counters.log_lost += event.lost
         known = list(map(self.memory.entries.of_span, event.span_ids))
         fresh = known[event.again :]

@@ -16,6 +16,7 @@ from .deadlines import Deadlines
 from .departed import Departed, Gone
 from .effects import WriteExpiry
 from .entries import Entry, State
+from .hits import Hits
 from .memory import Memory
 from .outbox import Outbox
 from .pins import Pins
@@ -38,12 +39,19 @@ class Tenure:
     """Entries coming, staying and going, on top of `memory`."""
 
     def __init__(
-        self, memory: Memory, pins: Pins, outbox: Outbox, departed: Departed, default_ttl_s: float | None
+        self,
+        memory: Memory,
+        pins: Pins,
+        outbox: Outbox,
+        departed: Departed,
+        hits: Hits,
+        default_ttl_s: float | None,
     ) -> None:
         self._memory = memory
         self._pins = pins
         self._outbox = outbox
         self._departed = departed
+        self._hits = hits
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[int] = Deadlines()
         self._followed: deque[tuple[Entry, Ending]] = deque()
@@ -65,8 +73,17 @@ class Tenure:
         """When `expire` has something to do."""
         return self._expiry.next_timer()
 
-    def begin(self, entry: Entry, used_at: float, expires_at: float | None) -> None:
-        """An entry was published, or found by a new daemon; its header says when it ends."""
+    def published(self, entry: Entry, now: float) -> None:
+        """An entry was published; its header says when it ends."""
+        self._hits.stored(entry, self._memory.budget.put_bytes_max, now)
+        self._begin(entry, now, entry.expires_at)
+
+    def recovered(self, entry: Entry, expires_at: float | None) -> None:
+        """An entry was found by a new daemon."""
+        self._hits.recovered(entry, self._memory.budget.put_bytes_max)
+        self._begin(entry, entry.created_at, expires_at)
+
+    def _begin(self, entry: Entry, used_at: float, expires_at: float | None) -> None:
         entry.used_at = used_at
         if expires_at is not None:
             self._expires(entry, expires_at)
@@ -88,6 +105,7 @@ class Tenure:
         self.seen(entries, now, agent)
         for entry in entries:
             entry.uses += 1
+        self._hits.used(entries, self._memory.budget.put_bytes_max, now)
         self._memory.index.show_uses({entry.slot: entry.uses for entry in entries})
 
     def touch(self, entries: Collection[Entry], now: float) -> None:
@@ -170,6 +188,7 @@ class Tenure:
         gone = Gone(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
         counters.departures.count(gone)
         self._departed.add(gone)
+        self._hits.went(entry, reason)
         if announce:
             event = "expire" if reason == "ttl" else "evict"
             self._outbox.announce(

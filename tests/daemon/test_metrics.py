@@ -100,6 +100,24 @@ def test_histograms_sum_up() -> None:
     assert at(samples, "tensord_idle_at_eviction_seconds_bucket", reason="capacity", le="1.0") == 0
 
 
+def test_hit_ratios_are_told_beside_those_of_lru() -> None:
+    samples = told(documents.status())
+    assert at(samples, "tensord_hit_ratio", over="minute") == 0.75
+    assert at(samples, "tensord_hit_ratio", over="ring") == 0.7
+    assert at(samples, "tensord_requests_here_ratio", over="ring") == 0.75
+    assert at(samples, "tensord_requests_lru_ratio", over="ring") == 0.5
+    assert at(samples, "tensord_sampled_requests_total") == 4096
+    assert at(samples, "tensord_sampled_hits_total", cache="store") == 3072
+    assert at(samples, "tensord_sampled_hits_total", cache="lru") == 2048
+
+
+def test_a_ratio_of_nothing_is_left_out() -> None:
+    ratios = documents.store()["hit_ratios"]
+    quiet = {**ratios, "minute": dict.fromkeys(ratios["minute"], 0)}
+    samples = told(documents.status(store=documents.store(hit_ratios=quiet)))
+    assert [labels for name, labels in samples if name == "tensord_hit_ratio"] == [frozenset({("over", "ring")})]
+
+
 def test_what_entries_were_worth_when_they_went_is_told_by_reason() -> None:
     samples = told(documents.status())
     assert at(samples, "tensord_uses_at_eviction_bucket", reason="capacity", le="0.0") == 60

@@ -76,6 +76,13 @@ def store(**changed: Any) -> dict[str, Any]:
         "withdrawn_bytes": 0,
         "retired_bytes": 9 * MIB,
         "window_bytes": GIB,
+        "hit_ratios": {
+            "minute": {"hits": 90, "lookups": 120, "requests": 128, "here": 96, "lru": 80},
+            "ring": {"hits": 700, "lookups": 1000, "requests": 1024, "here": 768, "lru": 512},
+            "since_start": {"requests": 4096, "here": 3072, "lru": 2048},
+            "sampled": 8,
+            "shadow_keys": 3000,
+        },
         "at_eviction": {
             "entries": 100,
             "age_s": {"median": 400.0, "tenth": 40.0},

@@ -68,6 +68,31 @@ def test_how_idle_those_were_that_made_room_is_told_in_words(daemon: Daemon) -> 
     assert "nine in ten idle for 5s or more" in text
 
 
+def test_the_hit_ratio_is_told_beside_that_of_lru(daemon: Daemon) -> None:
+    told = " ".join(status.text(daemon.status()).split())
+    assert "hit ratio - of the last minute's lookups" in told
+    assert "nothing was used or stored yet" in told
+    lately = {"hits": 3, "lookups": 4, "requests": 16, "here": 8, "lru": 4}
+    ratios = {**daemon.status()["store"]["hit_ratios"], "minute": lately, "ring": lately, "sampled": 4}
+    told = " ".join(status.text(_document(daemon, hit_ratios=ratios)).split())
+    assert "75.0 % of the last minute's lookups, 75.0 % of those while a ring's worth was put last" in told
+    assert "50.0 % was here, lru would have had 25.0 % (a sample, one key in 4)" in told
+
+
+def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:
+    client = daemon.client()
+    keys = [bytes([number]) * 32 for number in range(4)]
+    for key in keys:
+        client.get(key)
+        client.put(key, b"x" * 1000, wait=True)
+    for _ in range(3):
+        assert all(client.get(key) is not None for key in keys)
+    daemon.until(lambda now: now["store"]["hits"] == 12 and now["store"]["misses"] == 4, "the lane was drained")
+    ratios = daemon.status()["store"]["hit_ratios"]
+    for over in ("minute", "ring"):
+        assert ratios[over] == {"hits": 12, "lookups": 16, "requests": 16, "here": 12, "lru": 12}
+
+
 def test_the_share_of_the_window_is_shown_where_the_policy_has_one(daemon: Daemon) -> None:
     text = status.text(_document(daemon, used_bytes=8 << 20, window_bytes=1 << 20))
     assert "policy hazard, window 1.00 MiB (12.5 % of what is used)" in " ".join(text.split())
