@@ -23,7 +23,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,6 +33,7 @@ from ...shm.index import IndexWriter
 from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from ...shm.prefix import Piece
 from ...shm.ring import Ring
+from ..policy.leaf_first import leaf_first
 from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
 from .entries import Entries, Entry, State
@@ -142,6 +143,20 @@ class Memory:
         while (number := span_id(self._epoch, counter)) in self._spans:
             counter += 1
         return number
+
+    def coldest(self, owners: Collection[int] | None = None) -> Iterator[Entry]:
+        """Entries that may go, coldest first and leaf first, of `owners` if given. Lazy: valid until the next change.
+        """
+        policy = self.policy
+
+        def parent(entry: Entry) -> Entry | None:
+            above = entry.parent
+            if above is None or above.state is not State.LIVE:
+                return None
+            return above if owners is None or above.owner_uid in owners else None
+
+        leaves = (entry for entry in map(self.span, policy.coldest(owners)) if entry is not None)
+        return leaf_first(leaves, lambda e: policy.rank(e.span_id), parent, lambda e: e.followers)
 
     def unpublished(self) -> Iterable[Entry]:
         """Victims and retired spans."""

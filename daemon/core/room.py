@@ -19,7 +19,6 @@ from itertools import chain, islice
 from typing import Final
 
 from ...shm.ring import Window
-from ..policy.leaf_first import leaf_first
 from .clearing import Clearing
 from .entries import Entry, State
 from .holdings import Capacity, Holding
@@ -365,19 +364,9 @@ class Room:
         """Entries that may go, coldest first and leaf first, among `looks` behind the first `skip`, of `owners` if
         given. What turns out to be held is set aside before the next walk, which finds it in its way no more."""
         self._set_aside()
-        policy, span = self._memory.policy, self._memory.span
-
-        def parent(entry: Entry) -> Entry | None:
-            above = entry.parent
-            if above is None or above.state is not State.LIVE:
-                return None
-            return above if owners is None or above.owner_uid in owners else None
-
-        leaves = (entry for entry in map(span, policy.coldest(owners)) if entry is not None)
-        order = leaf_first(leaves, lambda e: policy.rank(e.span_id), parent, lambda e: e.followers)
         self.more = False
         looks += skip
-        for entry in order:
+        for entry in self._memory.coldest(owners):
             if not looks:
                 self.more = True
                 return

@@ -86,11 +86,9 @@ def _goes_before(store: Store, entry: Entry) -> tuple[list[str], int | None]:
     """Some keys of those that would go before the entry; and its place in that order."""
     keys: list[str] = []
     place = 1
-    for span_id in islice(store.memory.policy.coldest(), ORDER_MAX):
-        if span_id == entry.span_id:
+    for other in islice(store.memory.coldest(), ORDER_MAX):
+        if other is entry:
             return keys, place
-        other = store.memory.span(span_id)
-        assert other is not None, "the policy knows a span that is gone"
         if _held(store, other) is None:
             place += 1
             if len(keys) < BEFORE_MAX:
