@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import MAP_SHARED, PROT_READ, mmap
 from queue import SimpleQueue
 from typing import Any, Final
@@ -25,8 +25,8 @@ from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, ali
 from ..shm.prefix import Piece, piece_key
 from ..shm.recipe import Recipe, recipe
 from ..shm.segments import check_inbox
-from .core.effects import Copy
-from .core.events import Copied
+from .core.effects import Copy, Move
+from .core.events import Copied, Moved
 from .core.turns import Turns
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -38,16 +38,21 @@ SMALL_BYTES: Final = 128 << 10
 
 @dataclass(slots=True)
 class Job:
-    """A part to be copied, `copied_bytes` of which are."""
+    """A part of a put to be copied, `copied_bytes` of which are; or a span to be moved."""
 
-    part: Copy
+    part: Copy | Move
     copied_bytes: int = 0
+
+    @property
+    def client(self) -> int:
+        """Whose turn it takes: moves are nobody's."""
+        return self.part.client if isinstance(self.part, Copy) else 0
 
 
 class Copier:
     """One worker thread over `ring`, (ring_bytes,) uint8 and writable."""
 
-    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[Copied], object]) -> None:
+    def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[Copied | Moved], object]) -> None:
         """`done` is called in the worker thread."""
         self._ring = ring
         self._tree_depth_max = tree_depth_max
@@ -147,8 +152,8 @@ class Copier:
         """A put has ended before its last part; no copy of it is under way."""
         self._checksums.pop((client, put_id), None)
 
-    def copy(self, part: Copy) -> None:
-        """Asks for a part; what becomes of it is told to `done`."""
+    def copy(self, part: Copy | Move) -> None:
+        """Asks for a part, or for a span to be moved; what becomes of it is told to `done`."""
         self._asked.put(Job(part))
 
     @staticmethod
@@ -159,7 +164,7 @@ class Copier:
     def copy_now(self, part: Copy) -> Copied:
         """Copies a small image, in the caller's thread."""
         copied = self._outcome(Job(part))
-        assert copied is not None, "a small image is copied in one turn"
+        assert isinstance(copied, Copied), "a small image is copied in one turn"
         return copied
 
     def _next(self) -> Job | None:
@@ -169,7 +174,7 @@ class Copier:
             if job is None:
                 self._stopping = True
             else:
-                self._jobs.push(job.part.uid, job.part.client, job)
+                self._jobs.push(job.part.uid, job.client, job)
         return self._jobs.take() if self._jobs else None
 
     def _work(self) -> None:
@@ -178,22 +183,42 @@ class Copier:
             if outcome is not None:
                 self._done(outcome)
             else:
-                self._jobs.push_first(job.part.uid, job.part.client, job)
+                self._jobs.push_first(job.part.uid, job.client, job)
 
-    def _outcome(self, job: Job) -> Copied | None:
+    def _outcome(self, job: Job) -> Copied | Moved | None:
         """Carries out one turn of a job; None if there is more to do."""
-        part = job.part
         try:
-            return self._carry_out(job)
+            return self._move(job, job.part) if isinstance(job.part, Move) else self._carry_out(job)
         except TensordError as error:
-            return Copied(part.client, part.put_id, error=error)
+            return _failed(job.part, error)
         except Exception as error:
             # Whatever it was, it concerns one put; the store must hear of it, or that put's span would stay taken.
-            return Copied(part.client, part.put_id, error=TensordError(f"the copy failed: {error!r}"))
+            return _failed(job.part, TensordError(f"the copy failed: {error!r}"))
+
+    def _move(self, job: Job, move: Move) -> Moved | None:
+        """Copies a span for one turn; its header, which names the new span, last.
+
+        Raises:
+            Corrupt: no header stands before the image.
+        """
+        low = max(job.copied_bytes, SPAN_HEADER_BYTES)
+        high = min(job.copied_bytes + TURN_BYTES, move.size_bytes)
+        np.copyto(
+            self._ring[move.to_offset + low : move.to_offset + high],
+            self._ring[move.from_offset + low : move.from_offset + high],
+        )
+        job.copied_bytes = high
+        if high < move.size_bytes:
+            return None
+        header = SpanHeader.unpack(self._ring[move.from_offset : move.from_offset + SPAN_HEADER_BYTES].tobytes())
+        packed = np.frombuffer(replace(header, span_id=move.number).pack(), np.uint8)
+        self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
+        return Moved(move.number)
 
     def _carry_out(self, job: Job) -> Copied | None:
         """Copies for one turn; None if there is more to copy of the part."""
         part = job.part
+        assert isinstance(part, Copy), part
         inbox = self._inbox_of(part.client, part.inbox, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
@@ -255,3 +280,9 @@ class Copier:
         if piece_key(header.key[:NAMESPACE_TAG_BYTES], record, generation_of(header.key)) != header.key:
             raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")
         return piece
+
+
+def _failed(part: Copy | Move, error: TensordError) -> Copied | Moved:
+    if isinstance(part, Move):
+        return Moved(part.number, error)
+    return Copied(part.client, part.put_id, error=error)

@@ -74,6 +74,8 @@ _STORE_TOTALS: Final = (
     ("claims_handed_over", "claims_handed_over", "Claims given on to one who waited."),
     ("scans", "scans", "Fences and scans of all lanes."),
     ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
+    ("moves", "moves", "Entries that were copied to another place of the ring, so that a put fits."),
+    ("moved_bytes", "moved_bytes", "Their bytes."),
     ("log_lost", "log_lost", "Of the hits, those that recency and frequency do not know of."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
     ("prefix_queries", "prefix_queries", "Questions for a cached prefix."),

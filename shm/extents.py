@@ -7,6 +7,7 @@ change moves at most 8 bytes an extent (some 20 µs at 100,000); by offset in an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from typing import Final
 
 _OFFSET_BITS: Final = 48
@@ -39,6 +40,38 @@ class Extents:
         """The smallest that is large enough, the lowest of equals; None where none is."""
         at = bisect_left(self._by_size, size_bytes << _OFFSET_BITS)
         return None if at == len(self._by_size) else self._by_size[at] & _OFFSET_MASK
+
+    def largest(self, most: int) -> list[int]:
+        """Where the `most` largest begin, the largest first."""
+        return [word & _OFFSET_MASK for word in reversed(self._by_size[-most:])]
+
+    def fits(self, sizes: Iterable[int], low: int, high: int) -> list[int | None]:
+        """Where stretches of these sizes, the largest first, would fit best one after the other, outside [low, high);
+        None for each that fits nowhere. Nothing is changed."""
+        taken: set[int] = set()
+        rests: list[int] = []
+        found: list[int | None] = []
+        for size in sizes:
+            least = size << _OFFSET_BITS
+            at = bisect_left(self._by_size, least)
+            while at < len(self._by_size):
+                offset = self._by_size[at] & _OFFSET_MASK
+                if offset not in taken and not low <= offset < high:
+                    break
+                at += 1
+            whole = self._by_size[at] if at < len(self._by_size) else None
+            at = bisect_left(rests, least)
+            if at < len(rests) and (whole is None or rests[at] < whole):
+                whole = rests.pop(at)
+            if whole is None:
+                found.append(None)
+                continue
+            offset, rest = whole & _OFFSET_MASK, (whole >> _OFFSET_BITS) - size
+            taken.add(offset)
+            if rest:
+                insort(rests, rest << _OFFSET_BITS | offset + size)
+            found.append(offset)
+        return found
 
     def around(self, offset: int) -> int | None:
         """Where the extent begins that `offset` lies in."""

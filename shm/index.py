@@ -221,6 +221,14 @@ class IndexWriter:
 
     republish = publish
 
+    def move(self, slot: int, to: int) -> None:
+        """Shows the reserved slot `to` in place of the published `slot`, whose key and image it has."""
+        self._reuse[to] = self._reuse[slot] & np.uint64(REUSE_USES_MASK)
+        self.mark(to, unverified=self.read(slot).unverified)
+        # SYNC POINT: in this order, so that the next daemon finds one of them, or both, wherever we are killed.
+        self.publish(to)
+        self.unpublish(slot)
+
     def unpublish(self, slot: int) -> None:
         """Hides a published slot. Its span stays allocated until `release`."""
         at = self._slot_at(slot)

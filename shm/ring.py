@@ -11,7 +11,7 @@ through the tables of where blocks begin and end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,6 +70,11 @@ class Ring:
         return len(self._withdrawn)
 
     @property
+    def free_bytes(self) -> int:
+        """Of all holes together."""
+        return self._holes.total_bytes
+
+    @property
     def largest_free_bytes(self) -> int:
         return self._holes.largest_bytes
 
@@ -125,6 +130,26 @@ class Ring:
         if offset is not None:
             self._take(offset, offset, size_bytes)
         return offset
+
+    def take_hole(self, offset: int, size_bytes: int) -> bool:
+        """Takes a span at the beginning of the hole at `offset`.
+
+        Returns:
+            False, and nothing is changed, where no hole of so many bytes begins there.
+        """
+        if self.hole_bytes(offset) < size_bytes:
+            return False
+        self._take(offset, offset, size_bytes)
+        return True
+
+    def largest_holes(self, most: int) -> list[int]:
+        """Where the `most` largest holes begin, the largest first."""
+        return self._holes.largest(most)
+
+    def places(self, sizes: Iterable[int], low: int, high: int) -> list[int | None]:
+        """Where spans of these sizes, the largest first, could be taken one after the other (`take_hole`) outside of
+        [low, high); None for each that fits nowhere."""
+        return self._holes.fits(sizes, low, high)
 
     def take(self, offset: int, size_bytes: int) -> bool:
         """Takes a span at a given place, as a restarted daemon does with those that it finds.

@@ -167,6 +167,28 @@ class MemoryBench:
         self.evicted[slot.span_id] = slot
         return slot
 
+    def move(self, at: bytes) -> bool:
+        """Copies the entry to another place, shows the copy and hides the entry; False without room for it."""
+        old = self.find(at)
+        assert old is not None
+        size = span_bytes(old.image_bytes)
+        offset = self.ring.allocate(size)
+        if offset is None:
+            return False
+        self._spans += 1
+        span = span_id(self.superblock.epoch, self._spans)
+        slot = self.index.reserve(at, span, offset, old.tree_bytes, old.image_bytes)
+        if slot is None:
+            self.ring.free(offset)
+            return False
+        self.bytes[offset : offset + size] = self.bytes[old.offset : old.offset + size]
+        header = SpanHeader.unpack(self.bytes[old.offset : old.offset + SPAN_HEADER_BYTES].tobytes())
+        packed = np.frombuffer(replace(header, span_id=span).pack(), np.uint8)
+        self.bytes[offset : offset + SPAN_HEADER_BYTES] = packed
+        self.index.move(old.number, slot)
+        self.evicted[old.span_id] = old
+        return True
+
     def reclaim(self) -> set[int]:
         """Frees evicted spans that no lane pins, and writes 0xEE over them.
 

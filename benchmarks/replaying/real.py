@@ -19,7 +19,7 @@ import numpy as np
 from replaying.counts import Counts
 from replaying.ideal import TAG, key_of
 from replaying.traces import Request, Step, Trace
-from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Punch, Scan, Send
+from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Move, Punch, Scan, Send
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
@@ -27,6 +27,7 @@ from tensord.daemon.core.events import (
     Copied,
     Drained,
     Event,
+    Moved,
     PrefixAsked,
     Punched,
     Received,
@@ -209,6 +210,8 @@ class Real:
                 text_at = record_at + self._piece.text_at
                 self._bytes[text_at : text_at + self._folded.nbytes] = self._folded.data.cast("B")
                 return Copied(_CLIENT, put_id, 1, piece=self._piece)
+            case Move(number):
+                return Moved(number)
             case Drain():
                 return Drained()
             case Scan():

@@ -119,7 +119,13 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
                 f"granted {number(store['claims_granted'])}, handed over {number(store['claims_handed_over'])}"
             ),
         ),
-        ("reclaim", f"scans {number(store['scans'])}, spared {number(store['republished'])}; fence {body['fence']}"),
+        (
+            "reclaim",
+            (
+                f"scans {number(store['scans'])}, spared {number(store['republished'])}, moved "
+                f"{number(store['moves'])} ({size(store['moved_bytes'])}); fence {body['fence']}"
+            ),
+        ),
     ]
 
 

@@ -154,7 +154,7 @@ class StoreActor:
                 if not self._copying[client]:
                     del self._copying[client]
                 self._handle(message)
-            case events.Pressed() | events.Punched() | events.Allocated():
+            case events.Pressed() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case effects.Copy():
                 self._handle(self._copier.copy_now(message))
@@ -196,6 +196,8 @@ class StoreActor:
                     else:
                         self._copying[effect.client] += 1
                         self._copier.copy(effect)
+                case effects.Move():
+                    self._copier.copy(effect)
                 case effects.WriteExpiry(offset, expires_s):
                     self._memory.write_expiry(offset, expires_s)
                 case effects.Drain():
@@ -367,7 +369,7 @@ class StoreActor:
         # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
-            if isinstance(message, events.Copied):
+            if isinstance(message, events.Copied | events.Moved):
                 self._handle(message)
         # What is left undone the next daemon finds as it is.
         self._pages.shutdown(cancel_futures=True)

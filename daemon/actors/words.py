@@ -12,7 +12,7 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
 from ..core.effects import Copy
-from ..core.events import Allocated, Copied, Pressed, Punched, Request
+from ..core.events import Allocated, Copied, Moved, Pressed, Punched, Request
 from ..core.governor import events as governor
 from ..core.limits import StoreLimits
 from .inbox import Inbox
@@ -125,6 +125,7 @@ StoreMessage = (
     | Left
     | Copy
     | Copied
+    | Moved
     | Fenced
     | Grown
     | Scrubbed

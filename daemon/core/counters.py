@@ -15,7 +15,8 @@ class Counters:
 
     `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
     without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the image bytes of
-    stored puts; `departures`: histograms of what entries were when they went. `prefix_hits`: queries of which
+    stored puts; `departures`: histograms of what entries were when they went. `moves`: entries that were copied to
+    another place of the ring, so that a put fits. `prefix_hits`: queries of which
     some of the tokens were cached; `prefix_uses_lost`: uses by queries that no policy heard of.
     """
 
@@ -26,6 +27,8 @@ class Counters:
     put_bytes: int = 0
     evicted_bytes: int = 0
     scans: int = 0
+    moves: int = 0
+    moved_bytes: int = 0
     republished: int = 0
     hits: int = 0
     hits_unknown: int = 0

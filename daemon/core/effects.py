@@ -1,5 +1,5 @@
-"""What the store asks for. The actor carries effects out in the order given; Copy, Scan, Punch and Allocate may take
-their time.
+"""What the store asks for. The actor carries effects out in the order given; Copy, Move, Scan, Punch and Allocate may
+take their time.
 """
 
 from __future__ import annotations
@@ -51,6 +51,19 @@ class Copy(Struct, frozen=True):
     header: SpanHeader | None = None
     uid: int = 0
     inbox: int = 0
+
+
+class Move(Struct, frozen=True):
+    """Copies a span of the ring, header and image, to another place, where its header names the span `number`.
+
+    Both are `size_bytes` long, and neither changes its place or its size until Moved has answered; `uid` stored it.
+    """
+
+    number: int
+    from_offset: int
+    to_offset: int
+    size_bytes: int
+    uid: int
 
 
 class WriteExpiry(Struct, frozen=True):
@@ -123,4 +136,6 @@ class Again(Struct, frozen=True):
     counted: int
 
 
-Effect = Send | Copy | WriteExpiry | Drain | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again
+Effect = (
+    Send | Copy | Move | WriteExpiry | Drain | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again
+)

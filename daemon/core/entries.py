@@ -36,6 +36,7 @@ class State(Enum):
 class Entry:
     """One allocated span and what is known of it. Times are seconds of the store's clock.
 
+    `number` is the id of the first span that the entry had: it stays when the entry is moved to another span.
     `worth`: what the entry was worth to the policy when it went; 0 until then.
     `parent`: the piece before, of a cached sequence; `followers`: how many published entries have this one for parent.
     Those, and hidden ones, are a list: `follower` is the newest of them, `sibling` the next older one of the same
@@ -75,6 +76,10 @@ class Entry:
     before_bytes: int = 0
     may_go: bool = False
     set_aside: bool = False
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.number = self.span_id
 
     @property
     def tag(self) -> bytes:
@@ -88,7 +93,7 @@ class Entries:
     def __init__(self) -> None:
         self._by_key: dict[bytes, Entry] = {}
         self._hidden: dict[bytes, Entry] = {}
-        self._by_span: dict[int, Entry] = {}
+        self._by_number: dict[int, Entry] = {}
         self._by_tag: dict[bytes, dict[int, Entry]] = {}
         self._shelves: dict[int, dict[bytes, Entry]] = {}
         self._last_sequence = 0
@@ -114,17 +119,17 @@ class Entries:
         """The victim of a key, which may be published again."""
         return self._hidden.get(key)
 
-    def of_span(self, span_id: int) -> Entry | None:
-        """The entry, published or hidden, of a span."""
-        return self._by_span.get(span_id)
+    def numbered(self, number: int) -> Entry | None:
+        """The entry of a number, published or hidden."""
+        return self._by_number.get(number)
 
     def add(self, entry: Entry) -> None:
         """A new entry, published. A victim of its key must be removed before."""
         assert entry.key not in self._hidden, "published while a victim may come back"
         self._last_sequence += 1
         entry.sequence = self._last_sequence
-        self._by_span[entry.span_id] = entry
-        self._by_tag.setdefault(entry.tag, {})[entry.span_id] = entry
+        self._by_number[entry.number] = entry
+        self._by_tag.setdefault(entry.tag, {})[entry.number] = entry
         self.show(entry)
 
     def hide(self, entry: Entry) -> None:
@@ -152,15 +157,15 @@ class Entries:
             self.hide(entry)
         entry.state = State.RETIRED
         del self._hidden[entry.key]
-        del self._by_span[entry.span_id]
+        del self._by_number[entry.number]
         same = self._by_tag[entry.tag]
-        del same[entry.span_id]
+        del same[entry.number]
         if not same:
             del self._by_tag[entry.tag]
 
     def first(self, tag: bytes | None, up_to: int, most: int) -> list[Entry]:
         """Up to `most` entries of a namespace (or of all), victims included, oldest first, none newer than `up_to`."""
-        table = self._by_span if tag is None else self._by_tag.get(tag, {})
+        table = self._by_number if tag is None else self._by_tag.get(tag, {})
         return [entry for entry in islice(table.values(), most) if entry.sequence <= up_to]
 
     def page(
@@ -208,25 +213,25 @@ class Entries:
 
     def __iter__(self) -> Iterator[Entry]:
         """Every entry, published or hidden. For tests and recovery: it walks them all."""
-        return iter(self._by_span.values())
+        return iter(self._by_number.values())
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        live = {e.key: e for e in self._by_span.values() if e.state is State.LIVE}
+        live = {e.key: e for e in self._by_number.values() if e.state is State.LIVE}
         assert self._by_key == live
-        hidden = {e.key: e for e in self._by_span.values() if e.state is State.VICTIM}
+        hidden = {e.key: e for e in self._by_number.values() if e.state is State.VICTIM}
         assert self._hidden == hidden
-        assert len(hidden) + len(live) == len(self._by_span)
+        assert len(hidden) + len(live) == len(self._by_number)
         assert not hidden.keys() & live.keys(), "a key is published, and may be republished"
         assert {k: e for shelf in self._shelves.values() for k, e in shelf.items()} == live
-        sequences = [e.sequence for e in self._by_span.values()]
+        sequences = [e.sequence for e in self._by_number.values()]
         assert sequences == sorted(sequences), "the order of publication was lost"
         assert len(set(sequences)) == len(sequences)
-        for span_id, entry in self._by_span.items():
-            assert entry.span_id == span_id
+        for number, entry in self._by_number.items():
+            assert entry.number == number
             assert entry.state in (State.LIVE, State.VICTIM)
-            assert self._by_tag[entry.tag][span_id] is entry
-        assert sum(map(len, self._by_tag.values())) == len(self._by_span)
+            assert self._by_tag[entry.tag][number] is entry
+        assert sum(map(len, self._by_tag.values())) == len(self._by_number)
         assert all(self._by_tag.values())
 
 

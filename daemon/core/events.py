@@ -91,6 +91,13 @@ class Scanned(Struct, frozen=True):
     pinned: AbstractSet[int]
 
 
+class Moved(Struct, frozen=True):
+    """A Move effect was carried out, or failed with `error`."""
+
+    number: int
+    error: TensordError | None = None
+
+
 class Drained(Struct, frozen=True):
     """A Drain effect was carried out: what was read before it is told."""
 
@@ -175,6 +182,7 @@ Event = (
     | ClientLeft
     | Received
     | Copied
+    | Moved
     | PrefixAsked
     | Scanned
     | Drained

@@ -3,8 +3,8 @@
     place → FILLING → publish → LIVE → hide → VICTIM ─ scan: unpinned → free
                  │               │      ↑_______________│ scan: pinned → republish
                  │ discard       └ retire → RETIRED ─ scan: unpinned → free; pinned → waits for the next scan
-                 ↓
-               free
+                 ↓                            ↑
+               free             begin_move → copied → end_move: the entry has the copy, the span it had is RETIRED
 
 Owns the ring's map, the index, the entries, the replacement order, and what waits for a scan. Tells the policy what may
 go: what is published, followed by nothing that is, and not set aside. Knows nothing of clients, time limits or how much
@@ -15,6 +15,8 @@ Invariants:
 - one scan at a time: what is unpublished while it runs waits for the next;
 - a span is in exactly one state, its slot holds its id until it is freed, its bytes are taken until then;
 - no two spans have the same id: a new span skips the ids of damaged slots that a former daemon left;
+- a copy of an entry's bytes is published before the span that the entry had is unpublished, and only while the entry is
+  published: a daemon killed at any moment leaves one of the two, or both alike;
 - a key has at most one entry: a victim whose key is stored anew meanwhile is retired before;
 - of a cached sequence, nothing is published or hidden whose predecessor was freed as a victim, and nothing republished
   whose predecessor is not.
@@ -25,7 +27,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
@@ -74,6 +76,15 @@ class Outcome:
     kept: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An entry's bytes are being copied to another span: from that of `source` to that of `copy`, which stands for the
+    span alone and is nobody's entry."""
+
+    source: Entry
+    copy: Entry
+
+
 class Memory:
     """All spans of one ring."""
 
@@ -107,6 +118,7 @@ class Memory:
         self._held: dict[int, Entry] = {}
         self._scanning: dict[int, Entry] | None = None
         self._set_aside: OrderedDict[Entry, None] = OrderedDict()
+        self._moves: dict[int, Move] = {}
 
     @property
     def filling(self) -> Iterable[Entry]:
@@ -155,8 +167,8 @@ class Memory:
                 return None
             return above if owners is None or above.owner_uid in owners else None
 
-        leaves = (entry for entry in map(self.span, policy.coldest(owners)) if entry is not None)
-        return leaf_first(leaves, lambda e: policy.rank(e.span_id), parent, lambda e: e.followers)
+        leaves = (entry for entry in map(self.entries.numbered, policy.coldest(owners)) if entry is not None)
+        return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.followers)
 
     def unpublished(self) -> Iterable[Entry]:
         """Victims and retired spans."""
@@ -164,6 +176,13 @@ class Memory:
         yield from self._held.values()
         if self._scanning is not None:
             yield from self._scanning.values()
+        for move in self._moves.values():
+            yield move.copy
+
+    @property
+    def moving(self) -> bool:
+        """Whether entries are being copied to other places."""
+        return bool(self._moves)
 
     def at(self, offset: int) -> Entry:
         """The span at a ring offset."""
@@ -172,6 +191,11 @@ class Memory:
     def span(self, span_id: int) -> Entry | None:
         """An allocated span, in whatever state."""
         return self._spans.get(span_id)
+
+    def stored(self, span_id: int) -> Entry | None:
+        """The entry, published or hidden, that has the span."""
+        entry = self._spans.get(span_id)
+        return entry if entry is not None and entry.state in (State.LIVE, State.VICTIM) else None
 
     def over_budget(self, entries: int = 0, size_bytes: int = 0, tokens: int = 0) -> bool:
         """Whether the budgets would be passed with so much more taken, or are passed as it is."""
@@ -254,6 +278,62 @@ class Memory:
         self._leave(entry)
         self.retired_bytes += entry.span_bytes
 
+    def begin_move(self, entry: Entry, offset: int) -> Move | None:
+        """Takes a span in the hole at `offset`, and a slot, for a copy of a published entry that is no piece of a
+        sequence. Until `end_move`, scans take the span it has for pinned.
+
+        Returns:
+            None where there is no such hole or slot; then nothing was changed.
+        """
+        assert entry.state is State.LIVE and not entry.prefix_bytes, entry
+        if not self.ring.take_hole(offset, entry.span_bytes):
+            return None
+        number = self.next_span_id
+        slot = self.index.reserve(entry.key, number, offset, entry.tree_bytes, entry.image_bytes)
+        if slot is None:
+            self.ring.free(offset)
+            return None
+        self._spans_made = number & SPAN_COUNTER_MASK
+        copy = replace(
+            entry,
+            span_id=number,
+            slot=slot,
+            offset=offset,
+            tokens=0,
+            state=State.RETIRED,
+            reason="moved",
+            may_go=False,
+            set_aside=False,
+        )
+        self._spans[number] = self._by_offset[offset] = copy
+        self.retired_bytes += copy.span_bytes
+        self.holdings.add(copy.owner_uid, copy.span_bytes)
+        self._moves[number] = Move(entry, copy)
+        return self._moves[number]
+
+    def end_move(self, number: int, *, copied: bool) -> Entry | None:
+        """The copy with that span id is whole, header and all, unless `copied` says that it failed.
+
+        Returns:
+            The entry, if it has that span from now on; the one that it had waits for a scan. None where the entry went
+            meanwhile, or is about to: the copy is free again, which nobody has seen.
+        """
+        move = self._moves.pop(number)
+        entry, copy = move.source, move.copy
+        if not copied or entry.state is not State.LIVE or self.index.generations.is_past(entry.key):
+            self.retired_bytes -= copy.span_bytes
+            self._free(copy)
+            return None
+        self.index.move(entry.slot, copy.slot)
+        for name in ("span_id", "slot", "offset"):
+            mine, other = getattr(entry, name), getattr(copy, name)
+            setattr(entry, name, other)
+            setattr(copy, name, mine)
+        for each in (entry, copy):
+            self._spans[each.span_id] = self._by_offset[each.offset] = each
+        self._fresh[copy.span_id] = copy
+        return entry
+
     def begin_scan(self) -> None:
         """Fixes what the next scan decides about. Whatever is unpublished from now on waits for the one after it."""
         assert self._scanning is None, "a scan is in flight"
@@ -268,6 +348,8 @@ class Memory:
         """
         assert self._scanning is not None, "no scan was asked for"
         scanning, self._scanning = self._scanning, None
+        if self._moves:
+            pinned = pinned | {move.source.span_id for move in self._moves.values()}
         self.last_pinned = pinned
         outcome = Outcome()
         for number, entry in scanning.items():
@@ -410,8 +492,8 @@ class Memory:
             of.tokens += entry.tokens if entry.state is not State.RETIRED else 0
         self.holdings.check_invariants(holdings)
         assert len(self.policy) == len(stored)
-        may_go = {e.span_id for e in stored.values() if _may_go(e)}
-        assert may_go == {number for number, e in spans.items() if e.may_go} == set(self.policy.coldest())
+        may_go = {e.number for e in stored.values() if _may_go(e)}
+        assert may_go == {e.number for e in spans.values() if e.may_go} == set(self.policy.coldest())
         assert self._set_aside.keys() == {e for e in stored.values() if e.set_aside}
         assert self.evicted_while_pinned == 0
 
@@ -423,19 +505,19 @@ class Memory:
         self._tell_of(entry)
         entry.reason = ""
         if used:
-            self.policy.accessed(entry.span_id, now)
+            self.policy.accessed(entry.number, now)
 
     def _leave(self, entry: Entry) -> None:
         """The entry is stored no more: it no longer counts against the budgets of entries and tokens."""
         evicted = entry.state is State.VICTIM
-        entry.worth = self.policy.worth(entry.span_id)
+        entry.worth = self.policy.worth(entry.number)
         self.entries.remove(entry)
         if entry.set_aside:
             entry.set_aside = False
             del self._set_aside[entry]
         self.sequences.left(entry, published=not evicted)
         self._tell_of(entry)
-        self.policy.removed(entry.span_id, evicted=evicted)
+        self.policy.removed(entry.number, evicted=evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
         self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
@@ -452,7 +534,7 @@ class Memory:
         for each in (entry, entry.parent):
             if each is not None and each.may_go != _may_go(each):
                 each.may_go = not each.may_go
-                self.policy.may_go(each.span_id, each.may_go)
+                self.policy.may_go(each.number, each.may_go)
 
     def _free(self, entry: Entry) -> None:
         self.holdings.add(entry.owner_uid, -entry.span_bytes)
@@ -468,7 +550,7 @@ def _may_go(entry: Entry) -> bool:
 
 def _newcomer(entry: Entry) -> Newcomer:
     return Newcomer(
-        entry.span_id,
+        entry.number,
         entry.key,
         entry.span_bytes,
         entry.tokens,

@@ -13,13 +13,13 @@ RESCAN_S_MAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
 from .claims import Claims
-from .effects import Drain, Scan
+from .effects import Drain, Move, Scan, WriteExpiry
 from .entries import Entry
 from .memory import Memory
 from .outbox import Outbox
@@ -117,6 +117,8 @@ class Reclaim:
         if memory.scan_in_flight or memory.scan_due:
             self.scan_if_due()
             return "scanning"
+        if memory.moving:
+            return "moving"
         if self._attempt is None:
             self._attempt = Attempt(need)
         attempt = self._attempt
@@ -141,11 +143,18 @@ class Reclaim:
             self._drain()
             return "draining"
         choice = self._room.choose(need, attempt.cursor)
-        if choice.victims:
-            if not attempt.admitted and admits is not None and not admits(_dearest(choice, need).span_id):
+        if choice.victims or choice.moves:
+            if (
+                choice.victims
+                and not attempt.admitted
+                and admits is not None
+                and not admits(_dearest(choice, need).number)
+            ):
                 return "declined"
-            attempt.admitted = True
+            attempt.admitted |= bool(choice.victims)
             memory.hide(choice.victims.items())
+            if self._move(choice.moves) and not choice.victims:
+                return "moving"
         elif choice.looking:
             return "looking"
         elif choice.exchange is not None and residency.excess_bytes:
@@ -159,6 +168,17 @@ class Reclaim:
         # Without victims the scan tells what is pinned by now, and whether retired spans have become free.
         self._scan()
         return "scanning"
+
+    def moved(self, number: int, *, copied: bool) -> None:
+        """A copy is whole, or failed. The span that the entry had is free after the next scan."""
+        entry = self._memory.end_move(number, copied=copied)
+        if entry is None:
+            return
+        self._outbox.counters.moves += 1
+        self._outbox.counters.moved_bytes += entry.span_bytes
+        if entry.expires_at is not None:
+            # Perhaps it was touched after its header had been copied.
+            self._outbox.add(WriteExpiry(entry.offset, entry.expires_at))
 
     def scan_if_due(self) -> None:
         """Asks for a scan if something was unpublished that none has looked at."""
@@ -283,6 +303,16 @@ class Reclaim:
         self.stuck = self.looking = True
         self._time_rescan(now, something_freed=False)
         return False
+
+    def _move(self, moves: Iterable[tuple[Entry, int]]) -> bool:
+        """Begins the moves; whether there is any."""
+        for entry, offset in moves:
+            move = self._memory.begin_move(entry, offset)
+            if move is None:
+                break
+            copy = move.copy
+            self._outbox.add(Move(copy.span_id, entry.offset, copy.offset, copy.span_bytes, copy.owner_uid))
+        return self._memory.moving
 
     def _drain(self) -> None:
         if not self._draining:

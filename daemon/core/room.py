@@ -23,15 +23,22 @@ from .clearing import Clearing
 from .entries import Entry, State
 from .holdings import Capacity, Holding
 from .memory import Memory
+from .moving import Moving
 from .pins import Pins
 from .survey import SURVEYED_MAX, Survey
-from .windows import ANCHORS_MAX, Windows
+from .windows import ANCHORS_MAX, Prices, Windows
 
 VICTIMS_MAX: Final = 256
 LOOKS_MAX: Final = 1024
 BATCH_BYTES_MAX: Final = 64 << 20
 BATCH_SHARE: Final = 64
 BATCH_ENTRIES_MAX: Final = 64
+PLANS_MAX: Final = 32
+"""Rounds in which entries move for one put, or colder ones go so that they can."""
+SPARE_SHARE: Final = 50
+"""Rather than something warm, the coldest go as well, until a put's bytes and a half and this part of the ring are
+free."""
+SPARE_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +60,27 @@ class Cursor:
     """How far the search for one need has come, from round to round.
 
     `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries that may
-    go were looked at in vain, `exchanged` whether pages were to be exchanged once, `fresh` whether what is pinned was
-    looked at since the search began.
+    go were looked at in vain, `plans` how often entries were to move, `exchanged` whether pages were to be exchanged
+    once, `fresh` whether what is pinned was looked at since the search began.
     """
 
     window_at: int | None = None
     skip: int = 0
     exchanged: bool = False
     fresh: bool = False
+    plans: int = 0
 
 
 @dataclass(slots=True)
 class Choice:
-    """Victims with the reason for each. `looking`: none among those looked at; ask again.
+    """Victims with the reason for each, and entries that are to move, each to the hole that is there then. `looking`:
+    none among those looked at; ask again.
 
     `exchange`: with no victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
     """
 
     victims: dict[Entry, str] = field(default_factory=dict)
+    moves: list[tuple[Entry, int]] = field(default_factory=list)
     looking: bool = False
     exchange: tuple[int, int] | None = None
 
@@ -101,7 +111,7 @@ class Room:
         """
         owners = self.gives_way(need)
         choice = self._choose(need, cursor, owners)
-        found = choice.victims or choice.looking or choice.exchange is not None
+        found = choice.victims or choice.moves or choice.looking or choice.exchange is not None
         if found or owners is None or need.uid in owners or not cursor.fresh:
             return choice
         return self._choose(need, cursor, None)
@@ -121,6 +131,9 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
+                gathered = self._gathered(need, cursor, owners)
+                if gathered is not None:
+                    return gathered
                 window = self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
                     if not self.surveyed():
@@ -154,7 +167,7 @@ class Room:
         clearing = Clearing(
             memory.ring,
             lambda o: memory.at(o).followers == 0 and self.may_go(memory.at(o)),
-            lambda o: memory.policy.rank(memory.at(o).span_id),
+            lambda o: memory.policy.rank(memory.at(o).number),
             VICTIMS_MAX,
         )
         seen = 0
@@ -315,6 +328,46 @@ class Room:
             return None
         return self._memory.ring.widest_withdrawn(need.span_bytes)
 
+    def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | None:
+        """First the coldest go until enough is free, then what stands in the way moves together; None where that is not
+        the way: for pieces of sequences, which do not move, while pages are withdrawn, and after PLANS_MAX rounds."""
+        memory, ring = self._memory, self._memory.ring
+        coldest = next(self._coldest(LOOKS_MAX, 0, owners), None)
+        if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
+            return None
+        if ring.free_bytes < need.span_bytes:
+            if self.knows and self.obstacle(need) is not None:
+                return None
+            choice = self._meet_budgets(need, Choice(), cursor, owners)
+            choice.victims = self._with_followers(choice.victims)
+            return choice if choice.victims else None
+        if not cursor.fresh:
+            # What is held does not move: a scan tells.
+            return Choice()
+        cursor.plans += 1
+        prices = Prices(memory)
+        # The coldest is asked for first.
+        prices.of(coldest)
+        plan = Moving(memory, prices, self.may_go, self._of(owners)).best(need.span_bytes)
+        if plan is None:
+            return None
+        spare_bytes = (need.span_bytes >> 1) + ring.capacity_bytes // SPARE_SHARE
+        if plan.victims and ring.free_bytes < need.span_bytes + spare_bytes:
+            spare = self._coldest_bytes(max(entry.span_bytes for entry in plan.victims) // SPARE_STEPS, owners)
+            if prices.total(spare) < plan.lost:
+                return Choice(self._with_followers(dict.fromkeys(spare, "capacity")))
+        return Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)
+
+    def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[Entry]:
+        """The coldest, so many that they have as many bytes."""
+        found = []
+        for entry in islice(self._coldest(LOOKS_MAX, 0, owners), VICTIMS_MAX):
+            found.append(entry)
+            size_bytes -= entry.span_bytes
+            if size_bytes <= 0:
+                break
+        return found
+
     def _window(self, need: Need, window_at: int | None, owners: frozenset[int] | None) -> Window | None:
         ring = self._memory.ring
         windows = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
@@ -405,7 +458,7 @@ class Room:
         test = self._of(owners)
         may_go = [entry for entry in self._bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
-        return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.span_id)), default=None)
+        return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.number)), default=None)
 
     def _meet_budgets(
         self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None

@@ -47,6 +47,7 @@ from .events import (
     FoundCorrupt,
     HoldersCounted,
     LimitsChanged,
+    Moved,
     PrefixAsked,
     Pressed,
     Punched,
@@ -150,6 +151,7 @@ class Store:
             ClientLeft: self._client_left,
             Received: self._received,
             Copied: self._copied,
+            Moved: self._moved,
             PrefixAsked: self._prefix_asked,
             Drained: self._drained,
             Scanned: self._scanned,
@@ -347,6 +349,10 @@ class Store:
     def _copied(self, event: Copied, now: float) -> None:
         self.intake.copied(event, now)
 
+    def _moved(self, event: Moved, now: float) -> None:
+        self._reclaim.moved(event.number, copied=event.error is None)
+        self.intake.stirred = True
+
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
             self.matching.asked(event)
@@ -421,7 +427,7 @@ class Store:
         counters.misses += event.misses
         self.hits.looked_up(len(event.span_ids) - event.again + event.lost, event.misses, now)
         counters.log_lost += event.lost
-        known = list(map(self.memory.entries.of_span, event.span_ids))
+        known = list(map(self.memory.stored, event.span_ids))
         fresh = known[event.again :]
         used = [entry for entry in fresh if entry is not None]
         self._tenure.seen([entry for entry in known[: event.again] if entry is not None], now)
@@ -458,7 +464,7 @@ class Store:
         self._reclaim.trim()
 
     def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
-        entry = self.memory.entries.of_span(event.span_id)
+        entry = self.memory.stored(event.span_id)
         if entry is not None:
             self._end_corrupt(entry)
 

@@ -53,7 +53,7 @@ class Tenure:
         self._departed = departed
         self._hits = hits
         self._default_ttl_s = default_ttl_s
-        self._expiry: Deadlines[int] = Deadlines()
+        self._expiry: Deadlines[Entry] = Deadlines()
         self._followed: deque[tuple[Entry, Ending]] = deque()
 
     @property
@@ -91,14 +91,14 @@ class Tenure:
     def _expires(self, entry: Entry, when: float) -> None:
         """Gives the entry a (new) end."""
         entry.expires_at = when
-        self._expiry.set(entry.span_id, when)
+        self._expiry.set(entry, when)
 
     def seen(self, entries: Iterable[Entry], now: float, agent: str = "") -> None:
         """Uses that were counted before, in their order: they renew recency alone."""
         accessed = self._memory.policy.accessed
         for entry in entries:
             entry.used_at = now
-            accessed(entry.span_id, now, agent)
+            accessed(entry.number, now, agent)
 
     def used(self, entries: Collection[Entry], now: float, agent: str = "") -> None:
         """Hits, or puts of what is there, in their order; an entry as often as it was used. `agent`: for whom."""
@@ -147,15 +147,13 @@ class Tenure:
         others follow, or are about to, stays until the last of them is gone.
         """
         for _ in range(most):
-            span_id = self._expiry.pop_due(now)
-            if span_id is None:
+            entry = self._expiry.pop_due(now)
+            if entry is None:
                 return
-            entry = self._memory.entries.of_span(span_id)
-            assert entry is not None, "a deadline outlived its entry"
-            if self._pins.holds(span_id):
-                self._expiry.set(span_id, self._pins.last_until(span_id))
+            if self._pins.holds(entry.span_id):
+                self._expiry.set(entry, self._pins.last_until(entry.span_id))
             elif entry.followers or self._memory.sequences.is_awaited(entry):
-                self._expiry.set(span_id, now + PUT_OFF_S)
+                self._expiry.set(entry, now + PUT_OFF_S)
             else:
                 self.end(entry, Ending("ttl"))
 
@@ -165,21 +163,21 @@ class Tenure:
         self._pins.check_invariants()
         stored = {entry.span_id: entry for entry in self._memory.entries}
         assert all(span_id in stored for span_id in self._pins.spans())
-        limited = {number for number, entry in stored.items() if entry.expires_at is not None}
+        limited = [entry for entry in stored.values() if entry.expires_at is not None]
         assert len(self._expiry) == len(limited)
-        assert all(number in self._expiry for number in limited)
+        assert all(entry in self._expiry for entry in limited)
         ended = {gone for gone, _ in self._followed}
         for entry in stored.values():
             if entry.parent is not None and entry.parent.state is State.RETIRED:
                 assert entry.parent in ended, "kept without what it follows"
 
     def _gone(self, entry: Entry, reason: str, *, announce: bool) -> None:
-        self._expiry.drop(entry.span_id)
+        self._expiry.drop(entry)
         self._pins.span_gone(entry.span_id)
         parent = entry.parent
         if parent is not None and parent.state is State.LIVE and parent.expires_at is not None:
             # Perhaps it was put off for this one, and its own time is over.
-            self._expiry.set(parent.span_id, parent.expires_at)
+            self._expiry.set(parent, parent.expires_at)
         counters = self._outbox.counters
         counters.evictions[reason] += 1
         counters.evicted_bytes += entry.span_bytes

@@ -62,7 +62,7 @@ def standing(store: Store, entry: Entry, now: float) -> dict[str, Any]:
     before it, the first ones first. `held`: "pin" by a message, "lease" of a reader by what is known, or None.
     """
     policy = store.memory.policy
-    rank = policy.rank(entry.span_id)
+    rank = policy.rank(entry.number)
     others = [
         other
         for other in store.memory.entries.sample(entry.key, COMPARED + 1)
@@ -70,11 +70,11 @@ def standing(store: Store, entry: Entry, now: float) -> dict[str, Any]:
     ]
     before, place = _goes_before(store, entry)
     return {
-        **_explained(policy.explain(entry.span_id)),
+        **_explained(policy.explain(entry.number)),
         "age_s": max(0.0, now - entry.created_at),
         "idle_s": max(0.0, now - entry.used_at),
         "compared": len(others),
-        "colder": sum(policy.rank(other.span_id) < rank for other in others),
+        "colder": sum(policy.rank(other.number) < rank for other in others),
         "place": place,
         "before": before,
         "followers": entry.followers,

@@ -23,7 +23,29 @@ TAKEN_MAX: Final = 2048
 Price = tuple[float, tuple[float, ...]]
 """What is lost with some spans, and the rank of the warmest."""
 
-_FREE: Final[Price] = (0.0, ())
+FREE: Final[Price] = (0.0, ())
+
+
+class Prices:
+    """What is lost with entries, in one round: of each byte what it is worth beyond the bytes of the entry that is
+    asked for first, the coldest, which would go anyhow. Where a policy knows no worth, the ranks decide."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._floor: float | None = None
+
+    def of(self, entry: Entry) -> Price:
+        rank = self._memory.policy.rank(entry.number)
+        if self._floor is None:
+            self._floor = rank[0]
+        return max(rank[0] - self._floor, 0.0) * entry.span_bytes, rank
+
+    def total(self, entries: Iterable[Entry]) -> Price:
+        """Of all of them together."""
+        price = FREE
+        for entry in entries:
+            price = _sum(price, self.of(entry))
+        return price
 
 
 class Windows:
@@ -35,7 +57,7 @@ class Windows:
         self._may_go = may_go
         self._spans_max = spans_max
         self._known: dict[int, tuple[Entry, Price] | None] = {}
-        self._floor: float | None = None
+        self._prices = Prices(memory)
         self._taken = 0
 
     def cheapest(self, anchors: Iterable[Entry]) -> Window | None:
@@ -61,7 +83,7 @@ class Windows:
         lost."""
         memory = self._memory
         followers: dict[Entry, int] = {}
-        price = _FREE
+        price = FREE
 
         def take(offset: int) -> None:
             nonlocal price
@@ -81,7 +103,7 @@ class Windows:
 
         def warmth(offset: int) -> tuple[float, ...]:
             known = self._known[offset]
-            return memory.policy.rank(memory.at(offset).span_id) if known is None else known[1][1]
+            return memory.policy.rank(memory.at(offset).number) if known is None else known[1][1]
 
         return memory.ring.window(offset, self._size_bytes, may_go, warmth, self._spans_max, through=through, take=take)
 
@@ -89,17 +111,11 @@ class Windows:
         """What stands there and what it costs; None where it may not go."""
         if offset not in self._known:
             entry = self._memory.at(offset)
-            self._known[offset] = (entry, self._price_of(entry)) if self._may_go(entry) else None
+            self._known[offset] = (entry, self._prices.of(entry)) if self._may_go(entry) else None
         return self._known[offset]
 
-    def _price_of(self, entry: Entry) -> Price:
-        rank = self._memory.policy.rank(entry.span_id)
-        if self._floor is None:
-            self._floor = rank[0]
-        return max(rank[0] - self._floor, 0.0) * entry.span_bytes, rank
-
     def _price(self, offsets: Iterable[int]) -> Price:
-        price = _FREE
+        price = FREE
         for known in map(self._look, offsets):
             if known is not None:
                 price = _sum(price, known[1])

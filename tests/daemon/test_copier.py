@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +17,9 @@ from msgspec.structs import replace
 from tensord.client.inbox import Inbox
 from tensord.daemon import copier
 from tensord.daemon.copier import Copier
-from tensord.daemon.core.effects import Copy
-from tensord.daemon.core.events import Copied
-from tensord.errors import BadTree, LimitReached, SegmentError, TensordError
+from tensord.daemon.core.effects import Copy, Move
+from tensord.daemon.core.events import Copied, Moved
+from tensord.errors import BadTree, Corrupt, LimitReached, SegmentError, TensordError
 from tensord.shm.copy import checksum_of
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from tensord.shm.tree import Image, encode
@@ -31,7 +32,7 @@ class Desk:
 
     def __init__(self, *, starts: bool = True) -> None:
         self.ring = np.zeros(1 << 17, np.uint8)
-        self.copied: SimpleQueue[Copied] = SimpleQueue()
+        self.copied: SimpleQueue[Any] = SimpleQueue()
         self.copier = Copier(self.ring, 32, self.copied.put)
         if starts:
             self.copier.start()
@@ -106,6 +107,26 @@ def test_a_small_image_is_copied_at_once_as_the_worker_would_copy_it(idle: Desk)
     idle.memory[:16] = 0xFF
     assert isinstance(idle.copier.copy_now(copy).error, BadTree)
     idle.copier.start()
+
+
+def test_a_span_that_moves_arrives_whole_and_names_its_new_span(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "TURN_BYTES", 1000)
+    image = image_of(500)
+    (done,) = desk.carry_out(*desk.parts(image, 9, 1))
+    size = SPAN_HEADER_BYTES + image.image_bytes
+    desk.copier.copy(Move(77, 0, 1 << 16, size, 1000))
+    assert desk.copied.get() == Moved(77)
+    old, new = desk.ring[:size], desk.ring[1 << 16 : (1 << 16) + size]
+    assert np.array_equal(old[SPAN_HEADER_BYTES:], new[SPAN_HEADER_BYTES:])
+    before, after = (SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes()) for span in (old, new))
+    assert before.span_id == 9
+    assert after == dataclasses.replace(before, span_id=77)
+    assert after.checksum == done.checksum
+
+
+def test_a_move_of_what_has_no_header_is_told_as_failed(desk: Desk) -> None:
+    desk.copier.copy(Move(77, 4096, 1 << 16, 1024, 1000))
+    assert isinstance(desk.copied.get().error, Corrupt)
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -71,7 +71,7 @@ def payload(number: int, generation: int) -> np.ndarray[Any, Any]:
 
 
 def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) -> None:
-    """Evicts and writes, at random, for as long as anybody reads."""
+    """Evicts, moves and writes, at random, for as long as anybody reads."""
     chance = random.Random(1)
     stored: list[int] = []
     written_bytes = generation = 0
@@ -81,6 +81,8 @@ def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) 
             stored[at], stored[-1] = stored[-1], stored[at]
             bench.evict(key(stored.pop()))
         bench.reclaim()
+        for number in chance.sample(stored, min(4, len(stored))):
+            bench.move(key(number))
         for _ in range(16):
             number = chance.randrange(KEYS)
             if number in stored:

@@ -75,6 +75,7 @@ class Daemon:
         )
         self.wires: dict[int, Wire] = {}
         self.copies: deque[Job] = deque()
+        self.moves: deque[Job] = deque()
         self.pages: deque[effects.Punch | effects.Allocate] = deque()
         self.scrubbed: tuple[int, int] | None = None
         self.matched: messages.Matched | None = None
@@ -96,6 +97,8 @@ class Daemon:
                     self._answer(number, message)
                 case effects.Copy():
                     self.copies.append(Job(effect))
+                case effects.Move():
+                    self.moves.append(Job(effect))
                 case effects.WriteExpiry(offset, expires_s):
                     self.memory.write_expiry(offset, expires_s)
                 case effects.Drain():
@@ -236,8 +239,9 @@ class Daemon:
         """A turn of some client's oldest copy, which may be its last, or fail."""
         if not self.copies:
             return
-        client = self.world.chance.choice(self.copies).part.client
-        job = next(job for job in self.copies if job.part.client == client)
+        client = self.world.chance.choice(self.copies).client
+        job = next(job for job in self.copies if job.client == client)
+        assert isinstance(job.part, effects.Copy)
         put_id = job.part.put_id
         copied: events.Copied | None
         try:
@@ -248,6 +252,18 @@ class Daemon:
         if copied is not None:
             self.copies.remove(job)
             self.do(copied)
+
+    def move(self) -> None:
+        """A turn of some span's way to another place."""
+        if not self.moves:
+            return
+        job = self.world.chance.choice(self.moves)
+        moved = self.copier._outcome(job)
+        if moved is not None:
+            assert isinstance(moved, events.Moved) and moved.error is None, moved
+            self.world.say("moved", span=moved.number)
+            self.moves.remove(job)
+            self.do(moved)
 
     def move_pages(self, *, short: bool | None = None) -> None:
         """The oldest of what is asked of the system's memory, which has none to give now and then."""
@@ -339,6 +355,7 @@ class Daemon:
         """Its descriptors and mappings go, perhaps in the middle of a copy; nothing else happens."""
         if self.copies and self.world.chance.random() < 0.5:
             copy = self.copies[0].part
+            assert isinstance(copy, effects.Copy)
             self.memory.ring[copy.ring_offset : copy.ring_offset + copy.part_bytes // 2] = 0xEE
         self._end()
 
@@ -353,8 +370,9 @@ class Daemon:
 
     def finish_copies(self) -> None:
         """All copies that are asked for."""
-        while self.copies:
+        while self.copies or self.moves:
             self.copy()
+            self.move()
 
     def _end(self) -> None:
         for wire in self.wires.values():
@@ -394,7 +412,7 @@ class Daemon:
         """Whether something is under way that comes to its end by itself."""
         status = self.store.status()
         under_way = any(status[name] for name in ("puts_in_flight", "claims_held", "sweeps", "retired_bytes"))
-        return under_way or bool(self.copies or self.pages or self.store.memory.scan_in_flight)
+        return under_way or bool(self.copies or self.moves or self.pages or self.store.memory.scan_in_flight)
 
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to this key."""

@@ -90,6 +90,7 @@ class World:
             self.hear: 60,
             self.receive: 40,
             self.of_daemon(Daemon.copy): 40,
+            self.of_daemon(Daemon.move): 30,
             self.of_daemon(Daemon.work): 30,
             self.of_daemon(Daemon.move_pages): 14,
             self.of_daemon(Daemon.keep_time): 8,

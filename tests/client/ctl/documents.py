@@ -110,6 +110,8 @@ def store(**changed: Any) -> dict[str, Any]:
         "evicted_bytes": 2 * GIB,
         "scans": 40,
         "republished": 1,
+        "moves": 12,
+        "moved_bytes": 3 * MIB,
         "hits": 9000,
         "hits_unknown": 2,
         "misses": 1000,

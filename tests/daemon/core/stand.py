@@ -19,6 +19,7 @@ from tensord.daemon.core.effects import (
     Effect,
     Forget,
     Holds,
+    Move,
     Punch,
     Scan,
     Send,
@@ -33,6 +34,7 @@ from tensord.daemon.core.events import (
     Copied,
     Drained,
     Event,
+    Moved,
     PrefixAsked,
     Pressed,
     Punched,
@@ -114,6 +116,7 @@ class Stand:
         self.store = self.make(Ring(grown, page_bytes), epoch)
         self.views: list[View] = []
         self.copies: deque[Copy] = deque()
+        self.moves: deque[Move] = deque()
         self.scans = 0
         self.drains = 0
         self.recorded: list[int] = []
@@ -149,6 +152,8 @@ class Stand:
                     self.answers[client].append(message)
                 case Copy():
                     self.copies.append(effect)
+                case Move():
+                    self.moves.append(effect)
                 case Drain():
                     self.drains += 1
                     if self.recorded:
@@ -218,6 +223,19 @@ class Stand:
             self.half_copied.add(put_id)
         checksum = 1 if copy.last and error is None else None
         self.do(Copied(copy.client, put_id, checksum, error, piece))
+
+    def move(self, at: int = 0, error: TensordError | None = None) -> None:
+        """Carries the at-th Move out, or has it fail halfway."""
+        effect = self.moves[at]
+        del self.moves[at]
+        size_bytes = effect.size_bytes if error is None else effect.size_bytes // 2
+        for offset in (effect.from_offset, effect.to_offset):
+            self.touch(offset, effect.size_bytes)
+        moved = self.bytes[effect.from_offset : effect.from_offset + size_bytes]
+        self.bytes[effect.to_offset : effect.to_offset + size_bytes] = moved
+        if error is None:
+            self.headers[effect.to_offset] = replace(self.headers[effect.from_offset], span_id=effect.number)
+        self.do(Moved(effect.number, error))
 
     def write_record(self, image_offset: int, header: SpanHeader) -> Piece | None:
         """Has the image of a piece begin with its record, whatever was copied there."""
@@ -290,7 +308,9 @@ class Stand:
     def settle(self, *, copies: bool = True) -> None:
         """Carries out whatever is under way, until nothing is."""
         self.go_on()
-        while (copies and self.copies) or self.scans or self.punches or self.allocations:
+        while (copies and self.copies) or self.moves or self.scans or self.punches or self.allocations:
+            while self.moves:
+                self.move()
             if copies and self.copies:
                 self.copy()
             if self.scans:

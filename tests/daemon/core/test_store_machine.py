@@ -244,6 +244,12 @@ class AnyOrder(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(self.stand.copies) - 1))
         self.stand.copy(at, BadTree("no tree") if fails == 9 else None)
 
+    @precondition(lambda self: self.stand.moves)
+    @rule(data=st.data(), fails=st.integers(0, 9))
+    def move(self, data: st.DataObject, fails: int) -> None:
+        at = data.draw(st.integers(0, len(self.stand.moves) - 1))
+        self.stand.move(at, BadTree("no header") if fails == 9 else None)
+
     @precondition(lambda self: self.stand.scans and self.stand.seen is None)
     @rule()
     def lanes_are_read(self) -> None:

@@ -1,0 +1,107 @@
+"""Which entries to copy elsewhere so that a put's bytes lie free in one piece, where enough are free in many pieces.
+
+What the policy would keep need not go because it stands in the way. Around each of the largest holes a stretch is
+looked at: what stands in it moves to holes elsewhere, what fits into none has to go. The stretch in which least is
+lost is taken, of equals the one for which least is copied.
+
+Does not own: how an entry moves (`memory`), nor who may go. Pieces of sequences stay where they are: the prefix index
+knows their text by its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from .entries import Entry
+from .memory import Memory
+from .windows import Price, Prices
+
+STRETCHES_MAX: Final = 16
+"""Stretches that are looked at for one put, in one round."""
+ENTRIES_MAX: Final = 256
+"""Entries of one stretch."""
+LOOKS_MAX: Final = 1024
+"""Once so many entries stood in stretches, no other stretch is looked at."""
+COPIED_SHARE: Final = 4
+"""No more is copied than so many times the bytes that are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What frees a stretch: `moves` (an entry, and the hole that it goes to, in this order), and `victims`, with which
+    `lost` goes."""
+
+    lost: Price
+    gone_bytes: int
+    copied_bytes: int
+    moves: list[tuple[Entry, int]]
+    victims: list[Entry]
+
+
+class Moving:
+    """Plans for one put, in one round. What `may_move` stands in nobody's way; victims are of those that `may_go`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        prices: Prices,
+        may_move: Callable[[Entry], bool],
+        may_go: Callable[[Entry], bool],
+    ) -> None:
+        self._memory = memory
+        self._prices = prices
+        self._may_move = may_move
+        self._may_go = may_go
+
+    def best(self, size_bytes: int) -> Plan | None:
+        """The plan by which least is lost; None where none was found among the stretches that are looked at."""
+        best: Plan | None = None
+        looks = 0
+        for hole in self._memory.ring.largest_holes(STRETCHES_MAX):
+            plan = self._around(hole, size_bytes)
+            if plan is None:
+                continue
+            best = plan if best is None else min(best, plan, key=_cost)
+            looks += len(plan.moves) + len(plan.victims)
+            if looks >= LOOKS_MAX:
+                break
+        return best
+
+    def _around(self, hole: int, size_bytes: int) -> Plan | None:
+        memory, ring = self._memory, self._memory.ring
+
+        def share_taken(offset: int) -> float:
+            # What a span takes of the bytes that the stretch grows by with it, and with the hole behind it.
+            size = ring.size_at(offset)
+            before = ring.hole_before(offset)
+            beside = max(ring.hole_bytes(offset + size), 0 if before is None else ring.hole_bytes(before))
+            return size / (size + beside)
+
+        window = ring.window(
+            hole,
+            size_bytes,
+            lambda offset: self._may_move(memory.at(offset)) and not memory.at(offset).followers,
+            share_taken,
+            ENTRIES_MAX,
+        )
+        if window is None or not window.enough:
+            return None
+        entries = sorted(map(memory.at, window.spans), key=lambda entry: (-entry.span_bytes, entry.offset))
+        movable = [entry for entry in entries if not entry.prefix_bytes]
+        places = ring.places([entry.span_bytes for entry in movable], window.low, window.high)
+        moves = [(entry, place) for entry, place in zip(movable, places, strict=True) if place is not None]
+        copied_bytes = sum(entry.span_bytes for entry, _ in moves)
+        if copied_bytes > COPIED_SHARE * size_bytes:
+            return None
+        moved = {entry for entry, _ in moves}
+        victims = [entry for entry in entries if entry not in moved]
+        if not all(map(self._may_go, victims)):
+            return None
+        gone_bytes = sum(entry.span_bytes for entry in victims)
+        return Plan(self._prices.total(victims), gone_bytes, copied_bytes, moves, victims)
+
+
+def _cost(plan: Plan) -> tuple[Price, int, int]:
+    return plan.lost, plan.gone_bytes, plan.copied_bytes

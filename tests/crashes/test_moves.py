@@ -1,0 +1,77 @@
+"""The daemon killed while entries move to other places of the ring: each is there afterwards, whole, and once.
+
+Nothing is evicted here, so that nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensord
+
+from ..daemon_process import MIB, Daemon, until
+
+KIB = 1 << 10
+NAMESPACE = tensord.Namespace(model="moves", revision="1", dtype="uint8", processor="none")
+ENTRIES = 16
+HOLES = (2, 5, 6, 9, 12)
+LARGE_BYTES = 340 * KIB
+POINTS = {
+    "daemon.core.memory:Memory.begin_move": (1, 4, 8, 12),
+    "daemon.copier:Copier._move": (1, 5, 9, 12),
+    "daemon.core.memory:Memory.end_move": (1, 5, 9, 13),
+    "shm.index:IndexWriter.move": (1, 2, 3, 4, 5),
+    "shm.index:IndexWriter.publish": (2, 3, 4),
+    "shm.index:IndexWriter.unpublish": (2, 3, 4),
+}
+"""Lines within each, counted from the moment that the ring is full of holes."""
+
+
+def key_of(number: int) -> bytes:
+    return NAMESPACE.key("move", str(number), b"")
+
+
+def payload(number: int, size_bytes: int) -> np.ndarray:
+    return np.full(size_bytes, number, np.uint8)
+
+
+@pytest.mark.parametrize("point", list(POINTS))
+def test_a_daemon_killed_while_entries_move_loses_none_and_shows_none_torn(point: str) -> None:
+    for at in POINTS[point]:
+        with Daemon(ring_bytes=2 * MIB, policy="lru") as daemon:
+            told = daemon.folder / "places"
+            full_of_holes(daemon)
+            daemon.kill()
+            daemon.before = "tests.crashes.points:arm", {"patterns": [point], "at": at, "told": str(told)}
+            daemon.start()
+            with daemon.client() as client:
+                client.put(key_of(99), payload(99, LARGE_BYTES), timeout_s=5)
+                until(lambda: not daemon.running or there(client, 99), "the put, or the daemon's end")
+            assert told.exists(), f"{point} has no line {at} in a move"
+            until(lambda: not daemon.running, "the daemon's end")
+            daemon.before = None
+            daemon.start()
+            with daemon.client() as client:
+                for number in set(range(ENTRIES)) - set(HOLES):
+                    assert there(client, number), f"{number} is lost"
+                client.put(key_of(99), payload(99, LARGE_BYTES), wait=True)
+                assert all(there(client, number) for number in {*range(ENTRIES), 99} - set(HOLES))
+
+
+def full_of_holes(daemon: Daemon) -> None:
+    """What is free is enough for the large one, but in pieces."""
+    daemon.start()
+    with daemon.client() as client:
+        size = int(client.status()["store"]["ring_bytes"]) // ENTRIES - 8 * KIB
+        for number in range(ENTRIES):
+            client.put(key_of(number), payload(number, size), wait=True)
+        assert client.evict(*map(key_of, HOLES)) == len(HOLES)
+
+
+def there(client: tensord.Client, number: int) -> bool:
+    lease = client.get(key_of(number))
+    if lease is None:
+        return False
+    assert (lease.tree == number).all(), f"{number} is torn"
+    return True

@@ -1,0 +1,179 @@
+"""Entries that move so that a put fits: nothing warm goes for it, nothing that is held moves, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensord.daemon.core.entries import Entry
+from tensord.daemon.core.events import Accessed
+from tensord.errors import Corrupt
+from tensord.ipc import messages
+
+from .stand import SPAN, Make, Stand, key
+
+LARGE = 2 * SPAN - 128
+
+
+def holed(make: Make) -> Stand:
+    """Eight entries side by side, of which 1 and 5 were evicted: two holes with warm entries between them."""
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number, tokens=number)
+    stand.send(1, evict(1, 5))
+    stand.settle()
+    return stand
+
+
+def evict(*numbers: int) -> messages.Evict:
+    return messages.Evict(99, [key(number) for number in numbers])
+
+
+def entry_of(stand: Stand, number: int) -> Entry:
+    entry = stand.store.memory.entries.find(key(number))
+    assert entry is not None
+    return entry
+
+
+def content_of(stand: Stand, number: int) -> bytes:
+    view = stand.find(key(number))
+    assert view is not None, f"{number} is not there"
+    return view.content
+
+
+def begin(stand: Stand, number: int, image_bytes: int = LARGE) -> None:
+    """A put of which everything has come, and nothing that follows from it was done but scans."""
+    stand.commit(1, 500 + number, key(number), image_bytes)
+    stand.part(1, 500 + number, image_bytes, last=True)
+    while stand.scans:
+        stand.scan()
+
+
+def test_a_put_that_enough_is_free_for_in_pieces_costs_nobody_an_entry(make: Make) -> None:
+    stand = holed(make)
+    before = {number: content_of(stand, number) for number in (0, 2, 3, 4, 6, 7)}
+    assert stand.put(20, LARGE) == "stored"
+    assert stand.stored() == {0, 2, 3, 4, 6, 7, 20}
+    assert {number: content_of(stand, number) for number in before} == before
+    status = stand.store.status()
+    assert status["moves"] == 1
+    assert status["moved_bytes"] == SPAN
+    assert status["evictions"] == {"explicit": 2}
+
+
+def test_while_an_entry_moves_readers_find_it_at_any_moment(make: Make) -> None:
+    stand = holed(make)
+    begin(stand, 20)
+    (move,) = stand.moves
+    moving = next(n for n in (0, 2, 3, 4, 6, 7) if entry_of(stand, n).offset == move.from_offset)
+    before = content_of(stand, moving)
+    stand.move()
+    assert content_of(stand, moving) == before
+    assert entry_of(stand, moving).offset == move.to_offset
+    stand.settle()
+    assert content_of(stand, moving) == before
+
+
+def test_a_view_of_an_entry_that_moved_stays_as_it_is_and_its_bytes_are_not_reused(make: Make) -> None:
+    stand = holed(make)
+    begin(stand, 20)
+    (move,) = stand.moves
+    moving = next(n for n in (0, 2, 3, 4, 6, 7) if entry_of(stand, n).offset == move.from_offset)
+    stand.pin(moving)
+    stand.settle()
+    stand.check()
+    assert stand.ended(1, 520) == "stored", "another place was found"
+    stand.views.clear()
+    stand.pass_time(10)
+    assert stand.store.status()["retired_bytes"] == 0
+
+
+def test_what_is_held_does_not_move(make: Make) -> None:
+    stand = holed(make)
+    for number in (0, 2, 3, 4, 6, 7):
+        stand.pin(number)
+    offsets = {number: entry_of(stand, number).offset for number in (0, 2, 3, 4, 6, 7)}
+    assert stand.put(20, LARGE) == "StoreFull"
+    assert {number: entry_of(stand, number).offset for number in offsets} == offsets
+
+
+def test_a_move_is_no_use_and_leaves_the_order_as_it_was(make: Make) -> None:
+    stand = holed(make)
+    assert stand.put(20, LARGE) == "stored"
+    gone = []
+    for number in range(30, 36):
+        before = stand.stored()
+        stand.put(number)
+        gone += sorted(before - stand.stored())
+    assert gone == [0, 2, 3, 4, 6, 7]
+
+
+def test_uses_and_times_move_with_an_entry(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number, ttl_s=100.0)
+    for number in (0, 2, 3, 4, 6, 7):
+        view = stand.find(key(number))
+        assert view is not None
+        stand.do(Accessed([view.span_id, view.span_id]))
+    stand.send(1, evict(1, 5))
+    stand.settle()
+    stand.put(20, LARGE)
+    assert stand.store.status()["moves"] == 1
+    for number in (0, 2, 3, 4, 6, 7):
+        entry = entry_of(stand, number)
+        assert stand.index.uses(entry.slot) == 2
+        assert stand.headers[entry.offset].expires_s == 100.0
+    stand.pass_time(101)
+    assert stand.stored() == {20}
+
+
+def test_what_touch_renews_while_an_entry_moves_stands_in_its_new_header(make: Make) -> None:
+    stand = make(8 * SPAN)
+    for number in range(8):
+        stand.put(number, ttl_s=100.0)
+    stand.send(1, evict(1, 5))
+    stand.settle()
+    begin(stand, 20)
+    (move,) = stand.moves
+    moving = next(n for n in (0, 2, 3, 4, 6, 7) if entry_of(stand, n).offset == move.from_offset)
+    before = stand.headers[move.from_offset]
+    stand.now = 50.0
+    stand.send(2, messages.Touch(98, [key(moving)]))
+    # The header was copied before it was renewed.
+    stand.headers[move.from_offset] = before
+    stand.move()
+    assert entry_of(stand, moving).offset == move.to_offset
+    assert stand.headers[move.to_offset].expires_s == 150.0
+    stand.settle()
+
+
+def test_an_entry_that_is_evicted_on_its_way_stays_gone(make: Make) -> None:
+    stand = holed(make)
+    begin(stand, 20)
+    (move,) = stand.moves
+    moving = next(n for n in (0, 2, 3, 4, 6, 7) if entry_of(stand, n).offset == move.from_offset)
+    stand.send(2, evict(moving))
+    stand.settle()
+    assert moving not in stand.stored()
+    assert stand.ended(1, 520) == "stored"
+
+
+def test_a_move_that_fails_leaves_the_entry_where_it_is(make: Make) -> None:
+    stand = holed(make)
+    before = {number: content_of(stand, number) for number in (0, 2, 3, 4, 6, 7)}
+    begin(stand, 20)
+    stand.move(error=Corrupt("no header"))
+    assert {number: content_of(stand, number) for number in before} == before
+    stand.settle()
+    assert stand.ended(1, 520) == "stored"
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+def test_large_and_small_puts_in_turn_lose_nothing_that_is_hotter_than_what_went(make: Make, policy: str) -> None:
+    stand = make(64 * SPAN, policy=policy)
+    for number in range(200):
+        cells = (1, 5, 2, 9)[number % 4]
+        assert stand.put(number, cells * SPAN - 128) == "stored"
+    assert stand.store.status()["moves"] > 0
+    used = stand.store.memory.ring.used_bytes
+    assert used > 0.85 * 64 * SPAN, "holes are filled"
