@@ -47,7 +47,7 @@ def why_text(told: dict[str, Any]) -> str:
         if told["remembered"]:
             memory = told["remembered"]
             uses = f"{number(memory['uses'])} uses, its puts included" if memory["uses"] else "no uses"
-            rows += [("remembered", f"{uses}; worth {memory['worth']:.3g} if it came back now"), *_like(memory)]
+            rows += [("remembered", uses), *_like(memory)]
         return pairs(rows)
 
 

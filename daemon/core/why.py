@@ -48,7 +48,7 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
         "entry": None if entry is None else report.entry(store, entry),
         "standing": None if entry is None else standing(store, entry, now),
         "gone": None if last is None else _gone(store, last, now),
-        "remembered": None if memory is None else _explained(memory),
+        "remembered": None if memory is None else _remembered(memory),
         "records": len(departed),
         "records_max": departed.most,
     }
@@ -104,6 +104,11 @@ def _held(store: Store, entry: Entry) -> str | None:
 
 def _explained(told: Explained) -> dict[str, Any]:
     return {**asdict(told), "like": list(told.like)}
+
+
+def _remembered(told: Explained) -> dict[str, Any]:
+    """Without a worth: what the entry cost and took may be another when it is put again."""
+    return {"uses": told.uses, "like": list(told.like), "comes_back": told.comes_back}
 
 
 def _gone(store: Store, gone: Gone, now: float) -> dict[str, Any]:

@@ -79,7 +79,8 @@ class Replacement(Protocol):
         ...
 
     def recall(self, key: bytes) -> Explained | None:
-        """What the policy knows of a key that it remembers, as of now; None: it remembers nothing of the key."""
+        """What the policy knows of a key that it remembers, as of now; None: it remembers nothing of the key. Its worth
+        may leave out what the entry cost and took."""
         ...
 
     def check_invariants(self) -> None:

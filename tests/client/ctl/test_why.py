@@ -170,7 +170,7 @@ GONE: dict[str, Any] = {
         ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: made room"),
         ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
-        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "3 uses, its puts included; worth 1.25e-08"),
+        ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, its puts included class used"),
         (NOT_STORED, "never seen: it is not stored, and was not since the daemon began"),
         ({**NOT_STORED, "records": 100}, "not among the last 100 entries that went"),
     ],
