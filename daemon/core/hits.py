@@ -32,6 +32,10 @@ class Recent:
         self._width = width
         self._sums: deque[tuple[int, list[int]]] = deque()
 
+    def __len__(self) -> int:
+        """How many parts are kept: SLOTS at most."""
+        return len(self._sums)
+
     def add(self, at: float, amounts: Sequence[int]) -> None:
         """Amounts that came at `at`, which is no less than before."""
         now = int(at / self._slot)

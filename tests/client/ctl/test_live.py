@@ -68,6 +68,25 @@ def test_watch_tells_each_event_as_a_line_of_json(daemon: Daemon, ctl: Ctl) -> N
     assert (watching.returncode, err) == (0, "")
 
 
+def test_watch_tells_what_an_entry_was_like_that_went(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    with ctl.spawn("watch") as watching:
+        assert watching.stdout is not None
+        os.set_blocking(watching.stdout.fileno(), False)
+        gone: dict[str, Any] = {}
+        stored = 0
+        while "evict" not in gone.get("event", ""):
+            client.put(stored.to_bytes(32, "big"), b"x" * (1 << 20), wait=True)
+            stored += 1
+            assert stored < 10_000
+            gone = json.loads(watching.stdout.readline() or "{}")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+    assert (gone["reason"], gone["uses"]) == ("capacity", 0)
+    assert gone["age_s"] >= gone["idle_s"] >= 0
+    assert gone["worth"] >= 0
+
+
 def test_watch_ends_with_ctrl_c(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     with ctl.spawn("watch") as watching:

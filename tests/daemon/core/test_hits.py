@@ -25,6 +25,7 @@ def test_sums_are_of_the_last_stretch_to_one_part_of_it(steps: list[tuple[float,
     for pause, amount in steps:
         at += pause
         recent.add(at, (amount, 1))
+        assert len(recent) <= SLOTS
         came.append((at, amount))
     now = at + later
     least = [amount for when, amount in came if when > now - 100 + 100 / SLOTS]
@@ -66,6 +67,15 @@ def test_the_hits_of_the_last_minute_and_of_the_last_ring_are_told(make: Make) -
     # Of the ring's worth of puts the part that has just begun is not whole.
     assert [(ratios[of]["hits"], ratios[of]["lookups"]) for of in ("minute", "ring")] == [(0, SLOTS), (0, SLOTS - 1)]
     assert ratios["since_start"] == {"requests": 20 + SLOTS, "here": 10, "lru": 10}
+
+
+def test_hits_that_a_former_daemon_counted_are_not_counted_again(make: Make) -> None:
+    stand = make()
+    stand.put(1)
+    entry = stand.store.memory.entries.find(key(1))
+    assert entry is not None
+    stand.do(Accessed([entry.span_id] * 3, misses=2, lost=4, again=1))
+    assert [told(stand)["minute"][name] for name in ("hits", "lookups")] == [6, 8]
 
 
 def test_a_store_that_goes_by_lru_finds_what_its_shadow_finds(make: Make) -> None:
