@@ -22,8 +22,8 @@ STRETCHES_MAX: Final = 16
 """Stretches that are looked at for one put, in one round."""
 ENTRIES_MAX: Final = 256
 """Entries of one stretch."""
-LOOKS_MAX: Final = 1024
-"""Once so many entries stood in stretches, no other stretch is looked at."""
+LOOKS_MAX: Final = 512
+"""Once so many entries were looked at, no other stretch is: 2 to 3 ms."""
 COPIED_SHARE: Final = 4
 """No more is copied than so many times the bytes that are wanted."""
 
@@ -54,18 +54,17 @@ class Moving:
         self._prices = prices
         self._may_move = may_move
         self._may_go = may_go
+        self._looks = 0
 
     def best(self, size_bytes: int) -> Plan | None:
         """The plan by which least is lost; None where none was found among the stretches that are looked at."""
         best: Plan | None = None
-        looks = 0
+        self._looks = 0
         for hole in self._memory.ring.largest_holes(STRETCHES_MAX):
             plan = self._around(hole, size_bytes)
-            if plan is None:
-                continue
-            best = plan if best is None else min(best, plan, key=_cost)
-            looks += len(plan.moves) + len(plan.victims)
-            if looks >= LOOKS_MAX:
+            if plan is not None:
+                best = plan if best is None else min(best, plan, key=_cost)
+            if self._looks >= LOOKS_MAX:
                 break
         return best
 
@@ -79,13 +78,12 @@ class Moving:
             beside = max(ring.hole_bytes(offset + size), 0 if before is None else ring.hole_bytes(before))
             return size / (size + beside)
 
-        window = ring.window(
-            hole,
-            size_bytes,
-            lambda offset: self._may_move(memory.at(offset)) and not memory.at(offset).followers,
-            share_taken,
-            ENTRIES_MAX,
-        )
+        def may_move(offset: int) -> bool:
+            self._looks += 1
+            entry = memory.at(offset)
+            return not entry.followers and self._may_move(entry)
+
+        window = ring.window(hole, size_bytes, may_move, share_taken, ENTRIES_MAX)
         if window is None or not window.enough:
             return None
         entries = sorted(map(memory.at, window.spans), key=lambda entry: (-entry.span_bytes, entry.offset))
