@@ -133,7 +133,8 @@ class PrefixCache:
             agent: on whose behalf.
             cost_ms: milliseconds that computing took, of those tokens that were not cached.
             ttl_s: seconds until what is stored now expires, unless others follow it; without it the daemon's default.
-            wait: return only when it is known what became of it.
+            wait: return only when it is known what became of it. A block that was evicted while those after it were on
+                their way is then put again, up to three times; without `wait` only as long as blocks are being copied.
             timeout_s: how long room for it, and with `wait` the daemon, may take.
 
         Returns:
@@ -150,7 +151,7 @@ class PrefixCache:
             return PrefixPut().settle("refused", Refusal(_OFF))
         deadline = self._deadline(timeout_s)
         sequence = self._sequence(tokens, layers, media, snapshots or {}, agent, cost_ms, ttl_s)
-        put = self._kept(sequence, deadline)
+        put = self._kept(sequence, deadline, wait=wait)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def match(
@@ -310,18 +311,20 @@ class PrefixCache:
         if count > most:
             raise LimitReached(f"{count} tokens are more than prefix_tokens_max of {most}; raise it at the daemon")
 
-    def _kept(self, sequence: PrefixSequence, deadline: float) -> PrefixPut:
+    def _kept(self, sequence: PrefixSequence, deadline: float, *, wait: bool) -> PrefixPut:
         """Where a sequence goes that was put."""
         if self._on_device is not None and self._on_device.holds(sequence.layers):
             return self._on_device.put(sequence)
-        return self.store(sequence, deadline)
+        return self.store(sequence, deadline, wait=wait)
 
-    def store(self, sequence: PrefixSequence, deadline: float | None = None) -> PrefixPut:
+    def store(
+        self, sequence: PrefixSequence, deadline: float | None = None, *, wait: bool = False
+    ) -> PrefixPut:
         """Puts a sequence, with its arrays in host memory, into the host tier. For the library."""
         deadline = self._deadline(None) if deadline is None else deadline
         self._client.link.start()
         chain = sequence.chain(self._namespace, self._block_tokens)
-        return store(self._client, sequence, chain, deadline)
+        return store(self._client, sequence, chain, deadline, wait=wait)
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
         """What the host tier has of a sequence."""

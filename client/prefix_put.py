@@ -3,7 +3,8 @@
 Owns: the order, and what became of all of it together. Does not own single puts (puts.py).
 
 Whatever of it arrives is a sequence: the blocks from the start as far as they came, each snapshot after the block that
-it belongs to. What fails ends it, since the daemon takes no block whose predecessor it does not have.
+it belongs to. What fails ends it, since the daemon takes no block whose predecessor it does not have. Where that was
+evicted while the put was on its way, the put is repeated from there, as long as the sequence's arrays are at hand.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..errors import ObjectTooLarge, TensordError
+from ..errors import ObjectTooLarge, PredecessorGone, TensordError
 from ..ipc.words import COST_MS_MAX
 from ..shm.prefix import Media, Piece, Tokens, fold
 from ..shm.tree import Image, encode
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from .cache import Client
     from .lease import Lease
     from .namespace import Namespace
+
+
+REPEATS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ class PrefixPut:
     `blocks`: of the whole sequence; `snapshots`: that came with it.
     """
 
-    __slots__ = ("_ended", "_puts", "_settled", "_there", "blocks", "snapshots")
+    __slots__ = ("_ended", "_own", "_puts", "_repeated", "_settled", "_there", "blocks", "snapshots")
 
     def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
         self.blocks = blocks
         self.snapshots = snapshots
         self._there = 0
+        self._repeated = 0
+        self._own: set[bytes] = set()
         self._puts: list[tuple[bool, Put]] = []
         self._settled = 0
         self._ended: tuple[PutState, TensordError | None] | None = None
@@ -91,7 +97,7 @@ class PrefixPut:
     @property
     def blocks_stored(self) -> int:
         """Blocks that were stored by this put, as far as is known."""
-        return self._counted("stored")
+        return self._repeated + self._counted("stored")
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until it is known what became of all of it.
@@ -113,6 +119,14 @@ class PrefixPut:
         self._ended = state, error
         return self
 
+    def leads(self, chain: Sequence[Keyed], there: int, before: PrefixPut | None) -> None:
+        """So many blocks of the chain are there; those that `before`, which this one repeats, stored are its own. For
+        the library."""
+        if before is not None:
+            self._own = before._own | {put.key for _, put in before._puts if put.state == "stored"}
+        self._repeated = sum(keyed.key in self._own for keyed in chain[:there])
+        self._there = there - self._repeated
+
     def has_failed(self) -> bool:
         """Whether one of those that were sent is known to have failed; looks at each once. For the library."""
         while self._settled < len(self._puts):
@@ -125,7 +139,7 @@ class PrefixPut:
     def _outcome(self) -> tuple[PutState, TensordError | None]:
         if self._ended is not None:
             return self._ended
-        state: PutState = "existed"
+        state: PutState = "stored" if self._repeated else "existed"
         for _, put in self._puts:
             # Read once: the link's thread settles it, with the error first seen last.
             now = put.state
@@ -143,21 +157,40 @@ class PrefixPut:
         return f"PrefixPut({self.blocks} blocks, {state}{f', {error!r}' if error else ''})"
 
 
-def store(client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float) -> PrefixPut:
-    """Puts what is missing of a sequence, in order. Returns once it is copied out of its arrays.
+def store(
+    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, *, wait: bool = False
+) -> PrefixPut:
+    """Puts what is missing of a sequence, in order. Returns once it is copied out of its arrays; with `wait` once it is
+    known what became of it.
 
-    No more is on its way at once than commits_in_flight_max allows; waiting for that, and for room in the inbox, ends
-    at `deadline` (monotonic seconds).
+    Where it fails until then because a block that was there has been evicted meanwhile, it is put again from there, up
+    to REPEATS_MAX times. No more is on its way at once than commits_in_flight_max allows. Waiting for that, and for
+    room in the inbox, ends at `deadline` (monotonic seconds).
 
     Raises:
         UnsupportedLeaf: an array that no payload can hold; nothing was sent.
+        TimedOut: with `wait`, the daemon has not answered at `deadline`.
     """
+    result = _store(client, sequence, chain, deadline, None)
+    for repeat in range(REPEATS_MAX + 1):
+        if wait:
+            result.wait(max(0.0, deadline - time.monotonic()))
+        if repeat == REPEATS_MAX or not isinstance(result.error, PredecessorGone):
+            break
+        result = _store(client, sequence, chain, deadline, result)
+    return result
+
+
+def _store(
+    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, before: PrefixPut | None
+) -> PrefixPut:
+    """Puts once what is missing; `before`: the put that this one repeats."""
     link = client.link
     result = PrefixPut(len(chain), len(sequence.layers.snapshots))
     if not link.connected:
         return result.settle("lost", link.unavailable())
     there, lease = _leading(client, chain)
-    result._there = there
+    result.leads(chain, there, before)
     try:
         _send(client, sequence, chain, there, result, deadline)
     finally:

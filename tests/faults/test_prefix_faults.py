@@ -12,7 +12,7 @@ import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client import prefix_query
 from tensord.client.terms import Terms
-from tensord.errors import BadPrefix, LimitReached, TensordError
+from tensord.errors import BadPrefix, LimitReached, PredecessorGone, TensordError
 from tensord.ipc import messages
 from tensord.shm.prefix import Media, Piece, piece_key
 
@@ -107,6 +107,56 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         assert joined(cache, longer).shape[1] == len(longer) - 1
         assert daemon.store("found_corrupt") == 0
         client.close()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon, wait: bool, times: int
+) -> None:
+    evicted: list[bytes] = []
+    tokens = conversation(40 + times + 10 * wait)
+    with daemon.client(timeout_s=PATIENCE_S) as client, daemon.client() as other:
+        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
+        real = client.link.puts.put
+        before: list[tensord.Put] = []
+
+        def put(key: bytes, image: Any, terms: Terms, *, deadline: float) -> tensord.Put:
+            """After four blocks, and after each refusal, somebody who knows nothing of this put evicts the last."""
+            is_due = len(before) >= 4 and (not evicted or before[-1].state == "refused")
+            if terms.follows is not None and len(evicted) < times and is_due:
+                until(lambda: other.contains(terms.follows or b""), "the block before")
+                assert other.evict(terms.follows)
+                evicted.append(terms.follows)
+            before.append(real(key, image, terms, deadline=deadline))
+            return before[-1].wait(PATIENCE_S)
+
+        monkeypatch.setattr(client.link.puts, "put", put)
+        done = cache.put(tokens, [layer_of(tokens)], wait=wait, timeout_s=PATIENCE_S)
+        assert (done.state, done.error) == ("stored", None)
+        assert len(evicted) == times
+        assert done.blocks_stored + done.blocks_existed == done.blocks
+        assert joined(cache, tokens).shape[1] == len(tokens) - 1
+
+
+def test_a_put_whose_blocks_are_evicted_again_and_again_ends(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon
+) -> None:
+    tokens = conversation(70)
+    with daemon.client(timeout_s=PATIENCE_S) as client, daemon.client() as other:
+        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
+        real = client.link.puts.put
+
+        def put(key: bytes, image: Any, terms: Terms, *, deadline: float) -> tensord.Put:
+            if terms.follows is not None:
+                until(lambda: not client.contains(key), "nothing of it to be there")
+                other.evict(terms.follows)
+            return real(key, image, terms, deadline=deadline).wait(PATIENCE_S)
+
+        monkeypatch.setattr(client.link.puts, "put", put)
+        done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)
+        assert done.state == "refused"
+        assert isinstance(done.error, PredecessorGone)
 
 
 @pytest.fixture
