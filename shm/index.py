@@ -46,6 +46,8 @@ from .layout import (
 # A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
+_SEQ_MAX: Final = (1 << 64) - 1
+"""Behind it comes 0. No daemon counts so far, but a damaged slot may stand there."""
 _SLOT_KEY: Final = struct.Struct("@32s")
 _SPAN, _PLACE, _LENGTH = 5, 6, 7
 _BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
@@ -216,7 +218,7 @@ class IndexWriter:
         assert seq & 1 and self._words[at + _SPAN], f"slot {slot} with seq {seq} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before; x86-64 keeps stores in order, so who
         # sees the even seq sees them. ARM needs a release store here.
-        self._words[at] = seq + 1
+        self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = self._words[at + 3]
 
     republish = publish
@@ -236,7 +238,7 @@ class IndexWriter:
         assert not seq & 1, f"slot {slot} with seq {seq} is not published"
         # SYNC POINT: this store must be seen by every reader before its lane is scanned; the fence between them
         # (fence.py) orders the reader's "publish pin, load seq" against our "store seq, scan lanes".
-        self._words[at] = seq + 1
+        self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = 0
 
     def release(self, slot: int) -> None:

@@ -226,6 +226,19 @@ def test_a_free_slot_whose_seq_was_damaged_is_taken_all_the_same() -> None:
     assert not writer.read(0).published
 
 
+def test_a_slot_whose_seq_was_damaged_to_the_highest_is_published_and_hidden_all_the_same() -> None:
+    memory = bytearray(IndexGeometry(1).index_bytes)
+    IndexWriter.create(IndexGeometry(1), memory)
+    first = IndexGeometry(1).buckets_at + 64
+    memory[first : first + 8] = b"\xff" * 8
+    writer = IndexWriter(memory, IndexGeometry(1))
+    assert writer.reserve(key(1), 1 << 48 | 1, 0, 16, 100) == 0
+    writer.publish(0)
+    assert writer.read(0).published
+    writer.unpublish(0)
+    assert not writer.read(0).published
+
+
 def test_an_index_for_so_many_entries_takes_them() -> None:
     writer, _ = index_over(IndexGeometry.for_entries(4000).bucket_count)
     slots = [writer.reserve(key(number), number + 1, 0, 1, 1) for number in range(4000)]
