@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -35,7 +35,9 @@ from .payloads import ENTRY_BYTES, key_of, namespace, words, wrong
 from .states import BY_NAME as STATES
 
 RING_BYTES: Final = 5 * MIB
+FILLER_BYTES: Final = 4 * ENTRY_BYTES
 _LAPS_MAX: Final = 4
+_SMALL: Final = 4
 _STEPS: Final = 4
 _numbers = count(1)
 
@@ -272,19 +274,20 @@ class Cell:
         ring_bytes = self.daemon.status()["ring_bytes"]
         # Twice: what has left the ring by the end of the first is overwritten by the end of the second.
         for _ in range(2):
-            sentinel = self.store(1)
+            sentinel = self.store([ENTRY_BYTES])
             for _ in range(_LAPS_MAX * _STEPS):
                 if not self.other.contains(sentinel):
                     break
-                self.store(ring_bytes // _STEPS // ENTRY_BYTES)
+                # Small ones too, which fill the gaps between what is held.
+                self.store([ENTRY_BYTES] * _SMALL + [FILLER_BYTES] * (ring_bytes // _STEPS // FILLER_BYTES))
             assert not self.other.contains(sentinel), "the ring is not overwritten"
 
-    def store(self, count: int) -> bytes:
-        """So many more entries of the others'; the key of the last."""
+    def store(self, sizes: Sequence[int]) -> bytes:
+        """More entries of the others', of these sizes; the key of the last."""
         puts = []
-        for number in islice(_numbers, count):
+        for number, size_bytes in zip(_numbers, sizes, strict=False):
             key = key_of(self._others, str(number))
-            puts.append(self.other.put(key, words(key), timeout_s=PATIENCE_S))
+            puts.append(self.other.put(key, words(key, size_bytes), timeout_s=PATIENCE_S))
         for put in puts:
             assert put.wait(PATIENCE_S).state == "stored", put
         return key
