@@ -192,7 +192,7 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
     for name, said, hits, of in (
         (
             "hit_ratio",
-            "Share of lookups that hit: of the last minute, and while a ring's worth was put last.",
+            "Share of lookups that hit: in the last minute, and over the last ring's worth of puts.",
             "hits",
             "lookups",
         ),

@@ -132,8 +132,8 @@ def _traffic(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str
 def _hit_ratio(told: dict[str, Any]) -> str:
     minute, ring = told["minute"], told["ring"]
     return (
-        f"{share(minute['hits'], minute['lookups'])} of the last minute's lookups, "
-        f"{share(ring['hits'], ring['lookups'])} of those while a ring's worth was put last"
+        f"{share(minute['hits'], minute['lookups'])} in the last minute, "
+        f"{share(ring['hits'], ring['lookups'])} over the last ring's worth of puts"
     )
 
 
@@ -144,8 +144,8 @@ def _beside_lru(told: dict[str, Any]) -> str:
         return "nothing was used or stored yet"
     sample = "" if told["sampled"] == 1 else f" (a sample, one key in {number(told['sampled'])})"
     return (
-        f"of what was used or put meanwhile {share(ring['here'], ring['requests'])} was here, "
-        f"lru would have had {share(ring['lru'], ring['requests'])}{sample}"
+        f"over the same puts, of requests for keys that were put: {share(ring['here'], ring['requests'])} found here, "
+        f"{share(ring['lru'], ring['requests'])} under lru{sample}"
     )
 
 
@@ -153,11 +153,10 @@ def _made_room(told: dict[str, Any]) -> str:
     """How old and how idle the entries were that went last for others: short times say that the ring is too small."""
     if not told["entries"]:
         return "no entry had to go for others yet"
-    of = "the last one was" if told["entries"] == 1 else f"half of the last {number(told['entries'])} were"
     age_s, idle_s = told["age_s"], told["idle_s"]
     return (
-        f"{of} idle for {age(idle_s['median'])} or more, stored {age(age_s['median'])} ago or earlier; "
-        f"nine in ten idle for {age(idle_s['tenth'])} or more"
+        f"the last {number(told['entries'])} evictions for others: median idle time {age(idle_s['median'])}, "
+        f"median age {age(age_s['median'])}; one in ten was idle for less than {age(idle_s['tenth'])}"
     )
 
 

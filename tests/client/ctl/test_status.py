@@ -64,19 +64,19 @@ def test_how_idle_those_were_that_made_room_is_told_in_words(daemon: Daemon) -> 
     assert "no entry had to go for others yet" in status.text(daemon.status())
     told = {"entries": 1024, "age_s": {"median": 400.0, "tenth": 9.0}, "idle_s": {"median": 60.0, "tenth": 5.0}}
     text = " ".join(status.text(_document(daemon, at_eviction=told)).split())
-    assert "half of the last 1,024 were idle for 1m00s or more, stored 6m40s ago or earlier" in text
-    assert "nine in ten idle for 5s or more" in text
+    assert "the last 1,024 evictions for others: median idle time 1m00s, median age 6m40s" in text
+    assert "one in ten was idle for less than 5s" in text
 
 
 def test_the_hit_ratio_is_told_beside_that_of_lru(daemon: Daemon) -> None:
     told = " ".join(status.text(daemon.status()).split())
-    assert "hit ratio - of the last minute's lookups" in told
+    assert "hit ratio - in the last minute, - over the last ring's worth of puts" in told
     assert "nothing was used or stored yet" in told
     lately = {"hits": 3, "lookups": 4, "requests": 16, "here": 8, "lru": 4}
     ratios = {**daemon.status()["store"]["hit_ratios"], "minute": lately, "ring": lately, "sampled": 4}
     told = " ".join(status.text(_document(daemon, hit_ratios=ratios)).split())
-    assert "75.0 % of the last minute's lookups, 75.0 % of those while a ring's worth was put last" in told
-    assert "50.0 % was here, lru would have had 25.0 % (a sample, one key in 4)" in told
+    assert "75.0 % in the last minute, 75.0 % over the last ring's worth of puts" in told
+    assert "50.0 % found here, 25.0 % under lru (a sample, one key in 4)" in told
 
 
 def test_a_daemon_counts_hits_lately_and_beside_lru(daemon: Daemon) -> None:
