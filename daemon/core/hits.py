@@ -1,4 +1,4 @@
-"""How much of what is asked for is there: lately, and beside what least recently used would have had.
+"""Hit ratios: of the last minute and of the last ring's worth of puts, beside those of least recently used.
 
 Owns sums of the last minute and of the last stretch in which as many bytes were put as the ring has, and the shadow
 cache (`policy.shadow`). Lookups are what lanes counted, of any key. A request is an entry that was used or stored: only

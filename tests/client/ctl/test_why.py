@@ -90,6 +90,21 @@ def test_why_tells_when_and_why_an_entry_went(daemon: Daemon, ctl: Ctl) -> None:
     assert "`tensorctl why" in ctl("show", _key(39).hex(), code=1).err
 
 
+def test_a_block_is_told_to_go_after_those_that_follow_it(daemon: Daemon, ctl: Ctl) -> None:
+    client = daemon.client()
+    prefixes = tensord.PrefixCache(client, SPACE)
+    tokens = np.arange(3 * 256, dtype=np.uint32)
+    kv = {"k": tokens[:, None].astype(np.float32)}
+    prefixes.put(tokens, [tensord.NormalLayer(kv)], agent="coder").wait()
+    entries = json.loads(ctl("ls", "--json").out)["entries"]
+    root, *_, last = sorted(entries, key=lambda entry: entry["prefix"]["start"])
+    assert root is not last
+    assert "a block goes after all that follow it" in " ".join(ctl("why", root["key"]).out.split())
+    told = " ".join(ctl("why", last["key"]).out.split())
+    assert "its agent runs" in told
+    assert "it goes next" in told
+
+
 def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, ctl: Ctl) -> None:
     client = daemon.client()
     _put(client, 1)
