@@ -37,6 +37,8 @@ SAY_S: Final = 1.0
 """How long sending one message to the daemon may take, where nobody waits for the answer."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
+_RETRY_WAITED_S: Final = 0.05
+"""While puts wait to be sent again: a daemon that is killed again and again may live for less than a second."""
 _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
 # A claim is renewed three times in the time it lasts.
@@ -349,7 +351,7 @@ class Link:
             except (TensordError, OSError) as error:
                 self.error = error if isinstance(error, TensordError) else DaemonUnavailable(str(error))
                 self._tried.set()
-                self._stopping.wait(retry_s)
+                self._stopping.wait(min(retry_s, _RETRY_WAITED_S) if self.puts.in_flight else retry_s)
                 sweep_now_and_then()
                 retry_s = min(retry_s * 2, _RETRY_MOST_S)
                 continue

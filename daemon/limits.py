@@ -28,6 +28,7 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         announced_bytes_max=quotas.announced_bytes_max,
         announced_uid_bytes_max=max(1, int(quotas.announced_share_max * ring_bytes)),
         prefix_tokens_max=limits.prefix_tokens_max,
+        prefix_wait_s=limits.prefix_wait_s,
         claims_per_client_max=limits.claims_per_client_max,
         claim_s=limits.claim_s,
         claim_s_max=limits.claim_s_max,

@@ -66,6 +66,7 @@ _STORE: Final = (
     ("claims_waiting", "claims_waiting", "Clients that wait for one of them."),
     ("prefix_pieces", "prefix_pieces", "Blocks and snapshots of cached sequences."),
     ("prefix_rebuilding", "prefix_rebuilding", "Of them, those that are not matched yet after a restart."),
+    ("prefix_queries_waiting", "prefix_queries_waiting", "Queries that wait until those are matched."),
 )
 _STORE_TOTALS: Final = (
     ("put_bytes", "put_bytes", "Bytes stored by puts."),

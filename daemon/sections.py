@@ -89,6 +89,14 @@ class Limits:
         high=1 << 24,
         reload=True,
     )
+    prefix_wait_s: float = setting(
+        DURATION,
+        "a query for a cached prefix waits so long at most for the index, while that is rebuilt after a restart",
+        1.0,
+        low=0.0,
+        high=60.0,
+        reload=True,
+    )
     namespaces_max: int = setting(
         COUNT,
         "namespaces that can be invalidated; the index has 16 bytes for each, so this is fixed when the memory is made",

@@ -38,6 +38,7 @@ class StoreLimits:
     pin_s_max: float = 600.0
     pinned_bytes_max: int = 0
     prefix_tokens_max: int = 1 << 20
+    prefix_wait_s: float = 1.0
     rescan_s: float = 0.05
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class StoreLimits:
             value = getattr(self, field.name)
             if value is None and field.name in _MAY_BE_NONE:
                 continue
-            smallest = 0 if field.name in ("pinned_bytes_max", "max_tokens") else None
+            smallest = 0 if field.name in ("pinned_bytes_max", "max_tokens", "prefix_wait_s") else None
             if value is None or value < 0 or (value == 0 and smallest is None):
                 raise BadConfiguration(f"{field.name} = {value!r} must be more than 0")
         if self.claim_s > self.claim_s_max:

@@ -1,7 +1,11 @@
 """Queries for cached prefixes: answered at once from the index, counted as uses of what they found afterwards.
 
-Owns the uses that are still to be counted: of every piece of a match, the first one first, in slices, so that no answer
-waits for them. More than USES_MAX are not kept in mind: those of the oldest matches are left out, and counted as lost.
+While the index is rebuilt after a restart, a query of which not all is found waits: until the index is whole, for
+`prefix_wait_s` at most. No more than HELD_TOKENS_MAX tokens of queries wait; beyond that they are answered at once.
+
+Owns the queries that wait, and the uses that are still to be counted: of every piece of a match, the first one first,
+in slices, so that no answer waits for them. More than USES_MAX are not kept in mind: those of the oldest matches are
+left out, and counted as lost.
 """
 
 from __future__ import annotations
@@ -16,35 +20,51 @@ from ...shm.prefix import SCOPE_BYTES
 from .events import PrefixAsked
 from .memory import Memory
 from .outbox import Outbox
+from .prefix_index import Found
 from .tenure import Tenure
 
 USES_SLICE: Final = 1024
 """Uses that one Tick counts: 1 to 2 ms."""
 USES_MAX: Final = 1 << 16
+HELD_TOKENS_MAX: Final = 1 << 24
+ANSWERS_SLICE: Final = 16
+"""Queries that waited, and one Tick answers: 1 to 2 ms."""
 
 
 class Matching:
     """Answers queries over `memory`'s sequences."""
 
-    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox, prefix_tokens_max: int) -> None:
+    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox, prefix_tokens_max: int, wait_s: float) -> None:
         self._memory = memory
         self._tenure = tenure
         self._outbox = outbox
         self._tokens_max = prefix_tokens_max
+        self._wait_s = wait_s
+        self._held: deque[tuple[PrefixAsked, float]] = deque()
+        self._held_tokens = 0
         self._uses: deque[tuple[list[bytes], str]] = deque()
         self._waiting = 0
 
     @property
     def due(self) -> bool:
         """Whether `go_on` has something to do."""
-        return bool(self._uses)
+        return bool(self._uses) or (bool(self._held) and not self._memory.sequences.rebuilding)
 
-    def change_limits(self, prefix_tokens_max: int) -> None:
+    @property
+    def held(self) -> int:
+        """Queries that wait until the index is rebuilt."""
+        return len(self._held)
+
+    def next_timer(self) -> float | None:
+        """When a query has waited for long enough."""
+        return self._held[0][1] if self._held else None
+
+    def change_limits(self, prefix_tokens_max: int, wait_s: float) -> None:
         """For queries from now on."""
-        self._tokens_max = prefix_tokens_max
+        self._tokens_max, self._wait_s = prefix_tokens_max, wait_s
 
-    def asked(self, event: PrefixAsked) -> None:
-        """Answers a query.
+    def asked(self, event: PrefixAsked, now: float) -> None:
+        """Answers a query, or holds it while the index is rebuilt.
 
         Raises:
             LimitReached: it is longer than prefix_tokens_max.
@@ -60,6 +80,15 @@ class Matching:
             raise BadPrefix("a query is a whole sequence, and this one is a piece of one")
         assert len(query.scope) == SCOPE_BYTES and len(message.namespace) == NAMESPACE_TAG_BYTES
         found = self._memory.sequences.index.match(message.namespace, query, event.folded)
+        room = self._held_tokens + query.count <= HELD_TOKENS_MAX
+        if self._memory.sequences.rebuilding and found.offset < query.count - 1 and self._wait_s and room:
+            self._held.append((event, now + self._wait_s))
+            self._held_tokens += query.count
+            return
+        self._answer(event, found)
+
+    def _answer(self, event: PrefixAsked, found: Found) -> None:
+        message, query = event.message, event.piece
         counters = self._outbox.counters
         counters.prefix_queries += 1
         counters.prefix_hits += found.offset > 0
@@ -71,7 +100,17 @@ class Matching:
             self._keep_in_mind([*found.blocks, *last], message.agent)
 
     def go_on(self, now: float) -> None:
-        """Counts the next slice of uses. What has gone meanwhile is not counted."""
+        """Answers the next of those that waited for long enough, and counts the next slice of uses. What has gone
+        meanwhile is not counted."""
+        rebuilt = not self._memory.sequences.rebuilding
+        for _ in range(min(len(self._held), ANSWERS_SLICE)):
+            if not rebuilt and now < self._held[0][1]:
+                break
+            event, _ = self._held.popleft()
+            query = event.piece
+            self._held_tokens -= query.count
+            found = self._memory.sequences.index.match(event.message.namespace, query, event.folded)
+            self._answer(event, found)
         left = USES_SLICE
         find = self._memory.entries.find
         while self._uses and left > 0:

@@ -285,7 +285,10 @@ class PrefixIndex:
             if not BLOCK_TOKENS_MIN <= size <= BLOCK_TOKENS_MAX or size & (size - 1):
                 raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
             if len(layouts) >= LAYOUTS_MAX:
-                raise BadPrefix(f"the namespace has sequences of {LAYOUTS_MAX} layouts, and no more are possible")
+                raise BadPrefix(
+                    f"the namespace has sequences of {LAYOUTS_MAX} layouts, and no more are possible: give what has "
+                    "other layers, or another block_tokens, a namespace of its own, or evict what is stored"
+                )
             tree = Tree(name, max(self._checkpoint_tokens, size))
         return tree
 

@@ -54,6 +54,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "evicted_while_pinned": memory.evicted_while_pinned,
         "prefix_pieces": len(memory.sequences),
         "prefix_rebuilding": memory.sequences.rebuilding,
+        "prefix_queries_waiting": store.matching.held,
         "claims_granted": store.claims.granted,
         "claims_handed_over": store.claims.handed_over,
         **store.counters.as_dict(),

@@ -143,7 +143,9 @@ class Store:
             limits,
         )
         self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, self.quotas)
-        self.matching = Matching(self.memory, self._tenure, self._outbox, limits.prefix_tokens_max)
+        self.matching = Matching(
+            self.memory, self._tenure, self._outbox, limits.prefix_tokens_max, limits.prefix_wait_s
+        )
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -226,6 +228,7 @@ class Store:
             self.intake.puts.next_timer(),
             self._reclaim.next_timer(),
             self.residency.next_timer(),
+            self.matching.next_timer(),
         )
         return min((timer for timer in timers if timer is not None), default=None)
 
@@ -355,7 +358,7 @@ class Store:
 
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
-            self.matching.asked(event)
+            self.matching.asked(event, now)
         except TensordError as error:
             self._outbox.refuse(event.client, event.message.id, error)
 
@@ -457,7 +460,7 @@ class Store:
         self.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
         self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
         self._tenure.change_limits(limits.default_ttl_s)
-        self.matching.change_limits(limits.prefix_tokens_max)
+        self.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
         self._reclaim.look_anew()

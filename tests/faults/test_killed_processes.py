@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tensord
+from tensord.client import link
 from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
@@ -295,6 +297,29 @@ def test_a_put_that_the_daemon_died_of_is_repeated_once_it_is_back(small: Daemon
     assert put.wait(PATIENCE_S).state == "stored", put
     lease = small.client().get(key(2), verify=True)
     assert lease is not None and is_payload(lease.tree, 2)
+
+
+def test_a_put_that_waits_for_the_next_daemon_is_sent_soon_however_long_there_was_none(
+    small: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = small.client()
+    assert client.put(key(9), payload(9), wait=True).state == "stored"
+    small.pause()
+    put = client.put(key(2), payload(2))
+    attempts: list[None] = []
+    attach = client.link._attach
+
+    def attached() -> Any:
+        attempts.append(None)
+        return attach()
+
+    monkeypatch.setattr(client.link, "_attach", attached)
+    monkeypatch.setattr(link, "_RETRY_MOST_S", 3600.0)
+    small.kill()
+    # Twice as long each time, it would come to the fifteenth after five minutes.
+    until(lambda: len(attempts) > 15, "the client to ask for a daemon again and again")
+    small.start()
+    assert put.wait(PATIENCE_S).state == "stored", put
 
 
 def test_a_streamed_put_that_the_daemon_died_of_is_lost_and_says_so() -> None:

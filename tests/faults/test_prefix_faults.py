@@ -109,6 +109,23 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         client.close()
 
 
+def test_a_killed_daemons_sequences_are_matched_whole_by_the_first_query() -> None:
+    with Daemon(ring_bytes=32 * MIB) as daemon:
+        client = daemon.start().client(timeout_s=PATIENCE_S)
+        cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
+        conversations = [conversation(number) for number in range(300)]
+        for tokens in conversations:
+            cache.put(tokens, [layer_of(tokens)])
+        cache.put(conversations[0], [layer_of(conversations[0])], wait=True, timeout_s=PATIENCE_S)
+        until(lambda: not client.link.puts.in_flight, "all of it to be stored")
+        for _ in range(3):
+            daemon.kill()
+            daemon.start()
+            assert client.wait_connected(PATIENCE_S)
+            for tokens in conversations[-1], conversations[0]:
+                assert joined(cache, tokens).shape[1] == len(tokens) - 1
+
+
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of_it(

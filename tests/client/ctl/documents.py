@@ -120,6 +120,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "found_corrupt": 0,
         "prefix_pieces": 70,
         "prefix_rebuilding": 0,
+        "prefix_queries_waiting": 0,
         "prefix_queries": 30,
         "prefix_hits": 20,
         "prefix_tokens_asked": 90_000,

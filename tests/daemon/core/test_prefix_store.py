@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensord.daemon.core.events import FoundCorrupt, Tick
@@ -15,7 +16,7 @@ from tensord.daemon.core.sweeps import SLICE
 from tensord.ipc import messages
 from tensord.shm.layout import SPAN_HEADER_BYTES, aligned, span_bytes
 
-from .pieces import BLOCK, TAG, Block, block, name, snapshot, text
+from .pieces import BLOCK, TAG, Block, block, name, query, snapshot, text
 from .stand import Stand, key
 from .test_recovery import finish, restart
 
@@ -554,6 +555,73 @@ def test_a_restarted_store_serves_at_once_and_matches_more_with_each_tick() -> N
         stand.check()
     assert matched[-1] == len(words)
     assert all(before < after for before, after in pairwise(matched))
+    finish(stand)
+
+
+def asked_in_vain(stand: Stand, *words: int) -> bool:
+    """Whether a query was not answered."""
+    answers = len(stand.answers[1])
+    tokens = np.append(text(words), np.uint32(999_999))
+    stand.do(stand.asked(query(tokens), tokens))
+    return len(stand.answers[1]) == answers
+
+
+def test_a_query_after_a_restart_waits_until_its_sequence_is_matched_again() -> None:
+    stand = stand_of(200)
+    words = tuple(range(1, 2 * REBUILD_SLICE + 11))
+    stand.put_sequence(*words)
+    restart(stand)
+    assert asked_in_vain(stand, *words)
+    assert stand.store.status()["prefix_queries_waiting"] == 1
+    stand.go_on()
+    answer = stand.last()
+    assert isinstance(answer, messages.Matched)
+    assert answer.blocks == [name(words[: end + 1]) for end in range(len(words))]
+    assert stand.store.status()["prefix_queries_waiting"] == 0
+    assert not asked_in_vain(stand, 7, 7), "nothing is rebuilt any more"
+    finish(stand)
+
+
+def test_a_query_whose_sequence_is_all_there_waits_for_no_other() -> None:
+    stand = stand_of(200)
+    stand.put_sequence(1, 2)
+    stand.put_sequence(*range(10, 2 * REBUILD_SLICE))
+    restart(stand)
+    stand.do(Tick())
+    assert stand.store.status()["prefix_rebuilding"]
+    whole = [words for words in ((1, 2), tuple(range(10, 20))) if stand.matched(*words) == len(words)]
+    assert whole
+    assert not asked_in_vain(stand, *whole[0])
+    assert asked_in_vain(stand, 1, 3)
+    stand.go_on()
+    finish(stand)
+
+
+def test_a_query_waits_no_longer_than_prefix_wait_s() -> None:
+    stand = stand_of(400, prefix_wait_s=0.5)
+    words = tuple(range(1, 4 * REBUILD_SLICE))
+    stand.put_sequence(*words)
+    restart(stand)
+    assert asked_in_vain(stand, *words)
+    stand.now = 0.4
+    stand.do(Tick())
+    assert stand.store.status()["prefix_queries_waiting"] == 1
+    stand.now = 0.5
+    stand.do(Tick())
+    answer = stand.last()
+    assert isinstance(answer, messages.Matched)
+    assert stand.store.status()["prefix_rebuilding"]
+    assert 0 < len(answer.blocks) < len(words), "what is there by then"
+    stand.go_on()
+    finish(stand)
+
+
+def test_without_prefix_wait_s_a_query_is_answered_at_once() -> None:
+    stand = stand_of(100, prefix_wait_s=0.0)
+    stand.put_sequence(1, 2, 3)
+    restart(stand)
+    assert not asked_in_vain(stand, 1, 2, 3)
+    stand.go_on()
     finish(stand)
 
 

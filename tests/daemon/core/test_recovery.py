@@ -29,6 +29,7 @@ def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
     stand.now = now
     stand.store = stand.make(Ring(len(stand.bytes)), epoch)
     stand.copies.clear()
+    stand.moves.clear()
     stand.scans = 0
     stand.seen = None
     stand.answers.clear()
