@@ -8,7 +8,8 @@ Owns: the command. Does not own: traces, drivers, other policies, goals (replayi
 
 With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
 each warm, and the rest is counted. After them come the made-up workloads; --synthetic replays those alone. Sizes are
-shares of all distinct blocks, of what warms and of what is counted.
+shares of all distinct blocks, of what warms and of what is counted. With pins held (tensord-pinned) only the middle
+size is replayed, unless --sizes are given.
 
 A missed goal is printed, and ends nothing.
 """
@@ -29,18 +30,18 @@ from harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
 from replaying.goals import Goal, goals, way
-from replaying.traces import SOURCES, Source, Trace, load
+from replaying.traces import SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config import Config
 from tensord.daemon.policy.replacement import POLICIES
 from tensord.daemon.settings import settings_of
 
 Told = Callable[[str], None]
-Task = tuple[str, float]
-"""Policy and share."""
+Task = tuple[str, str, float]
+"""Trace, policy and share."""
 
 # What worker processes find after a fork; a trace is too large to be sent to them for each task.
-_replayed: tuple[Trace, str] | None = None
+_replayed: tuple[dict[str, Trace], str] | None = None
 
 
 def _arguments() -> argparse.Namespace:
@@ -98,10 +99,25 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
             yield made, (synthetic.share(made),)
 
 
-def replay(trace: Trace, tasks: Sequence[Task], policy: str, jobs: int, told: Told) -> Iterator[Row]:
-    """A row a task, in the order in which they are done."""
+def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
+    """What is replayed of a trace. With pins held at the middle size alone, unless `all_sizes`: a replay through the
+    store takes half a minute, and what pins cost shows at one size as at all."""
+    middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
+    return [
+        (trace.name, name, size)
+        for name in names
+        if policies.suits(name, trace)
+        for size in (sizes if all_sizes or name != "tensord-pinned" else middle)
+    ]
+
+
+def replay(traces: dict[str, Trace], tasks: Sequence[Task], policy: str, jobs: int, told: Told) -> Iterator[Row]:
+    """A row a task, in the order in which they are done: those that take longest are begun first, so that no process
+    waits for another at the end."""
     global _replayed
-    _replayed = trace, policy
+    _replayed = traces, policy
+    blocks = {name: _blocks(trace) for name, trace in traces.items()}
+    tasks = sorted(tasks, key=lambda task: (task[1] in policies.OURS, blocks[task[0]]), reverse=True)
     if jobs == 1:
         for task in tasks:
             yield _done(_replay(task), told)
@@ -111,9 +127,15 @@ def replay(trace: Trace, tasks: Sequence[Task], policy: str, jobs: int, told: To
             yield _done(future.result(), told)
 
 
+def _blocks(trace: Trace) -> int:
+    """How many blocks are asked for in all."""
+    return sum(len(event.blocks) for event in trace.events if isinstance(event, Request))
+
+
 def _replay(task: Task) -> tuple[Row, float]:
     assert _replayed is not None
-    (name, share), (trace, policy) = task, _replayed
+    (of, name, share), (traces, policy) = task, _replayed
+    trace = traces[of]
     began = time.perf_counter()
     counts = policies.replay(name, trace, trace.share_bytes(share), policy)
     return Row.of(trace.name, name, share, counts), time.perf_counter() - began
@@ -216,13 +238,19 @@ def main() -> int:
         _told(f"without other policies: {missing}")
         names = [name for name in names if name in policies.OURS or name == "belady"]
     rows: list[Row] = []
+    traces: dict[str, Trace] = {}
+    tasks: list[Task] = []
     for trace, sizes in workloads(arguments):
-        tasks = [(name, size) for name in names if policies.suits(name, trace) for size in sizes]
-        order = {task: place for place, task in enumerate(tasks)}
-        done = replay(trace, tasks, arguments.policy, arguments.jobs, _told)
-        rows += sorted(done, key=lambda row: order[row.policy, row.size])
+        traces[trace.name] = trace
+        tasks += tasks_of(trace, names, sizes, all_sizes=arguments.sizes is not None)
+    order = {task: place for place, task in enumerate(tasks)}
+    began = time.perf_counter()
+    for row in replay(traces, tasks, arguments.policy, arguments.jobs, _told):
+        rows.append(row)
+        rows.sort(key=lambda row: order[row.trace, row.policy, row.size])
         if arguments.json:
             write_json(arguments.json, rows)
+    _told(f"{len(rows)} rows in {time.perf_counter() - began:.0f} s")
     if not rows:
         _told(f"nothing was replayed: {arguments.traces} has none of the files of these traces, at none of these sizes")
         return 1

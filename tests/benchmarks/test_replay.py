@@ -232,6 +232,14 @@ def test_the_command_writes_rows_and_says_what_was_reached(
     assert replay.main() == 1
 
 
+def test_pins_are_held_at_the_middle_size_alone_unless_sizes_are_asked_for() -> None:
+    trace = synthetic.made("loop")
+    names, sizes = ["tensord", "tensord-pinned"], (0.1, 0.2, 0.4)
+    plain = [("loop", "tensord", size) for size in sizes]
+    assert replay.tasks_of(trace, names, sizes, all_sizes=False) == [*plain, ("loop", "tensord-pinned", 0.2)]
+    assert len(replay.tasks_of(trace, names, sizes, all_sizes=True)) == 6
+
+
 def test_made_up_workloads_are_replayed_alone_and_judged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
