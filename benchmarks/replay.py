@@ -9,7 +9,7 @@ Owns: the command. Does not own: traces, drivers, other policies, goals (replayi
 With --warm the traces of that folder go first, uncounted, and those of --traces are counted; without, the first 60 % of
 each warm, and the rest is counted. After them come the made-up workloads; --synthetic replays those alone. Sizes are
 shares of all distinct blocks, of what warms and of what is counted. With pins held (tensord-pinned) only the middle
-size is replayed, unless --sizes are given.
+size is replayed, and with agents' steps (tensord+steps) the three smallest, unless --sizes are given.
 
 A missed goal is printed, and ends nothing.
 """
@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Final
 
 from harness import table
 from replaying import peers, policies, synthetic
 from replaying.counts import Row
-from replaying.goals import Goal, goals, way
+from replaying.goals import STEPS_WAY, Goal, goals, way
 from replaying.traces import SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config import Config
@@ -39,6 +40,8 @@ from tensord.daemon.settings import settings_of
 Told = Callable[[str], None]
 Task = tuple[str, str, float]
 """Trace, policy and share."""
+
+JUDGED_WITH_STEPS: Final = len(STEPS_WAY)
 
 # What worker processes find after a fork; a trace is too large to be sent to them for each task.
 _replayed: tuple[dict[str, Trace], str] | None = None
@@ -100,14 +103,14 @@ def workloads(arguments: argparse.Namespace) -> Iterator[tuple[Trace, tuple[floa
 
 
 def tasks_of(trace: Trace, names: Sequence[str], sizes: Sequence[float], *, all_sizes: bool) -> list[Task]:
-    """What is replayed of a trace. With pins held at the middle size alone, unless `all_sizes`: a replay through the
-    store takes half a minute, and what pins cost shows at one size as at all."""
-    middle = sizes[len(sizes) // 2 : len(sizes) // 2 + 1]
+    """What is replayed of a trace. Unless `all_sizes`, with pins held at the middle size alone, and told how calls
+    ended at the sizes that have a goal for it: a replay through the store takes from half a minute to two."""
+    some = {"tensord-pinned": sizes[len(sizes) // 2 : len(sizes) // 2 + 1], "tensord+steps": sizes[:JUDGED_WITH_STEPS]}
     return [
         (trace.name, name, size)
         for name in names
         if policies.suits(name, trace)
-        for size in (sizes if all_sizes or name != "tensord-pinned" else middle)
+        for size in (sizes if all_sizes else some.get(name, sizes))
     ]
 
 
