@@ -7,6 +7,7 @@ Invariants: it never runs backwards; one pause adds PAUSE_MAX at most.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Final
 
 PAUSES: Final = 256
@@ -23,6 +24,17 @@ class Clock:
         self._at: float | None = None
         self._mean_s = 0.0
         self._seen = 0
+
+    def learned(self) -> list[float]:
+        """For `learn`."""
+        return [self.now, self._mean_s, self._seen]
+
+    def learn(self, told: list[float]) -> None:
+        """Goes on from what `learned` told; what has passed since is no pause."""
+        now, mean_s, seen = map(float, told)
+        if not (isfinite(now) and isfinite(mean_s) and now >= 0 and mean_s >= 0 and 0 <= seen <= PAUSES):
+            raise ValueError("no time")
+        self.now, self._mean_s, self._seen, self._at = now, mean_s, int(seen), None
 
     def pass_to(self, at: float) -> None:
         """It is `at` seconds by a clock that runs evenly; no later than before is no pause."""

@@ -9,288 +9,345 @@ Classes tell apart: how often an entry was used, how deep in its sequence it lie
 last use, and what is known of its agent. An agent that has finished, or waits for a tool, is just another class: what
 follows from it is learned too.
 
-What was just put is there, whatever was learned (`window`). Time is what requests make it (`clock`).
+What was just put is there, whatever was learned: an entry belongs to the window until as many bytes were put after it
+as a WINDOW_SHARE of what is stored. What follows another in a sequence does not: it has to be worth its place.
 
-Only what may go stands in a queue (`leaves`). What was evicted is remembered for a while: its return says that it was
-missed, and it is no newcomer then.
+What was evicted is remembered for a while (`ghosts`): its return says that it was missed, and it is no newcomer then.
+Time is what requests make it (`clock`). Worths are as of the last round, which comes every ROUND_USES uses, or sooner.
 
-Invariants: who stands in a queue is exactly who may go; what is remembered is bounded by what is known, and
-REMEMBERED_MIN.
+Invariants: what is remembered is bounded by what is known, and PLACES_MIN.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator
-from itertools import islice
-from math import frexp
-from typing import Final
+from typing import Any, Final
+from zlib import crc32
+
+import msgpack
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from .ages import Ages
+from .candidates import Candidates, Floats, Rank
 from .clock import Clock
 from .explained import Explained, traits
-from .hazards import NEW, Hazards, Row, bucket
-from .leaves import Agent, Leaves, Rank, Span
+from .ghosts import PLACES_MIN, Ghost, Ghosts
+from .hazards import BOUNDS, Hazards, Row, bucket
 from .newcomer import Newcomer
-from .past import Past
-from .window import Window
+from .records import Records, Slots
 
-REMEMBERED_MIN: Final = 2048
+WINDOW_SHARE: Final = 1 / 8
+"""Of the bytes that are stored: somewhat more than the tenth of the ring that is promised, which has holes."""
+NEW_WORTH: Final = 1e200
+"""The index of what belongs to the window: more than anything that is learned."""
 REMEMBERED_SHARE: Final = 4
 """How many evicted entries are remembered: so many times those that are known."""
-ROUND_USES: Final = 128
-"""After so many uses the ages are counted, and LEARNED_ROWS classes go by what was learned."""
-LEARNED_ROWS: Final = 2
+ROUND_USES: Final = 32
+"""After so many uses the ages are counted, and a class goes by what was learned."""
+ROUND_SHARE: Final = 1 / 128
+"""After puts of such a share of the bytes that are stored it is seen anew what has left the window."""
 COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
 JUDGES_MIN: Final = 16
 """Among fewer entries nobody is turned away: each would be a large part."""
-MOVED_MAX: Final = 128
-"""Leaves of an agent whose places change at once when it takes another turn; those of one that has more follow as they
-are used. Anybody may say whose turn it is, as often as he likes."""
-OFTEN_MAX: Final = 7
+OFTEN_MAX: Final = 4
 """Of what was used more than two to the power of this, all is alike."""
 FAR: Final = 8
 """Pieces deeper in a sequence than this are all alike."""
+GAPS: Final = 8
 FINISHED_ODDS: Final = 0.05
 """Of what belongs to an agent that has finished to be used again, against others', before more is known."""
 TOLD: Final = 0.999
 """What a new report of milliseconds leaves of those before."""
+TICK: Final = 2.0**-20
+"""By so much of a mean pause at least each use is later than the one before."""
+USES_MAX: Final = 65_535
 
-_RUNNING: Final = 2
-_FINISHED: Final = 5
+_NOBODY, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
 _STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
+_AGENTS: Final = 1 << 16
+"""Agents are told apart by a hash: 0 is nobody's, 1 several agents'."""
+_TRAITS: Final = (OFTEN_MAX + 1) * 3 * GAPS
+_BOUNDS: Final = np.array(BOUNDS)
+_VERSION: Final = 1
 
 
 class Hazard:
-    """An operation is O(log n), and a decision O(number of queues), which is bounded."""
+    """An operation is O(1), a round O(CHUNK)."""
 
     name = "hazard"
 
     def __init__(self) -> None:
-        self._spans: dict[int, Span] = {}
-        self._past = Past()
-        self._agents: dict[str, Agent] = {}
-        self._leaves = Leaves()
+        self._records = Records()
+        self._ghosts = Ghosts()
         self._hazards = Hazards()
-        self._ages: Ages[Span] = Ages(self._reached)
-        self._serial = 0
+        self._rows = np.full((_FINISHED + 1, _TRAITS), -1, np.int64)
+        self._states = bytearray([_RUNNING]) * _AGENTS
+        self._states[0], self._states[1] = _NOBODY, _SHARED
+        self._ages = Ages(self._reached, self._used)
+        self._candidates = Candidates(self._records, self._ranks)
         self._clock = Clock()
-        self._window = Window()
-        self._bytes = 0
+        self._used_at = 0.0
+        self._uses = 0
+        # Worths are as of then; after so many uses, or bytes put, they are as of another time.
+        self._as_of, self._window_from, self._due, self._due_bytes = 0.0, 0.0, 0, 0
+        self._bytes, self._put_bytes = 0, 0
         self._told_ms, self._told_tokens, self._mean_cost = 0.0, 0.0, 0.0
         # The gap of what was used last: a piece that is added to a sequence has that of the one before.
-        self._last_gap = 0.0
+        self._last_gap = 0
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self._records)
 
     def inserted(self, new: Newcomer, now: float) -> None:
-        assert new.span_id not in self._spans, new.span_id
         self._clock.pass_to(now)
-        span = self._recalled(new)
-        self._spans[new.span_id] = span
-        self._bytes += span.size_bytes
-        self._use(span, new.agent)
-        self._window.put(span)
-        for older in self._window.past(self._bytes):
-            self._leave_window(older)
-        self._leaves.add(span, self._place(span))
+        known, digest = self._records, _digest(new.key)
+        slot = known.add(new.span_id)
+        known.digest[slot], known.size[slot], known.owner[slot] = digest, new.size_bytes, new.owner
+        self._bytes += new.size_bytes
+        self._put_bytes += new.size_bytes
+        known.put_at[slot] = 0 if new.depth else self._put_bytes
+        known.tell(slot, self._put(new, digest, self._ghosts.pop(digest)))
+        known.may_go[slot] = 1
+        self._candidates.changed(slot, self._rank)
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._clock.pass_to(now)
-        span = self._spans[span_id]
-        stood = span.queue is not None
-        self._leaves.leave(span)
-        self._used_again(span)
-        self._use(span, agent)
-        if stood:
-            self._leaves.add(span, self._place(span))
+        known, slot = self._records, self._records.slot(span_id)
+        known.tell(slot, self._use(known.digest[slot], known.of(slot), agent))
+        self._candidates.changed(slot, self._rank)
 
     def may_go(self, span_id: int, it_may: bool) -> None:
-        span = self._spans[span_id]
-        if it_may:
-            self._leaves.add(span, self._place(span))
-        else:
-            self._leaves.leave(span)
+        slot = self._records.slot(span_id)
+        self._records.may_go[slot] = it_may
+        self._candidates.changed(slot, self._rank)
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
-        span = self._spans.pop(span_id)
-        self._leaves.leave(span)
-        self._window.leave(span)
-        self._bytes -= span.size_bytes
+        known, slot = self._records, self._records.slot(span_id)
+        self._bytes -= known.size[slot]
         if evicted:
-            self._remember(span)
+            self._remember(known.digest[slot], known.of(slot))
         else:
-            self._forget(span)
+            self._ages.forget(known.digest[slot])
+        known.remove(span_id)
 
     def turn(self, agent: str, state: str, now: float) -> None:
         self._clock.pass_to(now)
-        known = self._agents.get(agent)
-        if known is not None:
-            self._becomes(known, _STATES[state])
+        self._becomes(_agent(agent), _STATES[state])
 
     def admits(self, new: Newcomer, victim: int) -> bool:
         """Only the tail of a long sequence has to be worth what goes for it; one that is not is remembered."""
-        if not new.depth or len(self._spans) < JUDGES_MIN:
+        if not new.depth or len(self) < JUDGES_MIN:
             return True
         if COMPETES_SHARE * (new.before_bytes + new.size_bytes) <= self._bytes:
             return True
-        row = self._class_of(new)
-        if self._leaves.rank(row, self._weight(new), self._clock.now, 0)[0] >= self.rank(victim)[0]:
+        digest = _digest(new.key)
+        ghost = self._ghosts.get(digest)
+        agent = _agent(new.agent)
+        if ghost is None:
+            of = _traits_of(1, new.depth, self._last_gap)
+        else:
+            of = _traits_of(ghost.uses + 1, new.depth, _gap(self._clock.now - ghost.used_at))
+            agent = agent if ghost.agent in (_NOBODY, agent) else _SHARED
+        worth = self._row(of, agent).index[0] * self._weight(new)
+        if worth >= self.rank(victim)[0]:
             return True
-        span = self._recalled(new)
-        self._use(span, new.agent)
-        self._remember(span)
+        self._remember(digest, self._put(new, digest, ghost))
         return False
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
-        return self._leaves.coldest(owners)
+        self._begin_round()
+        return map(self._records.span.__getitem__, self._candidates.coldest(owners))
 
     def rank(self, span_id: int) -> Rank:
-        span = self._spans[span_id]
-        row = self._place(span) if span.queue is None else span.queue.row
-        return self._leaves.rank(row, span.weight, span.used_at, span.serial)
+        self._begin_round()
+        return self._rank(self._records.slot(span_id))
 
     @property
     def window_bytes(self) -> int:
-        return self._window.size_bytes
+        self._begin_round()
+        slots = self._records.slots()
+        return int(self._records.column(self._records.size, slots)[self._in_window(slots)].sum())
 
     def worth(self, span_id: int) -> float:
-        span = self._spans[span_id]
-        return self._leaves.rank(self._row(span), span.weight, span.used_at, 0)[0]
+        self._begin_round()
+        return self._worth(self._records.of(self._records.slot(span_id)))
 
     def explain(self, span_id: int) -> Explained:
-        return self._explained(self._spans[span_id])
+        self._begin_round()
+        known, slot = self._records, self._records.slot(span_id)
+        return self._explained(known.of(slot), in_window=known.put_at[slot] > self._window_from)
 
     def recall(self, key: bytes) -> Explained | None:
-        span = self._past.get(key)
-        return None if span is None else self._explained(span)
+        ghost = self._ghosts.get(_digest(key))
+        return None if ghost is None else self._explained(ghost, in_window=False)
+
+    # What is learned, over a restart
+
+    def learned(self) -> bytes:
+        """All that was learned, and what is known of each span; for `learn`. Some 35 bytes a span, and 21 for each that
+        is remembered, REMEMBERED_SHARE as many at most."""
+        known = self._records
+        slots = known.slots()
+        columns = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
+        told = {
+            "version": _VERSION,
+            "clock": self._clock.learned(),
+            "used_at": self._used_at,
+            "put_bytes": self._put_bytes,
+            "costs": [self._told_ms, self._told_tokens, self._mean_cost],
+            "states": bytes(self._states),
+            "uses": self._hazards.uses,
+            "classes": self._hazards.counts(),
+            "ghosts": self._ghosts.packed(),
+            "spans": [known.column(column, slots).tobytes() for column in columns],
+        }
+        packed: bytes = msgpack.packb(told)
+        return packed
+
+    def learn(self, data: bytes) -> None:
+        """Goes on from what `learned` told. To be called before the first use, once the spans that there are were
+        inserted.
+
+        Raises:
+            ValueError: the data is not what `learned` gives. What was taken from it until then stays.
+        """
+        try:
+            told = msgpack.unpackb(data, strict_map_key=False)
+            if told["version"] != _VERSION or len(told["states"]) != _AGENTS:
+                raise ValueError("of another version")
+            self._states[2:] = bytes(min(state, _FINISHED) for state in told["states"][2:])
+            self._told_ms, self._told_tokens, self._mean_cost = map(float, told["costs"])
+            self._put_bytes = int(told["put_bytes"])
+            self._clock.learn(told["clock"])
+            self._learn_classes(told["uses"], told["classes"])
+            self._ghosts.unpack(told["ghosts"], self._remembered_max())
+            self._learn_spans(float(told["used_at"]), told["spans"])
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
+            raise ValueError(f"not what a policy has learned: {error!r}") from error
+        self._due = 0
 
     def check_invariants(self) -> None:
-        self._leaves.check_invariants({span.number for span in self._spans.values() if span.queue is not None})
-        self._window.check_invariants(self._spans.values())
-        assert self._bytes == sum(span.size_bytes for span in self._spans.values())
-        self._past.check_invariants()
-        owned = [span.agent for span in (*self._spans.values(), *self._past) if span.agent is not None]
-        assert {agent.name: agent for agent in owned} == self._agents
-        for agent in self._agents.values():
-            assert agent.spans == owned.count(agent)
-            assert all(span.agent is agent and span.queue is not None for span in agent.leaves.values())
+        self._begin_round()
+        self._records.check_invariants()
+        self._ghosts.check_invariants()
+        self._candidates.check_invariants()
+        assert self._bytes == sum(self._records.size)
+        assert len(self._ghosts) <= max(self._remembered_max(), len(self._ghosts._digest))
 
     # Uses
 
-    def _use(self, span: Span, agent: str) -> None:
-        """A use, also the first, of a span that stands nowhere."""
-        self._serial += 1
-        self._last_gap = span.gap
-        span.uses += 1
-        span.row = None
-        span.used_at = self._clock.now
-        span.serial = self._serial
-        if agent:
-            self._owned(span, agent)
-        span.age = self._ages.begin(span, span.key, self._clock.now)
+    def _put(self, new: Newcomer, digest: int, ghost: Ghost | None) -> Ghost:
+        """What is known of a newcomer, which was remembered as `ghost`, after its first use."""
+        gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
+        before = ghost or Ghost(0.0, 0, 0, _NOBODY, 0.0)
+        of = _traits_of(1, new.depth, gap)
+        return self._use(digest, before._replace(traits=of, weight=self._weight(new)), new.agent)
+
+    def _use(self, digest: int, before: Ghost, agent: str) -> Ghost:
+        """What is known after a use, also the first, of something of which that was known before it."""
+        unused = self._clock.now - before.used_at if before.uses else 0.0
+        uses = min(before.uses + 1, USES_MAX)
+        gap = _gap(unused) if unused > 0 else before.traits % GAPS
+        of = _often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
+        number = self._owned(before.agent, agent)
+        self._used_at = max(self._clock.now, self._used_at + TICK)
+        self._ages.use(digest, of, number, self._used_at, again=unused > 0)
+        self._last_gap = gap
+        self._uses += 1
         self._hazards.uses += 1
-        if self._serial % ROUND_USES == 0:
+        if self._uses % ROUND_USES == 0:
             self._ages.sweep(self._clock.now)
-            for _ in range(LEARNED_ROWS):
-                self._hazards.refresh_one()
-            self._leaves.set_clock(self._clock.now)
-        else:
-            self._leaves.pass_clock(self._clock.now)
+            self._hazards.refresh_one()
+            self._due = 0
+        return Ghost(self._used_at, uses, of, number, before.weight)
 
-    def _reached(self, span: Span, at: int) -> None:
-        self._hazards.reached(self._row(span), at)
-
-    def _used_again(self, span: Span) -> None:
-        """The age that ends with a use is known now. One at the same moment is part of the same use."""
-        unused = self._clock.now - span.used_at
-        age = span.age
-        if unused > 0:
-            if age is not None and not age.ended:
-                row, at = self._row(span), bucket(unused)
-                self._ages.pass_to(age, at)
-                self._hazards.used(row, at)
-            span.gap = unused
-        if age is not None:
-            self._ages.end(age)
-
-    def _owned(self, span: Span, name: str) -> None:
-        """`name` uses the span: its own, unless others did before."""
-        if span.agent is not None and span.agent.name != name:
-            self._disown(span)
-            span.shared = True
-        if span.shared:
-            return
-        agent = self._agents.get(name)
-        if agent is None:
-            agent = self._agents[name] = Agent(name, _RUNNING)
-        if agent.state == _FINISHED:
+    def _owned(self, number: int, name: str) -> int:
+        """Whose something is that was that agent's, and which `name` uses."""
+        if not name or number == _SHARED:
+            return number
+        agent = _agent(name)
+        if number not in (_NOBODY, agent):
+            return _SHARED
+        if self._states[agent] == _FINISHED:
             self._becomes(agent, _RUNNING)
-        if span.agent is None:
-            span.agent = agent
-            agent.spans += 1
+        return agent
 
-    def _disown(self, span: Span) -> None:
-        agent, span.agent = span.agent, None
-        if agent is not None:
-            agent.spans -= 1
-            if not agent.spans:
-                del self._agents[agent.name]
+    def _becomes(self, agent: int, state: int) -> None:
+        if agent > _SHARED and self._states[agent] != state:
+            self._states[agent] = state
+            self._candidates.forget()
 
-    def _becomes(self, agent: Agent, state: int) -> None:
-        if agent.state != state:
-            agent.state = state
-            for span in list(islice(agent.leaves.values(), MOVED_MAX)):
-                self._leaves.leave(span)
-                self._leaves.add(span, self._place(span))
+    def _reached(self, of: int, agent: int, at: int) -> None:
+        self._hazards.reached(self._row(of, agent), at)
 
-    def _place(self, span: Span) -> Row:
-        """The class that the span stands for while it is known."""
-        return NEW if span.put_at else self._row(span)
+    def _used(self, of: int, agent: int, at: int) -> None:
+        self._hazards.used(self._row(of, agent), at)
 
-    def _leave_window(self, span: Span) -> None:
-        stood = span.queue is not None
-        self._leaves.leave(span)
-        self._window.leave(span)
-        if stood:
-            self._leaves.add(span, self._row(span))
+    # What it is worth
 
-    # What is remembered
+    def _begin_round(self) -> None:
+        """Worths are as of now, if that was not so long ago."""
+        if self._uses < self._due and self._put_bytes < self._due_bytes:
+            return
+        self._due = self._uses + min(ROUND_USES, 1 + len(self) // 16)
+        self._due_bytes = self._put_bytes + 1 + int(ROUND_SHARE * self._bytes)
+        self._as_of = self._clock.now
+        self._window_from = max(self._put_bytes - WINDOW_SHARE * self._bytes, 0.0)
+        self._candidates.forget()
 
-    def _recalled(self, new: Newcomer) -> Span:
-        """The newcomer, or who it was before."""
-        weight = self._weight(new)
-        span = self._past.pop(new.key)
-        if span is None:
-            gap = self._last_gap if new.depth else 0.0
-            return Span(new.span_id, new.key, new.depth, new.size_bytes, weight, gap=gap, owner=new.owner)
-        self._used_again(span)
-        span.number, span.depth, span.size_bytes, span.weight = new.span_id, new.depth, new.size_bytes, weight
-        span.row, span.owner = None, new.owner
-        return span
+    def _rank(self, slot: int) -> Rank:
+        known = self._records
+        used_at, weight = known.used_at[slot], known.weight[slot]
+        if known.put_at[slot] > self._window_from:
+            return (NEW_WORTH * weight, used_at)
+        row, at = self._row(known.traits[slot], known.agent[slot]), bucket(self._as_of - used_at)
+        return (row.index[at] * weight, used_at if at >= row.peak else -used_at)
 
-    def _remember(self, span: Span) -> None:
-        known = self._past.pop(span.key)
-        if known is not None:
-            self._forget(known)
-        for oldest in self._past.add(span, self._remembered_max()):
-            self._forget(oldest)
+    def _ranks(self, slots: Slots) -> tuple[Floats, Floats]:
+        """The same, of many slots."""
+        known = self._records
+        used_at = known.column(known.used_at, slots)
+        states = np.frombuffer(self._states, np.uint8)[known.column(known.agent, slots)]
+        of = known.column(known.traits, slots)
+        rows = self._rows[states, of]
+        if rows.size and rows.min() < 0:
+            for trait, state in {*zip(of[rows < 0].tolist(), states[rows < 0].tolist(), strict=True)}:
+                self._row_in(trait, state)
+            rows = self._rows[states, of]
+        at = np.searchsorted(_BOUNDS, self._as_of - used_at, "right")
+        new = self._in_window(slots)
+        worths = np.where(new, NEW_WORTH, self._hazards.index[rows, at])
+        worths *= known.column(known.weight, slots)
+        return worths, np.where(new | (at >= self._hazards.peak[rows]), used_at, -used_at)
 
-    def _forget(self, span: Span) -> None:
-        if span.age is not None:
-            self._ages.end(span.age)
-            # An age and its span refer to each other. The daemon collects cycles seldom, so they would pile up.
-            span.age = None
-        self._disown(span)
+    def _in_window(self, slots: Slots) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        return self._records.column(self._records.put_at, slots) > self._window_from
+
+    def _worth(self, ghost: Ghost) -> float:
+        return self._row(ghost.traits, ghost.agent).index[bucket(self._as_of - ghost.used_at)] * ghost.weight
+
+    def _explained(self, ghost: Ghost, *, in_window: bool) -> Explained:
+        row, at = self._row(ghost.traits, ghost.agent), bucket(self._as_of - ghost.used_at)
+        worth = self._worth(ghost)
+        deep, state = ghost.traits // GAPS % 3, self._states[ghost.agent]
+        like = traits(_often(ghost.uses), OFTEN_MAX, deep, state)
+        return Explained(worth, ghost.uses, like, row.comes_back(at), in_window)
+
+    def _remember(self, digest: int, ghost: Ghost) -> None:
+        forgotten = self._ghosts.add(digest, ghost, self._remembered_max())
+        if forgotten:
+            self._ages.forget(forgotten)
 
     def _remembered_max(self) -> int:
-        return max(REMEMBERED_MIN, REMEMBERED_SHARE * len(self._spans))
+        return max(PLACES_MIN, REMEMBERED_SHARE * len(self._records))
 
     # What it is
 
-    def _weight(self, new: Newcomer) -> int:
-        """cost / bytes, as a power of two."""
+    def _weight(self, new: Newcomer) -> float:
+        """cost / bytes."""
         cost = new.cost_ms
         if cost > 0 and new.tokens:
             self._told_ms = TOLD * self._told_ms + cost
@@ -299,46 +356,70 @@ class Hazard:
             cost = new.tokens * (self._told_ms / self._told_tokens if self._told_tokens else 1.0)
         if cost > 0:
             self._mean_cost = cost if not self._mean_cost else TOLD * self._mean_cost + (1 - TOLD) * cost
-        return frexp((cost or self._mean_cost or 1.0) / max(new.size_bytes, 1))[1]
+        return (cost or self._mean_cost or 1.0) / max(new.size_bytes, 1)
 
-    def _row(self, span: Span) -> Row:
-        agent = span.agent
-        state = 1 if span.shared else 0 if agent is None else agent.state
-        row = span.row
-        if row is None or span.state != state:
-            row = span.row = self._class(span.uses, span.depth, span.gap, state)
-            span.state = state
+    def _row(self, of: int, agent: int) -> Row:
+        state = self._states[agent]
+        number = self._rows[state, of]
+        return self._row_in(of, state) if number < 0 else self._hazards.by_number[number]
+
+    def _row_in(self, of: int, state: int) -> Row:
+        """The class of those traits and that state. The gap, which tells a loop from a visit, counts for agents'
+        alone."""
+        more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
+        row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == _FINISHED else 1.0)
+        self._rows[state, of] = row.number
         return row
 
-    def _explained(self, span: Span) -> Explained:
-        row = self._row(span)
-        worth = self._leaves.rank(row, span.weight, span.used_at, 0)[0]
-        like = traits(_often(span.uses), OFTEN_MAX, _deep(span.depth), span.state)
-        comes_back = row.comes_back(bucket(self._clock.now - span.used_at))
-        return Explained(worth, span.uses, like, comes_back, span.put_at != 0)
+    def _learn_classes(self, uses: int, classes: list[list[Any]]) -> None:
+        self._hazards.uses = int(uses)
+        for name, _ in classes:
+            if len(name) == 3:
+                often, state, more = name
+                if not (0 <= often <= OFTEN_MAX and 0 <= state <= _FINISHED and 0 <= more < 3 * GAPS):
+                    raise ValueError("no class")
+                self._row_in(often * 3 * GAPS + more, state)
+        for name, counts in classes:
+            self._hazards.learn(tuple(name), counts)
 
-    def _class_of(self, new: Newcomer) -> Row:
-        """The class that the newcomer would be of."""
-        past = self._past.get(new.key)
-        agent = self._agents.get(new.agent)
-        state = 0 if not new.agent else _RUNNING if agent is None else agent.state
-        if past is None:
-            return self._class(1, new.depth, self._last_gap if new.depth else 0.0, state)
-        if past.shared or (past.agent is not None and past.agent is not agent):
-            state = 1
-        return self._class(past.uses + 1, new.depth, self._clock.now - past.used_at, state)
+    def _learn_spans(self, used_at: float, columns: list[bytes]) -> None:
+        known, clock = self._records, self._clock.now
+        typed: tuple[array[Any], ...] = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
+        packed = [array(column.typecode, data) for column, data in zip(typed, columns, strict=True)]
+        if len({len(column) for column in packed}) > 1 or not 0 <= used_at <= clock + 1:
+            raise ValueError("columns of unequal lengths, or another time")
+        told = {span: rest for span, *rest in zip(*packed, strict=True) if rest[0] <= used_at and rest[4] < _TRAITS}
+        self._used_at = used_at
+        for slot in known.slots().tolist():
+            rest = told.get(known.span[slot])
+            if rest is not None:
+                known.used_at[slot], known.put_at[slot], known.agent[slot], known.uses[slot], known.traits[slot] = rest
+            else:
+                self._used_at += TICK
+                known.used_at[slot] = self._used_at
+                known.put_at[slot] = known.put_at[slot] and self._put_bytes
 
-    def _class(self, uses: int, depth: int, gap: float, state: int) -> Row:
-        """Its class. Uses count by powers of two, depth as first, near and far, the gap (of agents' alone, whose loops
-        it tells) by powers of eight."""
-        gap = min((int(gap * 20).bit_length() + 2) // 3, 7) if state else 0
-        odds = FINISHED_ODDS if state == _FINISHED else 1.0
-        return self._hazards.row(_often(uses), state, (_deep(depth), gap), odds)
+
+def _digest(key: bytes) -> int:
+    return xxh3_64_intdigest(key) or 1
+
+
+def _agent(name: str) -> int:
+    """The number of the agent of that name; 0 for nobody."""
+    return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NOBODY
 
 
 def _often(uses: int) -> int:
+    """Uses count by powers of two."""
     return min((uses - 1).bit_length(), OFTEN_MAX)
 
 
-def _deep(depth: int) -> int:
-    return 0 if not depth else 1 if depth < FAR else 2
+def _gap(unused: float) -> int:
+    """Gaps count by powers of eight."""
+    return min((int(unused * 20).bit_length() + 2) // 3, GAPS - 1)
+
+
+def _traits_of(uses: int, depth: int, gap: int) -> int:
+    """Uses, depth (first, near, far) and gap as one number."""
+    deep = 0 if not depth else 1 if depth < FAR else 2
+    return (_often(uses) * 3 + deep) * GAPS + gap

@@ -19,7 +19,6 @@ Owns: counts, and the indices that follow. Bounded by the number of classes, whi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,17 +37,21 @@ _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
 recently used, also from the first bucket, which is wider than the second."""
 
+SURPRISE: Final = 4.0
+"""So many standard deviations fewer uses than expected are no chance."""
+DOUBTED: Final = 0.1
+"""What is left of the counts of a class whose uses fail to come."""
+EXPECTED_MAX: Final = 200.0
+"""After so many uses expected their number is compared anew."""
 KNOWN_MIN: Final = 8.0
 """Of a class, so many things must have reached an age before a share of them is told to people."""
-
-NEW_WORTH: Final = 1e200
-"""The index of what belongs to the window (`window`): more than anything that is learned."""
 
 _EDGES: Final = np.array([0.0, *BOUNDS, 2 * BOUNDS[-1]])
 _WIDTHS: Final = np.diff(_EDGES)
 _NARROWER: Final = [1.0, *np.minimum(_WIDTHS[1:] / _WIDTHS[:-1], 1.0).tolist()]
 """What a bucket's width is of the one before, where it is narrower."""
 
+Name = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
 
 
@@ -63,12 +66,13 @@ def _nothing() -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One class. `index`: by bucket; from `peak` on it does not rise.
+    """One class. `index`: by bucket; from `peak` on it does not rise. `number`: in the order in which classes came.
 
     `wider`: the class that it borrows from, taking the odds of being used for `odds` times as high as there.
     `unused`: of things that nobody has used since they were put.
     """
 
+    number: int
     wider: Row | None
     odds: float = 1.0
     unused: bool = False
@@ -77,13 +81,34 @@ class Row:
     index: list[float] = field(default_factory=_nothing)
     peak: int = 0
     counted_at: int = 0
+    changes: int = 0
+    """Things counted since the index was brought in line."""
+    shares: list[float] = field(default_factory=_nothing)
+    expected: float = 0.0
+    seen: float = 0.0
+    """Uses lately: by the shares, and in truth."""
+    is_steady: bool = True
+    """Whether uses that fail to come tell something: agents' come in bursts."""
 
     def decay(self, uses: int) -> None:
         """Forgets what the uses since the last time make it forget."""
-        factor = 0.5 ** ((uses - self.counted_at) / HALF_LIFE_USES)
+        self.keep(0.5 ** ((uses - self.counted_at) / HALF_LIFE_USES))
         self.counted_at = uses
-        self.reached = [count * factor for count in self.reached]
-        self.used = [count * factor for count in self.used]
+
+    def keep(self, share: float) -> None:
+        """Forgets all but a share of what was counted."""
+        self.reached = [count * share for count in self.reached]
+        self.used = [count * share for count in self.used]
+
+    def doubt(self) -> None:
+        """Forgets most of what was counted where uses fail to come: what is in use has changed."""
+        if self.is_steady and self.expected - self.seen > SURPRISE * (self.expected + 1) ** 0.5:
+            self.keep(DOUBTED)
+            if self.wider is not None:
+                self.wider.keep(DOUBTED)
+        elif self.expected < EXPECTED_MAX:
+            return
+        self.expected = self.seen = 0.0
 
     def share(self) -> Floats:
         """By bucket, the share of those that reached it that were used in it."""
@@ -122,17 +147,16 @@ class Row:
 
     def refresh(self) -> None:
         """Brings `index` in line with what was counted."""
-        index, reached = _gittins(self.share()), self.reached
+        self.changes = 0
+        share = self.share()
+        self.shares = share.tolist()
+        index, reached = _gittins(share), self.reached
         peak = int(np.argmax(index))
         values = index.tolist()
         weights = [count + 0.01 for count in reached]
         young = _falling(values[peak::-1], weights[peak::-1])
         self.index = [*young[:0:-1], *_falling(values[peak:], weights[peak:])]
         self.peak = self.index.index(max(self.index))
-
-
-NEW: Final = Row(None, index=[NEW_WORTH] * BUCKETS)
-"""The class of what belongs to the window."""
 
 
 def _gittins(share: Floats) -> Floats:
@@ -166,17 +190,22 @@ def _falling(values: list[float], weights: list[float]) -> list[float]:
 
 
 class Hazards:
-    """Rows by class, each refreshed now and then."""
+    """Rows by class, each refreshed when most was counted of it since the last time.
+
+    `index` and `peak` have a line for each row, by its number; other arrays from time to time.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[Hashable, Row] = {}
-        self._due: list[Row] = []
+        self._rows: dict[Name, Row] = {}
+        self.by_number: list[Row] = []
+        self.index: Floats = np.zeros((64, BUCKETS))
+        self.peak = np.zeros(64, np.int64)
         self.uses = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def row(self, often: int, state: int, more: Hashable, odds: float = 1.0) -> Row:
+    def row(self, often: int, state: int, more: int, odds: float = 1.0) -> Row:
         """The class of what was used 2 ** `often` times or so, whose agent is in `state`, and which is `more` besides.
 
         As long as little is known of it, it is taken for like others with `often` and `state`; and these for like all,
@@ -188,33 +217,69 @@ class Hazards:
             unused = often == 0
             wide = self._row((often, state), self._row((), None), odds * 2.0**often / ODDS_OF_ALL, unused)
             row = self._row((often, state, more), wide, 1.0, unused)
+            row.is_steady = state == 0
         return row
 
-    def _row(self, name: Hashable, wider: Row | None, odds: float = 1.0, unused: bool = False) -> Row:
+    def _row(self, name: Name, wider: Row | None, odds: float = 1.0, unused: bool = False) -> Row:
         row = self._rows.get(name)
         if row is None:
-            row = self._rows[name] = Row(wider, odds, unused, counted_at=self.uses)
-            row.refresh()
+            row = self._rows[name] = Row(len(self._rows), wider, odds, unused, counted_at=self.uses)
+            self.by_number.append(row)
+            if row.number == len(self.index):
+                self.index = np.concatenate([self.index, np.zeros_like(self.index)])
+                self.peak = np.concatenate([self.peak, np.zeros_like(self.peak)])
+            self._refresh(row)
         return row
 
     def reached(self, row: Row, at: int) -> None:
         """Something of the class became so old as to be in bucket `at`."""
-        row.reached[at] += 1
-        while row.wider is not None:
-            row = row.wider
-            row.reached[at] += 1
+        row.changes += 1
+        row.expected += row.shares[at]
+        above: Row | None = row
+        while above is not None:
+            above.reached[at] += 1
+            above = above.wider
 
     def used(self, row: Row, at: int) -> None:
         """Something of the class was used in bucket `at`, which it had reached."""
-        row.used[at] += 1
-        while row.wider is not None:
-            row = row.wider
-            row.used[at] += 1
+        row.changes += 1
+        row.seen += 1
+        above: Row | None = row
+        while above is not None:
+            above.used[at] += 1
+            above = above.wider
 
     def refresh_one(self) -> None:
-        """Brings the row up to date whose turn it is."""
-        if not self._due:
-            self._due = list(self._rows.values())
-        row = self._due.pop()
-        row.decay(self.uses)
+        """Brings the row up to date of which most was counted since the last time."""
+        if self.by_number:
+            self._refresh(max(self.by_number, key=_changes))
+
+    def counts(self) -> list[tuple[Name, bytes]]:
+        """What was counted, by class; for `learn`."""
+        for row in self.by_number:
+            row.decay(self.uses)
+        return [(name, np.array([row.reached, row.used]).tobytes()) for name, row in self._rows.items()]
+
+    def learn(self, name: Name, counts: bytes) -> None:
+        """What `counts` told of a class that there is. A ValueError where it is none."""
+        row = self._rows.get(name)
+        if row is None:
+            return
+        reached, used = np.frombuffer(counts).reshape(2, BUCKETS)
+        if not (np.isfinite(reached).all() and (used >= 0).all() and (reached >= 0).all()):
+            raise ValueError("counts below 0")
+        row.reached, row.used = reached.tolist(), used.tolist()
+        self._refresh(row)
+
+    def _refresh(self, row: Row) -> None:
+        above: Row | None = row
+        while above is not None:
+            above.decay(self.uses)
+            above = above.wider
+        row.doubt()
         row.refresh()
+        self.index[row.number], self.peak[row.number] = row.index, row.peak
+
+
+def _changes(row: Row) -> int:
+    return row.changes

@@ -1,0 +1,137 @@
+"""The coldest of the spans that may go, found in rounds.
+
+A round values a sample of CHUNK spans at once, or all if there are no more, and keeps the POOL coldest in order.
+Whoever needs victims gets these, each looked at again; then comes the next round. A span whose rank changes meanwhile
+takes its place in the pool, if it is as cold. (Redis keeps a pool of candidates in the same way: `evict.c`.)
+
+Owns: the pools. Does not own what a span is worth.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .records import Records, Slots
+
+CHUNK: Final = 2048
+POOL: Final = 32
+POOLS_MAX: Final = 16
+
+Rank = tuple[float, float]
+"""Worth, and what tells those of equal worth apart: when it was used last, or the opposite."""
+Item = tuple[float, float, int]
+"""A rank, and the slot."""
+Floats = npt.NDArray[np.float64]
+_END: Final[Item] = (float("inf"), 0.0, 0)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Items in order: all of the sample up to `limit`, and whatever came to be as cold since."""
+
+    items: list[Item]
+    limit: Item
+
+
+class Candidates:
+    """Pools, one for each set of owners that was asked for lately."""
+
+    def __init__(self, records: Records, ranks: Callable[[Slots], tuple[Floats, Floats]]) -> None:
+        """`ranks`: of the spans in some slots."""
+        self._records = records
+        self._ranks = ranks
+        self._pools: dict[frozenset[int] | None, Pool] = {}
+        self._chance = np.random.default_rng(1)
+
+    def forget(self) -> None:
+        """Ranks are others from now on."""
+        self._pools.clear()
+
+    def changed(self, slot: int, rank: Callable[[int], Rank]) -> None:
+        """The span in the slot may go, or its rank is another one."""
+        if not self._pools or not self._records.may_go[slot]:
+            return
+        item = (*rank(slot), slot)
+        for owners, pool in self._pools.items():
+            is_theirs = owners is None or self._records.owner[slot] in owners
+            at = bisect_left(pool.items, item)
+            if is_theirs and item < pool.limit and pool.items[at : at + 1] != [item]:
+                pool.items.insert(at, item)
+
+    def coldest(self, owners: Collection[int] | None) -> Iterator[int]:
+        """Slots of spans that may go, coldest first; of `owners` only, if given. Behind the pool come all others, CHUNK
+        of them in order at a time."""
+        who = None if owners is None else frozenset(owners)
+        pool = self._pools.get(who)
+        if pool is not None:
+            # The front has gone; behind it a few have as well.
+            gone = next((at for at, item in enumerate(pool.items) if self._holds(item)), len(pool.items))
+            del pool.items[:gone]
+        if pool is None or not pool.items:
+            if len(self._pools) >= POOLS_MAX:
+                self._pools.clear()
+            pool = self._pools[who] = self._drawn(who)
+        inside: set[int] = set()
+        for item in pool.items:
+            if self._holds(item):
+                inside.add(item[2])
+                yield item[2]
+        if pool.limit == _END:
+            return
+        others = self._standing(who)
+        parts = -(-len(others) // CHUNK)
+        for part in range(parts):
+            yield from (slot for _, _, slot in self._items(others[part::parts]) if slot not in inside)
+
+    def check_invariants(self) -> None:
+        """Asserts that pools are in order, and that nothing colder stands outside where all was looked at."""
+        for owners, pool in self._pools.items():
+            assert pool.items == sorted(set(pool.items))
+            held = {item[2] for item in pool.items if self._holds(item)}
+            if len(self._records.may_go) <= CHUNK:
+                assert all(item[2] in held or item >= pool.limit for item in self._items(self._standing(owners)))
+
+    def _holds(self, item: Item) -> bool:
+        """Whether the span may go, and was not used since."""
+        return bool(self._records.may_go[item[2]]) and self._records.used_at[item[2]] == abs(item[1])
+
+    def _drawn(self, owners: frozenset[int] | None) -> Pool:
+        may_go, many = self._records.may_go, len(self._records.may_go)
+        if many <= CHUNK:
+            sample = self._standing(owners)
+        else:
+            edges = np.arange(CHUNK + 1) * many // CHUNK
+            slots = edges[:-1] + (self._chance.random(CHUNK) * np.diff(edges)).astype(np.int64)
+            sample = self._of(owners, slots[self._records.column(may_go, slots) != 0])
+            if len(sample) < POOL:
+                sample = self._standing(owners)
+                if len(sample) > CHUNK:
+                    sample = self._chance.choice(sample, CHUNK, replace=False, shuffle=False)
+        whole = len(sample) <= POOL and len(sample) == len(self._standing(owners))
+        items = self._items(sample, None if whole else POOL)
+        return Pool(items, _END if whole or not items else items[-1])
+
+    def _standing(self, owners: frozenset[int] | None) -> Slots:
+        may_go = self._records.may_go
+        slots = np.flatnonzero(np.frombuffer(may_go, np.uint8)) if may_go else np.empty(0, np.int64)
+        return self._of(owners, slots)
+
+    def _of(self, owners: frozenset[int] | None, slots: Slots) -> Slots:
+        if owners is None:
+            return slots
+        return slots[np.isin(self._records.column(self._records.owner, slots), np.array(sorted(owners), np.uint32))]
+
+    def _items(self, slots: Slots, most: int | None = None) -> list[Item]:
+        """Those slots' items in order, no more than `most`."""
+        worths, orders = self._ranks(slots)
+        if most is not None and most < len(slots):
+            near = np.flatnonzero(worths <= np.partition(worths, most - 1)[most - 1])
+            slots, worths, orders = slots[near], worths[near], orders[near]
+        first = np.lexsort((orders, worths))[:most]
+        return list(zip(worths[first].tolist(), orders[first].tolist(), slots[first].tolist(), strict=True))

@@ -1,0 +1,113 @@
+"""What is known of each span that is stored, in columns: about 60 bytes a span, and no object.
+
+Owns: the columns, and in which slot a span stands. Slots are used again; a column is never copied to grow, and the
+spans' slots are in PARTS tables: one of a quarter of a million takes 10 ms when it has to grow.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .ghosts import Ghost
+
+PARTS: Final = 64
+
+Slots = npt.NDArray[np.int64]
+
+
+class Records:
+    """Columns by slot. A slot that is free may not go."""
+
+    def __init__(self) -> None:
+        self.span = array("Q")
+        self.digest = array("Q")
+        self.used_at = array("d")
+        """By the policy's clock; no two are equal."""
+        self.put_at = array("q")
+        """How many bytes were put until then; 0 for what is no part of the window."""
+        self.size = array("q")
+        self.owner = array("I")
+        self.agent = array("H")
+        self.uses = array("H")
+        self.traits = array("B")
+        self.weight = array("f")
+        self.may_go = array("B")
+        self._slots: list[dict[int, int]] = [{} for _ in range(PARTS)]
+        self._free = array("Q")
+
+    def __len__(self) -> int:
+        return len(self.span) - len(self._free)
+
+    def slot(self, span_id: int) -> int:
+        """Where a known span stands."""
+        return self._slots[span_id % PARTS][span_id]
+
+    def find(self, span_id: int) -> int | None:
+        """Where a span stands, if it is known."""
+        return self._slots[span_id % PARTS].get(span_id)
+
+    def add(self, span_id: int) -> int:
+        """A slot for a new span; its columns are the caller's to fill."""
+        part = self._slots[span_id % PARTS]
+        assert span_id not in part, span_id
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = len(self.span)
+            for column in self._columns():
+                column.append(0)
+        part[span_id] = slot
+        self.span[slot] = span_id
+        return slot
+
+    def remove(self, span_id: int) -> None:
+        """The span is known no more."""
+        slot = self._slots[span_id % PARTS].pop(span_id)
+        for column in self._columns():
+            column[slot] = 0
+        self._free.append(slot)
+
+    def of(self, slot: int) -> Ghost:
+        """What of the span in the slot outlives an eviction."""
+        return Ghost(self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot])
+
+    def tell(self, slot: int, of: Ghost) -> None:
+        """Changes that."""
+        self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot] = of
+
+    def column(self, column: array[Any], slots: Slots) -> npt.NDArray[Any]:
+        """What stands in a column at some slots."""
+        return np.frombuffer(column, column.typecode).take(slots)
+
+    def slots(self) -> Slots:
+        """The slots of all known spans, in ascending order."""
+        return np.flatnonzero(np.frombuffer(self.span, np.uint64)) if self.span else np.empty(0, np.int64)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module's docstring promises."""
+        known = {span: slot for part in self._slots for span, slot in part.items()}
+        assert all(self.span[slot] == span for span, slot in known.items())
+        assert set(self._free) | set(known.values()) == set(range(len(self.span)))
+        assert len(self) == len(known)
+        used = [self.used_at[slot] for slot in known.values()]
+        assert len(set(used)) == len(used)
+        assert not any(self.may_go[slot] for slot in self._free)
+
+    def _columns(self) -> tuple[array[Any], ...]:
+        return (
+            self.span,
+            self.digest,
+            self.used_at,
+            self.put_at,
+            self.size,
+            self.owner,
+            self.agent,
+            self.uses,
+            self.traits,
+            self.weight,
+            self.may_go,
+        )
