@@ -24,7 +24,7 @@ def test_what_was_evicted_is_remembered_until_so_many_others_were() -> None:
     assert 0.97 * most < len(ghosts) <= most
     assert len([digest for digest in forgotten if digest]) + len(ghosts) == 3 * most
     latest = range(3 * most - most // 2, 3 * most)
-    remembered = [number for number in latest if (ghost := ghosts.get(of(number))) and ghost.used_at == number]
+    remembered = [number for number in latest if (found := ghosts.get(of(number))) and found.used_at == number]
     assert len(remembered) > 0.97 * len(latest), "a full bucket forgets a few before their time"
     last = 3 * most - 1
     assert ghosts.pop(of(last)) == Ghost(float(last), 1 + last % 7, last % 192, last % 11, 5)
