@@ -44,7 +44,7 @@ NEW_WORTH: Final = 1e200
 """The index of what belongs to the window: more than anything that is learned."""
 REMEMBERED_SHARE: Final = 4
 """How many evicted entries are remembered: so many times those that are known."""
-ROUND_USES: Final = 32
+ROUND_USES: Final = 16
 """After so many uses the ages are counted, and a class goes by what was learned."""
 ROUND_SHARE: Final = 1 / 128
 """After puts of such a share of the bytes that are stored it is seen anew what has left the window."""
