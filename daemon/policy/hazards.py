@@ -31,8 +31,11 @@ BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
 BORROWED: Final = 3.0
 """How many things' worth of a wider class's experience a class begins with."""
-ODDS_OF_ALL: Final = 2.0
-"""How often what is used again was used before, taking all together, as far as nothing else is known."""
+UNUSED_ODDS: Final = 0.5
+USED_ODDS: Final = 2.0
+"""Before anything is known of a class, its things' odds of being used against those of all: of what nobody has used
+since it was put; and of what was used, with one more for each doubling of its uses. With odds that double as well, what
+was used often long ago would stay, and new things that all are in use would push each other out."""
 _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
 recently used, also from the first bucket, which is wider than the second."""
@@ -209,13 +212,13 @@ class Hazards:
         """The class of what was used 2 ** `often` times or so, whose agent is in `state`, and which is `more` besides.
 
         As long as little is known of it, it is taken for like others with `often` and `state`; and these for like all,
-        only that who was used twice as often has twice the odds of being used again, and who is in `state` has `odds`
-        times those.
+        with the odds of being used that follow from `often`, and `odds` times those because of `state`.
         """
         row = self._rows.get((often, state, more))
         if row is None:
             unused = often == 0
-            wide = self._row((often, state), self._row((), None), odds * 2.0**often / ODDS_OF_ALL, unused)
+            odds *= UNUSED_ODDS if unused else USED_ODDS + often
+            wide = self._row((often, state), self._row((), None), odds, unused)
             row = self._row((often, state, more), wide, 1.0, unused)
             row.is_steady = state == 0
         return row
