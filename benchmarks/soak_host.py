@@ -32,7 +32,7 @@ PATIENCE_S: Final = 60.0
 """No measurement: what takes longer is held to be stuck."""
 _WORKER: Final = Path(__file__).with_name("soak_worker.py")
 _INBOX_BYTES: Final = 2 << 20
-_KEPT: Final = ("ring", "index", "lock")
+_KEPT: Final = ("ring", "index", "lock", "learned")
 """What stands in shared memory for an instance without clients."""
 
 

@@ -25,7 +25,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.clock import boot_s
 from ..shm.ring import Ring
-from . import ending, logs, notify, usage
+from . import ending, learned, logs, notify, usage
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
 from .actors.metrics import MetricsServer
@@ -43,7 +43,7 @@ from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .limits import governor_limits, quota_rules, store_limits, wire_limits
 from .memory import Memory
-from .policy.replacement import by_name
+from .policy.replacement import Replacement, by_name
 from .sockets import Sockets
 
 _log = logs.logger("tensord")
@@ -127,10 +127,11 @@ class _Daemon:
                 have=namespaces_max,
                 configured=config.limits.namespaces_max,
             )
+        policy = by_name(config.policy)
         store = Store(
             memory.index,
             Ring(memory.ready_bytes),
-            by_name(config.policy),
+            policy,
             store_limits(config, ring_bytes, max_entries),
             memory.superblock.epoch,
             read=memory.read,
@@ -165,6 +166,7 @@ class _Daemon:
         documents = Documents(actor.inbox, governor.inbox)
         if memory.recovered:
             store.recover(memory.found(), boot_s(), memory.missing)
+            _recall(memory, policy)
             actor.inbox.tell_now(Grown(memory.ready_bytes))
         else:
             actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
@@ -213,6 +215,7 @@ class _Daemon:
             running.append(tasks.create_task(self._watchdog()))
             running.append(tasks.create_task(self._grow(memory, actor)))
             running.append(tasks.create_task(_scrub(memory, actor)))
+            running.append(tasks.create_task(_keep_learned(memory, policy)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -236,6 +239,8 @@ class _Daemon:
         stalls.stop()
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+        if not self._drop:
+            _save(memory, policy.name, policy.learned())
 
     def _catch_signals(self, actor: StoreActor, governor: GovernorActor) -> None:
         loop = asyncio.get_running_loop()
@@ -301,6 +306,32 @@ async def _scrub(memory: Memory, actor: StoreActor) -> None:
             continue
         sound = await asyncio.to_thread(memory.is_sound, slot)
         await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
+
+
+async def _keep_learned(memory: Memory, policy: Replacement) -> None:
+    """Saves what the policy has learned from time to time, for a daemon that is killed."""
+    while True:
+        await asyncio.sleep(learned.SAVE_EVERY_S)
+        await asyncio.to_thread(_save, memory, policy.name, policy.learned())
+
+
+def _save(memory: Memory, policy: str, data: bytes) -> None:
+    try:
+        learned.save(memory.instance, memory.superblock.instance_id, policy, data)
+    except TensordError as error:
+        _log.warning("what the policy learned was not saved; after a restart it learns anew", why=str(error))
+
+
+def _recall(memory: Memory, policy: Replacement) -> None:
+    """Takes over what a former daemon's policy had learned, if it fits."""
+    data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
+    if data is None:
+        _log.info("nothing is known of what a former daemon's policy learned; it learns anew", policy=policy.name)
+        return
+    try:
+        policy.learn(data)
+    except ValueError as error:
+        _log.warning("what a former daemon's policy learned does not fit; it learns anew", why=str(error))
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import MAP_SHARED, PROT_READ, mmap
 from queue import SimpleQueue
 from typing import Any, Final
@@ -211,7 +211,7 @@ class Copier:
         if high < move.size_bytes:
             return None
         header = SpanHeader.unpack(self._ring[move.from_offset : move.from_offset + SPAN_HEADER_BYTES].tobytes())
-        packed = np.frombuffer(replace(header, span_id=move.number).pack(), np.uint8)
+        packed = np.frombuffer(header.moved_to(move.number).pack(), np.uint8)
         self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
         return Moved(move.number)
 

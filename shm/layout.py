@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 import zlib
 from binascii import crc_hqx
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
@@ -66,7 +66,7 @@ _LANE_MAGIC: Final = int.from_bytes(b"TNSRLANE", "little")
 _SPAN_MAGIC: Final = 0x4E415053  # "SPAN"
 
 _SUPERBLOCK: Final = struct.Struct("@13Q")
-_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIId")
+_SPAN_HEADER: Final = struct.Struct("@IIQ32sQQQddQIIdQ")
 _CHECK: Final = struct.Struct("@I")
 _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
@@ -243,6 +243,7 @@ class SpanHeader:
     its own (`expiry_word`). Behind the fields stands the CRC-32 of all others. `ttl_s`: how long after a touch it
     expires, 0 where nothing does. `prefix_bytes`: of the record that is the image's first leaf where
     it is a piece of a sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
+    `number`: the id of the first span that the entry had, 0 where that is this one.
     """
 
     key: bytes
@@ -257,6 +258,11 @@ class SpanHeader:
     prefix_bytes: int = 0
     cost_ms: float = 0.0
     ttl_s: float = 0.0
+    number: int = 0
+
+    def moved_to(self, span_id: int) -> SpanHeader:
+        """The header of the span that has the image from now on."""
+        return replace(self, span_id=span_id, number=self.number or self.span_id)
 
     def pack(self, checksum: int | None = None) -> bytes:
         """The header's bytes; with `checksum` in place of its own."""
@@ -274,6 +280,7 @@ class SpanHeader:
             self.owner_uid,
             self.prefix_bytes,
             self.cost_ms,
+            self.number,
         )
         return (fields + _CHECK.pack(_header_check(fields))).ljust(SPAN_HEADER_BYTES, b"\0")
 
@@ -284,7 +291,7 @@ class SpanHeader:
         Raises:
             Corrupt: these bytes are no span header, or a damaged one.
         """
-        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expiry, uid, prefix, cost = (
+        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expiry, uid, prefix, cost, number = (
             _SPAN_HEADER.unpack_from(span)
         )
         if magic != _SPAN_MAGIC:
@@ -292,7 +299,8 @@ class SpanHeader:
         [check] = _CHECK.unpack_from(span, _SPAN_HEADER.size)
         if check != _header_check(span[: _SPAN_HEADER.size]):
             raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
-        return cls(key, span_id, image, tree, checksum, tokens, created, _expires_s(expiry), uid, prefix, cost, ttl)
+        expires_s = _expires_s(expiry)
+        return cls(key, span_id, image, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
 
 
 def expiry_word(expires_s: float) -> int:

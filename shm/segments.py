@@ -3,8 +3,8 @@
 Owns: names under /dev/shm, the check that memory is really there before it is promised, whose a segment has to be, the
 lock that makes a daemon the only one of its instance, a memfd's seals. Does not own what stands in the memory.
 
-Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.lane.<id>[.u<uid>][.fenced]`; all 0600, so that only the
-daemon's own user can map one for writing, whatever descriptor somebody was handed.
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`; all 0600, so that
+only the daemon's own user can map one for writing, whatever descriptor somebody was handed.
 
 Invariant: /dev/shm is writable for every user, so a segment that is found is opened only if it is a regular file of
 this user with mode 0600. What the daemon has to believe about a lane stands in the lane's name and not in its memory,
@@ -163,6 +163,20 @@ def remove(name: str) -> bool:
     except OSError as error:
         raise SegmentError(f"cannot remove {SHM_FOLDER}{name}, {_whose(name)}: {error.strerror}") from error
     return True
+
+
+def rename(name: str, to: str) -> None:
+    """Gives a segment another name; a segment that has that name loses it.
+
+    Raises:
+        SegmentError: /dev/shm does not let us.
+    """
+    try:
+        _path(name).rename(_path(to))
+    except OSError as error:
+        raise SegmentError(
+            f"cannot rename {SHM_FOLDER}{name} to {to}: {error.strerror}; there is {_whose(to)}"
+        ) from error
 
 
 def claim_instance(instance: str, *, uid: int | None = None) -> int:

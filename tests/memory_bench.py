@@ -183,7 +183,7 @@ class MemoryBench:
             return False
         self.bytes[offset : offset + size] = self.bytes[old.offset : old.offset + size]
         header = SpanHeader.unpack(self.bytes[old.offset : old.offset + SPAN_HEADER_BYTES].tobytes())
-        packed = np.frombuffer(replace(header, span_id=span).pack(), np.uint8)
+        packed = np.frombuffer(header.moved_to(span).pack(), np.uint8)
         self.bytes[offset : offset + SPAN_HEADER_BYTES] = packed
         self.index.move(old.number, slot)
         self.evicted[old.span_id] = old

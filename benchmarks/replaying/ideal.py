@@ -52,7 +52,7 @@ class Ideal:
         for event in self._trace.events:
             if isinstance(event, Request):
                 self.ask(event)
-            elif self._steps:
+            elif self._steps and isinstance(event, Step):
                 self.step(event)
         return self.counts
 

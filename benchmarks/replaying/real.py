@@ -18,8 +18,9 @@ import numpy as np
 
 from replaying.counts import Counts
 from replaying.ideal import TAG, key_of
-from replaying.traces import Request, Step, Trace
+from replaying.traces import Request, Restart, Step, Trace
 from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Move, Punch, Scan, Send
+from tensord.daemon.core.entries import Entry
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
@@ -35,11 +36,12 @@ from tensord.daemon.core.events import (
     Tick,
 )
 from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.core.recovery import Recovered
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.replacement import Replacement
+from tensord.daemon.policy.replacement import Replacement, by_name
 from tensord.ipc import messages
 from tensord.shm.index import IndexWriter
-from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, aligned
+from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
 from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, Piece
 from tensord.shm.ring import Ring
 
@@ -75,7 +77,7 @@ class Real:
         ring_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
         smallest_bytes = min(map(_span_bytes, trace.sizes), default=ALIGN_BYTES)
         entries = min(ring_bytes // smallest_bytes + 1, len(trace.sizes)) + 1
-        limits = StoreLimits(
+        self._limits = StoreLimits(
             ring_bytes=ring_bytes,
             max_bytes=ring_bytes,
             max_entries=entries,
@@ -83,15 +85,9 @@ class Real:
             prefix_tokens_max=1 << 40,
         )
         self._bytes = bytearray(ring_bytes if trace.kind == "prefix" else 0)
-        self.store = Store(
-            IndexWriter.create(IndexGeometry.for_entries(entries)),
-            Ring(ring_bytes),
-            policy,
-            limits,
-            1,
-            read=self._read,
-            seed=1,
-        )
+        self._index = IndexWriter.create(IndexGeometry.for_entries(entries))
+        self._epoch = 0
+        self.store = self._new_store(policy)
         self._now = 0.0
         self._requests = 0
         self._answer: Any = None
@@ -112,9 +108,22 @@ class Real:
         for event in self._trace.events:
             if isinstance(event, Request):
                 self.ask(event)
+            elif isinstance(event, Restart):
+                self.restart(event)
             elif self._steps:
                 self.step(event)
         return self.counts
+
+    def restart(self, event: Restart) -> None:
+        """Another store takes over objects, and what the policy has learned."""
+        assert self._trace.kind == "object", "the headers of pieces are not kept"
+        self._pass_time(event.at)
+        found = [Recovered(entry.slot, _header(entry), True) for entry in self.store.memory.entries]
+        before = self.store.memory.policy
+        self.store = self._new_store(by_name(before.name))
+        self.store.recover(found, self._now)
+        self.store.memory.policy.learn(before.learned())
+        self._do(ClientJoined(_CLIENT, 1000, "replay"))
 
     def step(self, step: Step) -> None:
         self._pass_time(step.at)
@@ -190,6 +199,11 @@ class Real:
         return True
 
     # ---- what surrounds the store
+
+    def _new_store(self, policy: Replacement) -> Store:
+        self._epoch += 1
+        ring = Ring(self._limits.ring_bytes)
+        return Store(self._index, ring, policy, self._limits, self._epoch, read=self._read, seed=1)
 
     def _do(self, event: Event) -> None:
         """One event, and whatever follows from it at once."""
@@ -273,6 +287,21 @@ class Real:
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
+
+
+def _header(entry: Entry) -> SpanHeader:
+    return SpanHeader(
+        entry.key,
+        entry.span_id,
+        entry.image_bytes,
+        entry.tree_bytes,
+        1,
+        entry.tokens,
+        entry.created_at,
+        0.0,
+        entry.owner_uid,
+        cost_ms=entry.cost_ms,
+    )
 
 
 def _span_bytes(size_bytes: int) -> int:

@@ -14,16 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from replaying.traces import SEED, Request, Trace
+from replaying.traces import SEED, Request, Restart, Step, Trace
 
 RING: Final = 1000
+PICTURES: Final = 27
 ENTRY_BYTES: Final = 64 << 10
 PAUSE_S: Final = 0.1
 NIGHT_S: Final = 8 * 3600.0
 FASTER: Final = 1000.0
 
-Asked = Iterator[tuple[float, int, bool]]
-"""Seconds since the request before, what is asked for, and whether that is counted."""
+Asked = Iterator[tuple[float, int, bool] | None]
+"""Seconds since the request before, what is asked for, and whether that is counted; None is a restart."""
 Workload = Callable[[random.Random], Asked]
 
 
@@ -91,9 +92,11 @@ def churn(chance: random.Random) -> Asked:
         yield PAUSE_S, names[popular()], number >= 20 * RING
 
 
-def in_use(*, night: bool = False, before: float = 1.0, after: float = 1.0, changed: int = 0) -> Workload:
-    """A set in use. After 16 rings of requests comes a night, or a rate so many times as high; `changed`: so many
-    requests before, everything is another set's."""
+def in_use(
+    *, night: bool = False, before: float = 1.0, after: float = 1.0, changed: int = 0, restart: bool = False
+) -> Workload:
+    """A set in use. After 16 rings of requests comes a night, a rate so many times as high, or a restart; `changed`: so
+    many requests before, everything is another set's."""
 
     def asked(chance: random.Random) -> Asked:
         popular = _zipf(chance, 2 * RING)
@@ -101,7 +104,24 @@ def in_use(*, night: bool = False, before: float = 1.0, after: float = 1.0, chan
             counted = number >= 16 * RING
             pause_s = PAUSE_S / (after if counted else before)
             other = changed and number >= 16 * RING - changed
+            if restart and number == 16 * RING:
+                yield None
             yield NIGHT_S if night and number == 16 * RING else pause_s, popular() + 2 * RING * other, counted
+
+    return asked
+
+
+def new_pictures(many: int) -> Workload:
+    """Two engines share a ring of PICTURES. After 600 requests of a set that fills it, both see `many` new ones, five
+    times each: the first request of each has to be a miss."""
+
+    def asked(chance: random.Random) -> Asked:
+        for _ in range(600):
+            yield PAUSE_S, chance.randrange(PICTURES), False
+        for _ in range(5):
+            for number in range(many):
+                for _engine in range(2):
+                    yield PAUSE_S, PICTURES + number, True
 
     return asked
 
@@ -119,6 +139,10 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "night": in_use(night=True),
     "faster": in_use(after=FASTER),
     "slower": in_use(before=FASTER),
+    "restart": in_use(restart=True),
+    "new-pictures-10": new_pictures(10),
+    "new-pictures-20": new_pictures(20),
+    "new-pictures-26": new_pictures(26),
     "another-set": in_use(changed=4 * RING),
 }
 
@@ -126,18 +150,23 @@ WORKLOADS: Final[dict[str, Workload]] = {
 def made(name: str) -> Trace:
     """The workload of that name; always the same."""
     numbers: dict[int, int] = {}
-    events: list[Request] = []
+    events: list[Request | Step | Restart] = []
     at = 0.0
-    for pause_s, which, counted in WORKLOADS[name](random.Random(SEED)):
+    for asked in WORKLOADS[name](random.Random(SEED)):
+        if asked is None:
+            events.append(Restart(at))
+            continue
+        pause_s, which, counted = asked
         at += pause_s
         number = numbers.setdefault(which, len(numbers))
         events.append(Request(at, "", np.array([number], np.int64), counted))
-    return Trace(name, "object", list(events), [ENTRY_BYTES] * len(numbers), [0] * len(numbers))
+    return Trace(name, "object", events, [ENTRY_BYTES] * len(numbers), [0] * len(numbers))
 
 
 def share(trace: Trace) -> float:
-    """The size of a cache that holds RING objects, as a share of all."""
-    return RING * ENTRY_BYTES / trace.total_bytes
+    """The size of a cache that holds RING objects, or PICTURES, as a share of all."""
+    many = PICTURES if trace.name.startswith("new-pictures") else RING
+    return many * ENTRY_BYTES / trace.total_bytes
 
 
 def _zipf(chance: random.Random, many: int, skew: float = 0.9) -> Callable[[], int]:

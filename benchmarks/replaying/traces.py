@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import lzma
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -62,6 +62,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """At `at` seconds the daemon is stopped, and another one finds what it left. Caches without a daemon go on."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One workload, in order of time. `sizes` (bytes) and `tokens` are by block number.
 
@@ -70,7 +77,7 @@ class Trace:
 
     name: str
     kind: Kind
-    events: list[Request | Step]
+    events: Sequence[Request | Step | Restart]
     sizes: list[int]
     tokens: list[int]
 

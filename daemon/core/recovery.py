@@ -110,7 +110,7 @@ def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
 
 
 def _entry(slot: Slot, header: SpanHeader | None) -> Entry:
-    return Entry(
+    entry = Entry(
         slot.key,
         slot.span_id,
         slot.number,
@@ -125,3 +125,6 @@ def _entry(slot: Slot, header: SpanHeader | None) -> Entry:
         cost_ms=header.cost_ms if header is not None else 0.0,
         prefix_bytes=header.prefix_bytes if header is not None else 0,
     )
+    if header is not None and header.number:
+        entry.number = header.number
+    return entry

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from .explained import Explained
 from .lru import LRU
 from .newcomer import Newcomer
@@ -49,6 +51,21 @@ class LFU(LRU):
 
     def explain(self, span_id: int) -> Explained:
         return Explained(self.worth(span_id), self._count[span_id])
+
+    def learned(self) -> bytes:
+        """The store's age, then each span's id, number of uses and priority in order of rank, uint64."""
+        spans = self._in_order()
+        rows = [(span_id, self._count[span_id], self._rank[span_id] >> _CLOCK_BITS) for span_id in spans]
+        return np.array([(self._age, 0, 0), *rows], np.uint64).tobytes()
+
+    def learn(self, data: bytes) -> None:
+        (age, _, _), *rows = np.frombuffer(data, np.uint64).reshape(-1, 3).tolist()
+        self._age = max(self._age, age)
+        known = {span_id: (count, priority) for span_id, count, priority in rows if span_id in self._rank}
+        for span_id in dict.fromkeys([*known, *self._in_order()]):
+            self._count[span_id], priority = known.get(span_id, (1, 1 + self._age))
+            self._uses += 1
+            self._rank[span_id] = max(priority, 1) << _CLOCK_BITS | self._uses
 
     def check_invariants(self) -> None:
         super().check_invariants()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from heapq import merge
 
+import numpy as np
+
 from .explained import Explained
 from .newcomer import Newcomer
 from .ranked import SPAN, Ranked
@@ -77,12 +79,25 @@ class LRU:
     def recall(self, key: bytes) -> None:
         """Nothing is remembered."""
 
+    def learned(self) -> bytes:
+        """The spans' ids, uint64, in order of last use."""
+        return np.array(self._in_order(), np.uint64).tobytes()
+
+    def learn(self, data: bytes) -> None:
+        known = [span_id for span_id in np.frombuffer(data, np.uint64).tolist() if span_id in self._rank]
+        # What was put since is newer than all of them.
+        for span_id in dict.fromkeys([*known, *self._in_order()]):
+            self._use(span_id)
+
     def check_invariants(self) -> None:
         assert self._owner.keys() == self._rank.keys()
         assert len(set(self._rank.values())) == len(self._rank)
         for owner, order in self._orders.items():
             order.check_invariants()
             assert order and all(self._owner[place & SPAN] == owner for place in order)
+
+    def _in_order(self) -> list[int]:
+        return sorted(self._rank, key=self._rank.__getitem__)
 
     def _use(self, span_id: int) -> None:
         self._uses += 1

@@ -83,6 +83,19 @@ class Replacement(Protocol):
         may leave out what the entry cost and took."""
         ...
 
+    def learned(self) -> bytes:
+        """What the policy knows, for another of the same name after a restart."""
+        ...
+
+    def learn(self, data: bytes) -> None:
+        """Takes over what a policy of the same name had `learned`, once, after the spans of a former daemon were
+        inserted. They have kept their ids; some of those that `data` names are gone, and some came later.
+
+        Raises:
+            ValueError: no policy of that name has said this.
+        """
+        ...
+
     def check_invariants(self) -> None:
         """Asserts what the policy's own structures promise each other."""
         ...

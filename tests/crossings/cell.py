@@ -309,8 +309,12 @@ class Cell:
                             assert of == now, f"{name!r} of invalidated weights is found"
 
     def segments(self) -> set[Path]:
-        """The shared memory that is no lane."""
-        return {segment for segment in self.daemon.segments() if ".lane." not in segment.name}
+        """The shared memory that is no lane, nor what a daemon that was stopped had learned."""
+        return {
+            segment
+            for segment in self.daemon.segments()
+            if ".lane." not in segment.name and segment.suffix != ".learned"
+        }
 
     def at_rest(self, descriptors: int, segments: set[Path]) -> None:
         """Nothing of the party is left."""

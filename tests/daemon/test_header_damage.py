@@ -12,10 +12,10 @@ from tensord.shm import segments
 from ..daemon_process import MIB, Daemon
 from ..faults.payloads import is_payload, key, payload
 
-TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT = 64, 72, 80, 88, 96, 104
+TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT, NUMBER_AT = 64, 72, 80, 88, 96, 104, 112
 
 
-@pytest.mark.parametrize("at", [TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT])
+@pytest.mark.parametrize("at", [TOKENS_AT, TTL_AT, CREATED_AT, EXPIRES_AT, OWNER_AT, COST_AT, NUMBER_AT])
 @pytest.mark.parametrize("value", [3, 1 << 61])
 def test_an_entry_whose_header_is_damaged_anywhere_is_not_taken_over(at: int, value: int) -> None:
     with Daemon(ring_bytes=2 * MIB, policy="lru") as daemon:

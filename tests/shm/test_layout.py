@@ -96,8 +96,8 @@ def test_a_span_header_is_read_back_and_has_its_size(
 
 @pytest.mark.parametrize("expires", [0.0, 1e6])
 def test_every_damaged_bit_or_word_of_a_span_header_is_found_out(expires: float) -> None:
-    packed = SpanHeader(b"k" * 32, 5, 64, 16, 7, 9, 1.0, expires, 1000, 32, 2.0, 3.0).pack()
-    fields = 116
+    packed = SpanHeader(b"k" * 32, 5, 64, 16, 7, 9, 1.0, expires, 1000, 32, 2.0, 3.0, 4).pack()
+    fields = 124
     for bit in range(8 * fields):
         damaged = bytearray(packed)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -234,7 +234,7 @@ class Stand:
         moved = self.bytes[effect.from_offset : effect.from_offset + size_bytes]
         self.bytes[effect.to_offset : effect.to_offset + size_bytes] = moved
         if error is None:
-            self.headers[effect.to_offset] = replace(self.headers[effect.from_offset], span_id=effect.number)
+            self.headers[effect.to_offset] = self.headers[effect.from_offset].moved_to(effect.number)
         self.do(Moved(effect.number, error))
 
     def write_record(self, image_offset: int, header: SpanHeader) -> Piece | None:

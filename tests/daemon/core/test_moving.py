@@ -10,6 +10,7 @@ from tensord.errors import Corrupt
 from tensord.ipc import messages
 
 from .stand import SPAN, Make, Stand, key
+from .test_recovery import restart
 
 LARGE = 2 * SPAN - 128
 
@@ -125,6 +126,15 @@ def test_uses_and_times_move_with_an_entry(make: Make) -> None:
         assert stand.headers[entry.offset].expires_s == 100.0
     stand.pass_time(101)
     assert stand.stored() == {20}
+
+
+def test_a_policy_knows_an_entry_that_moved_by_the_same_number_after_a_restart(make: Make) -> None:
+    stand = holed(make)
+    assert stand.put(20, LARGE) == "stored"
+    before = {number: entry_of(stand, number).number for number in stand.stored()}
+    assert any(entry_of(stand, number).span_id != before[number] for number in before)
+    restart(stand)
+    assert {number: entry_of(stand, number).number for number in stand.stored()} == before
 
 
 def test_what_touch_renews_while_an_entry_moves_stands_in_its_new_header(make: Make) -> None:

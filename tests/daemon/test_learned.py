@@ -1,0 +1,166 @@
+"""What a policy learned is kept for the next daemon of the same ring and policy, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.daemon import learned
+from tensord.errors import NotEnoughMemory
+from tensord.shm import segments
+
+from ..daemon_process import MIB, Daemon, until
+
+RING = 7
+
+
+@pytest.fixture
+def instance() -> Iterator[str]:
+    name = f"learned-{os.getpid()}"
+    yield name
+    for each in segments.own(name):
+        segments.remove(each)
+
+
+def test_it_is_found_by_the_next_daemon_of_the_same_ring_and_policy(instance: str) -> None:
+    assert learned.load(instance, RING, "lru") is None
+    learned.save(instance, RING, "lru", b"first")
+    learned.save(instance, RING, "lru", b"last")
+    assert learned.load(instance, RING, "lru") == b"last"
+    assert segments.own(instance) == [segments.segment_name(instance, "learned")]
+
+
+def test_of_another_ring_or_another_policy_nothing_is_taken(instance: str) -> None:
+    learned.save(instance, RING, "lru", b"learned")
+    assert learned.load(instance, RING + 1, "lru") is None
+    assert learned.load(instance, RING, "hazard") is None
+
+
+def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None:
+    learned.save(instance, RING, "lru", b"learned")
+    path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at])
+        assert learned.load(instance, RING, "lru") is None
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        assert learned.load(instance, RING, "lru") is None
+    path.write_bytes(whole)
+    assert learned.load(instance, RING, "lru") == b"learned"
+
+
+def test_a_file_of_another_mode_or_kind_is_ignored(instance: str) -> None:
+    learned.save(instance, RING, "lru", b"learned")
+    path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
+    path.chmod(0o666)
+    assert learned.load(instance, RING, "lru") is None
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert learned.load(instance, RING, "lru") is None
+    path.unlink()
+
+
+def test_where_there_is_no_room_what_was_kept_before_stays(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned.save(instance, RING, "lru", b"first")
+
+    def full(fd: int, start: int, size_bytes: int) -> None:
+        raise NotEnoughMemory("full")
+
+    monkeypatch.setattr(segments, "allocate", full)
+    with pytest.raises(NotEnoughMemory):
+        learned.save(instance, RING, "lru", b"last")
+    assert learned.load(instance, RING, "lru") == b"first"
+    assert segments.own(instance) == [segments.segment_name(instance, "learned")]
+
+
+def test_what_a_killed_daemon_had_half_written_does_no_harm(instance: str) -> None:
+    os.close(segments.create(segments.segment_name(instance, "learned.new"), 100))
+    learned.save(instance, RING, "lru", b"learned")
+    assert learned.load(instance, RING, "lru") == b"learned"
+
+
+KEYS = [number.to_bytes(32, "little") for number in range(1, 9)]
+
+
+def filled_and_read(daemon: Daemon) -> None:
+    """Eight entries fill the ring nearly; the one that was put first is the only one that was read. The reader has
+    left: a daemon reads again what the lanes of those who are still there have recorded."""
+    with tensord.Client(daemon.socket) as client:
+        for key in KEYS:
+            assert client.put(key, np.zeros(MIB // 2, np.uint8), wait=True).state == "stored"
+        assert client.get(KEYS[0]) is not None
+        daemon.until(lambda status: status["store"]["hits"] == 1, "the read to be known")
+    daemon.until(lambda status: status["lanes"] == 0, "its lane to be gone")
+
+
+def read_one_outlives_the_next(daemon: Daemon) -> None:
+    client = daemon.client()
+    for number in range(4):
+        client.put((100 + number).to_bytes(32, "little"), np.zeros(MIB // 2, np.uint8), wait=True)
+    assert client.contains(KEYS[0])
+    assert not client.contains(KEYS[1])
+
+
+def kept(daemon: Daemon) -> Path:
+    return segments.SHM_FOLDER / segments.segment_name(daemon.instance, "learned").lstrip("/")
+
+
+def wait_for_another(file: Path) -> None:
+    """Each save makes a new file."""
+
+    def now() -> int:
+        return file.stat().st_ino if file.exists() else 0
+
+    before = now()
+    until(lambda: now() not in (0, before), "what was learned to be saved")
+
+
+def small(policy: str) -> Daemon:
+    return Daemon(policy=policy, ring_bytes=4 * MIB + 64 * 1024)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+def test_what_was_read_before_a_restart_counts_after_it(policy: str) -> None:
+    with small(policy) as daemon:
+        daemon.start()
+        filled_and_read(daemon)
+        daemon.restart()
+        read_one_outlives_the_next(daemon)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+def test_what_was_read_some_time_before_a_daemon_was_killed_counts_after_it(policy: str) -> None:
+    with small(policy) as daemon:
+        daemon.constants = {"tensord.daemon.learned.SAVE_EVERY_S": 0.05}
+        daemon.start()
+        filled_and_read(daemon)
+        # The save that is under way may be of before the read; the one after the next is not.
+        for _ in range(2):
+            wait_for_another(kept(daemon))
+        daemon.kill()
+        daemon.start()
+        read_one_outlives_the_next(daemon)
+
+
+def test_a_daemon_with_another_policy_starts_without_what_was_learned() -> None:
+    with small("lru") as daemon:
+        daemon.start()
+        filled_and_read(daemon)
+        daemon.flags["policy"] = "hazard"
+        daemon.restart()
+        assert daemon.client().get(KEYS[0]) is not None
+
+
+def test_nothing_is_left_of_it_when_the_memory_goes() -> None:
+    with small("lru") as daemon:
+        daemon.start()
+        filled_and_read(daemon)
+        daemon.restart()
+        assert kept(daemon).exists()
+        daemon.interrupt()
+        assert not kept(daemon).exists()
