@@ -15,6 +15,7 @@ import json
 import os
 import random
 import select
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -193,7 +194,9 @@ def read_with_pauses(
     if not look_again:
         view._index = as_kind(NeverLooksAgain, view._index)
     view.lane = lane
-    while not shared.stopping and shared.words[LAPS_AT] < LAPS and counted["bad"] < 3:
+    # Without its protections a reader tries for as long as there is time: which of them is hit is chance.
+    laps = LAPS if pin and look_again else sys.maxsize
+    while not shared.stopping and shared.words[LAPS_AT] < laps and counted["bad"] < 3:
         number = chance.randrange(KEYS)
         if not view.contains(key(number)):
             continue
