@@ -286,7 +286,7 @@ class SpanHeader:
 
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
-        """Reads it back from the first bytes of a span. `expires_s` may be less by a part in 2 ** 36.
+        """Reads it back from the first bytes of a span. `expires_s` may be more by a part in 2 ** 36.
 
         Raises:
             Corrupt: these bytes are no span header, or a damaged one.
@@ -304,12 +304,13 @@ class SpanHeader:
 
 
 def expiry_word(expires_s: float) -> int:
-    """The word of a span's header that says when its entry ends: a float64 with a CRC-16 in place of its lowest bits.
+    """The word of a span's header that says when its entry ends: a float64, rounded up to 37 bits of its mantissa, with
+    a CRC-16 in place of the lowest bits.
 
     One word, since it is written while others read it, and a daemon may be killed at any instruction.
     """
     [bits] = _WORD.unpack(_DOUBLE.pack(expires_s))
-    high = bits >> _EXPIRY_CHECK_BITS
+    high = bits + (1 << _EXPIRY_CHECK_BITS) - 1 >> _EXPIRY_CHECK_BITS
     return int(high << _EXPIRY_CHECK_BITS | _expiry_check(high))
 
 
