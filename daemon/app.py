@@ -240,7 +240,7 @@ class _Daemon:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not self._drop:
-            _save(memory, policy.name, policy.learned())
+            _save(memory, policy.name, list(policy.learned()))
 
     def _catch_signals(self, actor: StoreActor, governor: GovernorActor) -> None:
         loop = asyncio.get_running_loop()
@@ -312,10 +312,14 @@ async def _keep_learned(memory: Memory, policy: Replacement) -> None:
     """Saves what the policy has learned from time to time, for a daemon that is killed."""
     while True:
         await asyncio.sleep(learned.SAVE_EVERY_S)
-        await asyncio.to_thread(_save, memory, policy.name, policy.learned())
+        parts = []
+        for part in policy.learned():
+            parts.append(part)
+            await asyncio.sleep(0)
+        await asyncio.to_thread(_save, memory, policy.name, parts)
 
 
-def _save(memory: Memory, policy: str, data: bytes) -> None:
+def _save(memory: Memory, policy: str, data: list[bytes]) -> None:
     try:
         learned.save(memory.instance, memory.superblock.instance_id, policy, data)
     except TensordError as error:

@@ -32,10 +32,10 @@ class _Learned(msgspec.Struct, array_like=True, frozen=True):
     instance_id: int
     policy: str
     checksum: int
-    data: bytes
+    data: list[bytes]
 
 
-def save(instance: str, instance_id: int, policy: str, data: bytes) -> None:
+def save(instance: str, instance_id: int, policy: str, data: list[bytes]) -> None:
     """Replaces what is kept for the instance; for a thread.
 
     Args:
@@ -45,7 +45,7 @@ def save(instance: str, instance_id: int, policy: str, data: bytes) -> None:
         NotEnoughMemory: /dev/shm has no room for it; what was kept before stays.
         SegmentError: /dev/shm does not let us.
     """
-    packed = msgspec.msgpack.encode(_Learned(FORMAT, instance_id, policy, xxhash.xxh3_64_intdigest(data), data))
+    packed = msgspec.msgpack.encode(_Learned(FORMAT, instance_id, policy, _checksum(data), data))
     name, new = (segments.segment_name(instance, part) for part in (_PART, _NEW_PART))
     # Of a daemon that was killed while it wrote.
     segments.remove(new)
@@ -63,7 +63,7 @@ def save(instance: str, instance_id: int, policy: str, data: bytes) -> None:
         os.close(fd)
 
 
-def load(instance: str, instance_id: int, policy: str) -> bytes | None:
+def load(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
     """What was kept for that ring and that policy; None if there is none that fits."""
     name = segments.segment_name(instance, _PART)
     if name not in segments.own(instance):
@@ -75,6 +75,14 @@ def load(instance: str, instance_id: int, policy: str) -> bytes | None:
         found = msgspec.msgpack.decode(packed, type=_Learned)
     except (TensordError, OSError, msgspec.MsgspecError):
         return None
-    whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == xxhash.xxh3_64_intdigest(found.data)
+    whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == _checksum(found.data)
     fits = (found.format, found.instance_id, found.policy) == (FORMAT, instance_id, policy)
     return found.data if whole and fits else None
+
+
+def _checksum(parts: list[bytes]) -> int:
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(len(part).to_bytes(8, "little"))
+        checksum.update(part)
+    return checksum.intdigest()

@@ -122,7 +122,7 @@ class Real:
         before = self.store.memory.policy
         self.store = self._new_store(by_name(before.name))
         self.store.recover(found, self._now)
-        self.store.memory.policy.learn(before.learned())
+        self.store.memory.policy.learn(list(before.learned()))
         self._do(ClientJoined(_CLIENT, 1000, "replay"))
 
     def step(self, step: Step) -> None:

@@ -7,11 +7,11 @@ at a time (linear hashing: Litwin, VLDB 1980), so that no step takes long.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 WAYS: Final = 8
-
-
+GHOST_COLUMNS: Final = 6
 PLACES_MIN: Final = 2048
 """Places from the start; a multiple of WAYS."""
 
@@ -70,11 +70,22 @@ class Ghosts:
         """All of them; for `unpack`."""
         return [column.tobytes() for column in self._columns()]
 
-    def unpack(self, columns: list[bytes], most: int) -> None:
-        """Remembers what `packed` gave, as far as there is room."""
+    def unpack(self, columns: Sequence[bytes], most: int) -> None:
+        """Remembers what `packed` gave, as far as there is room, instead of what was remembered.
+
+        Raises:
+            ValueError: it gave something else.
+        """
         packed = [array(column.typecode, data) for column, data in zip(self._columns(), columns, strict=True)]
-        if len({len(column) for column in packed}) > 1:
-            raise ValueError("columns of unequal lengths")
+        places = len(packed[0])
+        if len({len(column) for column in packed}) > 1 or places < PLACES_MIN or places % WAYS:
+            raise ValueError("columns of unequal lengths, or no buckets")
+        if places <= most:
+            # Where each belongs follows from the number of places alone.
+            for column, told in zip(self._columns(), packed, strict=True):
+                column[:] = told
+            self._count = places - self._digest.count(0)
+            return
         while len(self._digest) + WAYS <= most:
             self._split()
         for digest, *ghost in zip(*packed, strict=True):

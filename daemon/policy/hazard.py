@@ -21,7 +21,7 @@ Invariants: what is remembered is bounded by what is known, and PLACES_MIN.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -33,7 +33,7 @@ from .ages import Ages
 from .candidates import Candidates, Floats, Rank
 from .clock import Clock
 from .explained import Explained, traits
-from .ghosts import PLACES_MIN, Ghost, Ghosts
+from .ghosts import GHOST_COLUMNS, PLACES_MIN, Ghost, Ghosts
 from .hazards import BOUNDS, Hazards, Row, bucket
 from .newcomer import Newcomer
 from .records import Records, Slots
@@ -186,9 +186,11 @@ class Hazard:
 
     # What is learned, over a restart
 
-    def learned(self) -> bytes:
-        """All that was learned, and what is known of each span; for `learn`. Some 35 bytes a span, and 21 for each that
+    def learned(self) -> Iterator[bytes]:
+        """All that was learned, and what is known of each span; for `learn`. Some 35 bytes a span, and 25 for each that
         is remembered, REMEMBERED_SHARE as many at most."""
+        ghosts = self._ghosts.packed()
+        yield from ghosts
         known = self._records
         slots = known.slots()
         columns = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
@@ -201,13 +203,12 @@ class Hazard:
             "states": bytes(self._states),
             "uses": self._hazards.uses,
             "classes": self._hazards.counts(),
-            "ghosts": self._ghosts.packed(),
-            "spans": [known.column(column, slots).tobytes() for column in columns],
         }
-        packed: bytes = msgpack.packb(told)
-        return packed
+        spans = [known.column(column, slots).tobytes() for column in columns]
+        yield msgpack.packb(told)
+        yield from spans
 
-    def learn(self, data: bytes) -> None:
+    def learn(self, data: Sequence[bytes]) -> None:
         """Goes on from what `learned` told. To be called before the first use, once the spans that there are were
         inserted.
 
@@ -215,7 +216,8 @@ class Hazard:
             ValueError: the data is not what `learned` gives. What was taken from it until then stays.
         """
         try:
-            told = msgpack.unpackb(data, strict_map_key=False)
+            ghosts, told, spans = data[:GHOST_COLUMNS], data[GHOST_COLUMNS], data[GHOST_COLUMNS + 1 :]
+            told = msgpack.unpackb(told, strict_map_key=False)
             if told["version"] != _VERSION or len(told["states"]) != _AGENTS:
                 raise ValueError("of another version")
             self._states[2:] = bytes(min(state, _FINISHED) for state in told["states"][2:])
@@ -223,8 +225,8 @@ class Hazard:
             self._put_bytes = int(told["put_bytes"])
             self._clock.learn(told["clock"])
             self._learn_classes(told["uses"], told["classes"])
-            self._ghosts.unpack(told["ghosts"], self._remembered_max())
-            self._learn_spans(float(told["used_at"]), told["spans"])
+            self._ghosts.unpack(ghosts, self._remembered_max())
+            self._learn_spans(float(told["used_at"]), spans)
         except (ValueError, KeyError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
             raise ValueError(f"not what a policy has learned: {error!r}") from error
         self._due = 0
@@ -382,7 +384,7 @@ class Hazard:
         for name, counts in classes:
             self._hazards.learn(tuple(name), counts)
 
-    def _learn_spans(self, used_at: float, columns: list[bytes]) -> None:
+    def _learn_spans(self, used_at: float, columns: Sequence[bytes]) -> None:
         known, clock = self._records, self._clock.now
         typed: tuple[array[Any], ...] = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
         packed = [array(column.typecode, data) for column, data in zip(typed, columns, strict=True)]

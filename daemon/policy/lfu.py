@@ -8,12 +8,12 @@ caches", 2000).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
-import numpy as np
-
 from .explained import Explained
-from .lru import LRU
+from .lru import LRU, packed, unpacked
 from .newcomer import Newcomer
 
 _CLOCK_BITS: Final = 64
@@ -42,8 +42,7 @@ class LFU(LRU):
             self._age = max(self._age, rank >> _CLOCK_BITS)
 
     def rank(self, span_id: int) -> tuple[int, int]:
-        rank = self._rank[span_id]
-        return (rank >> _CLOCK_BITS, rank & ((1 << _CLOCK_BITS) - 1))
+        return _apart(self._rank[span_id])
 
     def worth(self, span_id: int) -> float:
         """The entry's priority."""
@@ -52,16 +51,18 @@ class LFU(LRU):
     def explain(self, span_id: int) -> Explained:
         return Explained(self.worth(span_id), self._count[span_id])
 
-    def learned(self) -> bytes:
-        """The store's age, then each span's id, number of uses and priority in order of rank, uint64."""
-        spans = self._in_order()
-        rows = [(span_id, self._count[span_id], self._rank[span_id] >> _CLOCK_BITS) for span_id in spans]
-        return np.array([(self._age, 0, 0), *rows], np.uint64).tobytes()
+    def learned(self) -> Iterator[bytes]:
+        """(n, 4) uint64 a part: the store's age in a row by itself; each span's id, number of uses, priority, and the
+        number of its last use."""
+        ranks, count = dict(self._rank), dict(self._count)
+        spans = ((span_id, count[span_id], *_apart(rank)) for span_id, rank in ranks.items())
+        return packed(chain([(0, 0, self._age, 0)], spans))
 
-    def learn(self, data: bytes) -> None:
-        (age, _, _), *rows = np.frombuffer(data, np.uint64).reshape(-1, 3).tolist()
-        self._age = max(self._age, age)
-        known = {span_id: (count, priority) for span_id, count, priority in rows if span_id in self._rank}
+    def learn(self, data: Sequence[bytes]) -> None:
+        rows = unpacked(data, 4)
+        self._age = max(self._age, next(rows, [0, 0, 0, 0])[2])
+        told = sorted((priority, use, count, span_id) for span_id, count, priority, use in rows)
+        known = {span_id: (count, priority) for priority, _, count, span_id in told if span_id in self._rank}
         for span_id in dict.fromkeys([*known, *self._in_order()]):
             self._count[span_id], priority = known.get(span_id, (1, 1 + self._age))
             self._uses += 1
@@ -75,3 +76,8 @@ class LFU(LRU):
         self._uses += 1
         self._count[span_id] += 1
         self._rank[span_id] = (self._count[span_id] + self._age) << _CLOCK_BITS | self._uses
+
+
+def _apart(rank: int) -> tuple[int, int]:
+    """Priority, and number of the last use."""
+    return rank >> _CLOCK_BITS, rank & ((1 << _CLOCK_BITS) - 1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
 from .explained import Explained
 from .newcomer import Newcomer
 from .ranked import SPAN, Ranked
+
+ROWS_AT_ONCE: Final = 16_384
 
 
 class LRU:
@@ -79,12 +83,13 @@ class LRU:
     def recall(self, key: bytes) -> None:
         """Nothing is remembered."""
 
-    def learned(self) -> bytes:
-        """The spans' ids, uint64, in order of last use."""
-        return np.array(self._in_order(), np.uint64).tobytes()
+    def learned(self) -> Iterator[bytes]:
+        """(n, 2) uint64 a part: each span's id, and the number of its last use."""
+        return packed(dict(self._rank).items())
 
-    def learn(self, data: bytes) -> None:
-        known = [span_id for span_id in np.frombuffer(data, np.uint64).tolist() if span_id in self._rank]
+    def learn(self, data: Sequence[bytes]) -> None:
+        told = sorted((use, span_id) for span_id, use in unpacked(data, 2))
+        known = [span_id for _, span_id in told if span_id in self._rank]
         # What was put since is newer than all of them.
         for span_id in dict.fromkeys([*known, *self._in_order()]):
             self._use(span_id)
@@ -102,3 +107,20 @@ class LRU:
     def _use(self, span_id: int) -> None:
         self._uses += 1
         self._rank[span_id] = self._uses
+
+
+def packed(rows: Iterable[tuple[int, ...]]) -> Iterator[bytes]:
+    """Rows of uint64 in parts of ROWS_AT_ONCE; for `unpacked`."""
+    left = iter(rows)
+    while some := list(islice(left, ROWS_AT_ONCE)):
+        yield np.array(some, np.uint64).tobytes()
+
+
+def unpacked(parts: Sequence[bytes], width: int) -> Iterator[list[int]]:
+    """The rows, of that many columns.
+
+    Raises:
+        ValueError: of another number.
+    """
+    for part in parts:
+        yield from np.frombuffer(part, np.uint64).reshape(-1, width).tolist()

@@ -6,7 +6,7 @@ nothing follows), nor how much must go. Policies name spans, not keys, because t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
@@ -83,11 +83,12 @@ class Replacement(Protocol):
         may leave out what the entry cost and took."""
         ...
 
-    def learned(self) -> bytes:
-        """What the policy knows, for another of the same name after a restart."""
+    def learned(self) -> Iterator[bytes]:
+        """What the policy knows, for another of the same name after a restart: in parts, each of which takes some
+        milliseconds to make. Between two of them the policy may change."""
         ...
 
-    def learn(self, data: bytes) -> None:
+    def learn(self, data: Sequence[bytes]) -> None:
         """Takes over what a policy of the same name had `learned`, once, after the spans of a former daemon were
         inserted. They have kept their ids; some of those that `data` names are gone, and some came later.
 

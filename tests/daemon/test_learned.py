@@ -29,20 +29,20 @@ def instance() -> Iterator[str]:
 
 def test_it_is_found_by_the_next_daemon_of_the_same_ring_and_policy(instance: str) -> None:
     assert learned.load(instance, RING, "lru") is None
-    learned.save(instance, RING, "lru", b"first")
-    learned.save(instance, RING, "lru", b"last")
-    assert learned.load(instance, RING, "lru") == b"last"
+    learned.save(instance, RING, "lru", [b"first", b""])
+    learned.save(instance, RING, "lru", [b"last", b""])
+    assert learned.load(instance, RING, "lru") == [b"last", b""]
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
 def test_of_another_ring_or_another_policy_nothing_is_taken(instance: str) -> None:
-    learned.save(instance, RING, "lru", b"learned")
+    learned.save(instance, RING, "lru", [b"learned", b""])
     assert learned.load(instance, RING + 1, "lru") is None
     assert learned.load(instance, RING, "hazard") is None
 
 
 def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None:
-    learned.save(instance, RING, "lru", b"learned")
+    learned.save(instance, RING, "lru", [b"learned", b""])
     path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -51,11 +51,11 @@ def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         assert learned.load(instance, RING, "lru") is None
     path.write_bytes(whole)
-    assert learned.load(instance, RING, "lru") == b"learned"
+    assert learned.load(instance, RING, "lru") == [b"learned", b""]
 
 
 def test_a_file_of_another_mode_or_kind_is_ignored(instance: str) -> None:
-    learned.save(instance, RING, "lru", b"learned")
+    learned.save(instance, RING, "lru", [b"learned", b""])
     path = segments.SHM_FOLDER / segments.segment_name(instance, "learned").lstrip("/")
     path.chmod(0o666)
     assert learned.load(instance, RING, "lru") is None
@@ -66,22 +66,22 @@ def test_a_file_of_another_mode_or_kind_is_ignored(instance: str) -> None:
 
 
 def test_where_there_is_no_room_what_was_kept_before_stays(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned.save(instance, RING, "lru", b"first")
+    learned.save(instance, RING, "lru", [b"first", b""])
 
     def full(fd: int, start: int, size_bytes: int) -> None:
         raise NotEnoughMemory("full")
 
     monkeypatch.setattr(segments, "allocate", full)
     with pytest.raises(NotEnoughMemory):
-        learned.save(instance, RING, "lru", b"last")
-    assert learned.load(instance, RING, "lru") == b"first"
+        learned.save(instance, RING, "lru", [b"last", b""])
+    assert learned.load(instance, RING, "lru") == [b"first", b""]
     assert segments.own(instance) == [segments.segment_name(instance, "learned")]
 
 
 def test_what_a_killed_daemon_had_half_written_does_no_harm(instance: str) -> None:
     os.close(segments.create(segments.segment_name(instance, "learned.new"), 100))
-    learned.save(instance, RING, "lru", b"learned")
-    assert learned.load(instance, RING, "lru") == b"learned"
+    learned.save(instance, RING, "lru", [b"learned", b""])
+    assert learned.load(instance, RING, "lru") == [b"learned", b""]
 
 
 KEYS = [number.to_bytes(32, "little") for number in range(1, 9)]

@@ -11,7 +11,7 @@ from tensord.daemon.policy import ages as ages_of
 from tensord.daemon.policy import hazard as hazard_of
 from tensord.daemon.policy.ages import Ages
 from tensord.daemon.policy.explained import times_used
-from tensord.daemon.policy.ghosts import PLACES_MIN
+from tensord.daemon.policy.ghosts import GHOST_COLUMNS, PLACES_MIN
 from tensord.daemon.policy.hazard import Hazard
 from tensord.daemon.policy.hazards import BUCKETS, KNOWN_MIN, Hazards, Row, bucket
 from tensord.daemon.policy.newcomer import Newcomer
@@ -447,7 +447,7 @@ def after_a_restart(policy: Hazard, spans: Iterable[int], keys: dict[int, int], 
     again = Hazard()
     for span in spans:
         again.inserted(Newcomer(span, key_of(keys[span]), 1), now)
-    again.learn(policy.learned())
+    again.learn(list(policy.learned()))
     again.check_invariants()
     return again
 
@@ -496,7 +496,7 @@ def test_after_a_restart_each_span_is_worth_what_it_was_and_what_was_evicted_is_
 
 def test_what_was_put_since_is_kept_as_just_put_after_a_restart() -> None:
     policy, now = taught_that_puts_are_in_vain()
-    data = policy.learned()
+    data = list(policy.learned())
     again = Hazard()
     again.inserted(Newcomer(9000, key_of(9000), 64), now)
     for span in range(3950, 4001):
@@ -506,12 +506,14 @@ def test_what_was_put_since_is_kept_as_just_put_after_a_restart() -> None:
     assert again.explain(9000).in_window
 
 
-@pytest.mark.parametrize("cut", [0, 1, 100, -1])
+@pytest.mark.parametrize("cut", range(GHOST_COLUMNS + 8))
 def test_what_is_no_learning_of_a_policy_is_refused(cut: int) -> None:
-    data = taught_that_puts_are_in_vain()[0].learned()
+    data = list(taught_that_puts_are_in_vain()[0].learned())
     policy = Hazard()
+    missing = data[:cut]
+    assert len(data) > GHOST_COLUMNS + 6
     with pytest.raises(ValueError, match="policy has learned"):
-        policy.learn(data[:cut] if cut >= 0 else b"\x81\xa7version\x09")
+        policy.learn(missing if cut < len(data) else [b"\x81\xa7version\x09"] * len(data))
     policy.inserted(Newcomer(1, key_of(1), 64), 1.0)
     assert list(policy.coldest()) == [1]
     policy.check_invariants()

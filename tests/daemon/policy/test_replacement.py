@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tensord.daemon.policy import lru
 from tensord.daemon.policy.hazard import Hazard
 from tensord.daemon.policy.lfu import LFU
 from tensord.daemon.policy.lru import LRU
@@ -204,3 +206,25 @@ def test_a_policy_goes_by_its_name(name: str) -> None:
 def test_an_unknown_policy_is_refused_with_the_choices() -> None:
     with pytest.raises(BadConfiguration, match=r"'arc' is no policy; choose one of hazard, lfu, lru"):
         by_name("arc")
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu"])
+def test_after_a_restart_the_order_is_as_before_and_what_was_put_since_is_newest(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lru, "ROWS_AT_ONCE", 7)
+    policy, again, chance = by_name(name), by_name(name), random.Random(5)
+    for span in range(1, 51):
+        policy.inserted(Newcomer(span, bytes([span]) * 32, 64), span)
+    for at in range(500):
+        policy.accessed(chance.randrange(1, 51), 100 + at)
+    for span in chance.sample(range(11, 61), 50):
+        again.inserted(Newcomer(span, bytes([span]) * 32, 64), 0)
+    again.learn(list(policy.learned()))
+    again.check_invariants()
+    order = [span for span in again.coldest() if span < 51]
+    assert order == [span for span in policy.coldest() if span > 10]
+    if name == "lru":
+        assert all(span > 50 for span in list(again.coldest())[-10:])
+    with pytest.raises(ValueError, match=r"reshape|buffer size"):
+        by_name(name).learn([b"12345"])
