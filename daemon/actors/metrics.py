@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -72,13 +73,12 @@ class MetricsServer:
                 tasks.create_task(self._accept(each))
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(self._connections_max)
         async with asyncio.TaskGroup() as connections:
             while True:
                 await room.acquire()
                 try:
-                    accepted, _ = await loop.sock_accept(listening)
+                    accepted = await _accepted(listening)
                 except OSError as error:
                     # A connection that was given up already, or no descriptor to be had.
                     _log.warning("cannot accept", why=str(error))
@@ -160,6 +160,24 @@ class MetricsServer:
             _log.exception("the metrics cannot be told")
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the daemon's log says why")
         return _Answer(HTTPStatus.OK, body, content_type)
+
+
+async def _accepted(listening: socket.socket) -> socket.socket:
+    """The next connection.
+
+    Not `loop.sock_accept`: cancelled after the connection was accepted, and before its caller runs, it loses the
+    connection without closing it.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        with suppress(BlockingIOError):
+            return listening.accept()[0]
+        readable = asyncio.Event()
+        loop.add_reader(listening, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(listening)
 
 
 def _rendered(status: dict[str, Any], accept: str) -> tuple[bytes, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +23,8 @@ from ..client.ctl import documents
 from ..daemon_process import PATIENCE_S
 
 CONNECTIONS_MAX: Final = 2
+LOOPS: Final = (uvloop.new_event_loop, asyncio.new_event_loop)
+LOOP_NAMES: Final = ("uvloop", "asyncio")
 
 
 class Serving:
@@ -96,7 +100,7 @@ class Serving:
             return b"".join(iter(lambda: sock.recv(65536), b""))
 
 
-@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.fixture(params=LOOPS, ids=LOOP_NAMES)
 def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
     with Serving(tmp_path, request.param, PATIENCE_S) as running:
         yield running
@@ -192,3 +196,33 @@ def test_its_end_ends_every_connection(tmp_path: Path) -> None:
         assert serving.ask()[0].status == 200
     with held:
         assert held.recv(1) == b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("loop", LOOPS, ids=LOOP_NAMES)
+def test_a_connection_that_arrives_with_its_end_is_closed(
+    loop: Callable[[], asyncio.AbstractEventLoop], turns: int
+) -> None:
+    """The server is cancelled some turns of the event loop after the connection can be accepted."""
+
+    async def end_as_one_arrives(listening: socket.socket) -> None:
+        server = asyncio.create_task(MetricsServer([listening], _figures).run())
+        for _ in range(8):
+            await asyncio.sleep(0)
+        with socket.create_connection(listening.getsockname()):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ResourceWarning)
+        with socket.create_server(("127.0.0.1", 0)) as listening, asyncio.Runner(loop_factory=loop) as runner:
+            listening.setblocking(False)
+            runner.run(end_as_one_arrives(listening))
+        gc.collect()
+    assert told == []
+
+
+async def _figures() -> dict[str, Any]:
+    return documents.status()
