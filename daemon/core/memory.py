@@ -42,7 +42,7 @@ from .entries import Entries, Entry, State
 from .holdings import Holding, Holdings
 from .sequences import Sequences
 
-SCAN_SPANS_MAX: Final = 256
+SCAN_SPANS_MAX: Final = 96
 """Spans that one scan decides about, so that carrying its outcome out stays a matter of 2 or 3 ms."""
 
 

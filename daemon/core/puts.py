@@ -91,6 +91,8 @@ class Puts:
         self._idle: Deadlines[int] = Deadlines()
         self.queue: Turns[Put] = Turns()
         self.parked: deque[Put] = deque()
+        self.announced = 0
+        """Puts of which nothing has come."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -104,6 +106,7 @@ class Puts:
         """A new put, of which nothing has come."""
         self._made += 1
         put = Put(self._made, client, uid, commit)
+        self.announced += 1
         self._by_number[put.number] = put
         self._by_request[client, commit.id] = put
         self._by_client.setdefault(client, set()).add(put.number)
@@ -136,6 +139,7 @@ class Puts:
         put.parts.append(part)
         if put.stage is Stage.ANNOUNCED:
             put.stage = Stage.WAITING
+            self.announced -= 1
             if self.arrivals.began(put, now):
                 self.queue.push(put.uid, put.client, put)
         else:
@@ -172,6 +176,7 @@ class Puts:
     def forget(self, put: Put) -> None:
         """Nothing of the put is under way any more."""
         del self._by_number[put.number]
+        self.announced -= put.stage is Stage.ANNOUNCED
         self._settling.discard(put.number)
         own = self._by_client[put.client]
         own.discard(put.number)
@@ -203,11 +208,6 @@ class Puts:
             self.queue.push_first(put.uid, put.client, put)
 
     @property
-    def announced(self) -> int:
-        """Puts of which nothing has come."""
-        return sum(put.stage is Stage.ANNOUNCED for put in self)
-
-    @property
     def waiting(self) -> int:
         """Puts of which something has come, and that have no room."""
         return len(self.queue) + len(self.parked) + self.arrivals.held
@@ -228,6 +228,7 @@ class Puts:
         assert len(waiting) == len(self.queue) + len(self.parked)
         held = sum(put.stage is Stage.WAITING and not put.admitted for put in self)
         assert held == self.arrivals.held
+        assert self.announced == sum(put.stage is Stage.ANNOUNCED for put in self)
         for put in self:
             assert (put.stage in (Stage.ANNOUNCED, Stage.WAITING)) == (put.entry is None)
             assert (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)

@@ -12,7 +12,7 @@ when the quick way fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -20,6 +20,7 @@ from typing import Final
 
 from ...shm.ring import Window
 from .clearing import Clearing
+from .coldest import LOOKS_MAX, Coldest
 from .entries import Entry, State
 from .holdings import Capacity, Holding
 from .memory import Memory
@@ -28,8 +29,7 @@ from .pins import Pins
 from .survey import SURVEYED_MAX, Survey
 from .windows import ANCHORS_MAX, Prices, Windows
 
-VICTIMS_MAX: Final = 256
-LOOKS_MAX: Final = 1024
+VICTIMS_MAX: Final = 96
 BATCH_BYTES_MAX: Final = 64 << 20
 BATCH_SHARE: Final = 64
 BATCH_ENTRIES_MAX: Final = 64
@@ -97,11 +97,12 @@ class Room:
         self._awaited_for = -1
         self._survey: Survey | None = None
         self._surveyed_for: tuple[AbstractSet[int], int] | None = None
-        self._in_the_way: list[Entry] = []
-        self._looked_for: tuple[AbstractSet[int], int, int] | None = None
-        self._unlooked = 0
-        self.more = False
-        """Whether the last walk, which came to its end, left something that may go, and that the next one looks at."""
+        self._coldest = Coldest(memory, pins, self.may_go)
+
+    @property
+    def more(self) -> bool:
+        """Whether entries may go that were not looked at."""
+        return self._coldest.more
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
         """The next victims; none where nothing that may go would help.
@@ -109,6 +110,7 @@ class Room:
         Where uids compete, victims are of those that give way (`holdings`). Only a uid that is within its share, when
         nothing of these may go, gets room from others within theirs.
         """
+        self._coldest.begin()
         owners = self.gives_way(need)
         choice = self._choose(need, cursor, owners)
         found = choice.victims or choice.moves or choice.looking or choice.exchange is not None
@@ -164,6 +166,7 @@ class Room:
     def clear(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
         """Entries whose end frees whole pages, `want_bytes` of them and little more, coldest first."""
         memory = self._memory
+        self._coldest.begin()
         clearing = Clearing(
             memory.ring,
             lambda o: memory.at(o).followers == 0 and self.may_go(memory.at(o)),
@@ -171,7 +174,7 @@ class Room:
             VICTIMS_MAX,
         )
         seen = 0
-        for entry in self._coldest(LOOKS_MAX, cursor.skip):
+        for entry in self._coldest.walk(cursor.skip):
             left_bytes = want_bytes - clearing.freed_bytes
             if left_bytes <= 0 or len(clearing.spans) >= VICTIMS_MAX:
                 break
@@ -313,9 +316,9 @@ class Room:
     def _begin_survey(self) -> Survey:
         """Walks pins and the sequences that lead to them, not entries."""
         memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
-        pinned_besides = [number for number in pins.spans() if number not in pinned]
-        pieces = [each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each)]
-        spans = chain(map(memory.span, [*pinned, *pinned_besides]), pieces)
+        besides = (number for number in list(pins.spans()) if number not in pinned)
+        pieces = (each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each))
+        spans = chain(map(memory.span, chain(pinned, besides)), pieces)
         return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
 
     def _is_pinned(self, entry: Entry) -> bool:
@@ -332,7 +335,7 @@ class Room:
         """First the coldest go until enough is free, then what stands in the way moves together; None where that is not
         the way: for pieces of sequences, which do not move, while pages are withdrawn, and after PLANS_MAX rounds."""
         memory, ring = self._memory, self._memory.ring
-        coldest = next(self._coldest(LOOKS_MAX, 0, owners), None)
+        coldest = next(self._coldest.walk(owners=owners), None)
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
             return None
         if ring.free_bytes < need.span_bytes:
@@ -361,7 +364,7 @@ class Room:
     def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[Entry]:
         """The coldest, so many that they have as many bytes."""
         found = []
-        for entry in islice(self._coldest(LOOKS_MAX, 0, owners), VICTIMS_MAX):
+        for entry in islice(self._coldest.walk(owners=owners), VICTIMS_MAX):
             found.append(entry)
             size_bytes -= entry.span_bytes
             if size_bytes <= 0:
@@ -376,7 +379,7 @@ class Room:
             window = windows.around(window_at, through=True)
         return (
             window
-            or windows.cheapest(self._coldest(LOOKS_MAX, 0, owners))
+            or windows.cheapest(self._coldest.walk(owners=owners))
             or ring.widest_withdrawn(need.span_bytes)
             or (None if owners is None else self._window_of(need, windows, owners))
         )
@@ -391,7 +394,7 @@ class Room:
         """A window of the owners' entries, which may take several rounds: found by looking further than one round goes.
         """
         wide = Windows(self._memory, need.span_bytes, self._of(owners), LOOKS_MAX)
-        for entry in islice(self._coldest(LOOKS_MAX, 0, owners), ANCHORS_MAX):
+        for entry in islice(self._coldest.walk(owners=owners), ANCHORS_MAX):
             found = wide.around(entry.offset, through=True)
             if found is not None and (found.enough or len(found.spans) >= LOOKS_MAX):
                 return windows.around(entry.offset, through=True)
@@ -406,45 +409,12 @@ class Room:
         lows, highs = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
         if not len(lows):
             return None
-        for entry in self._coldest(LOOKS_MAX):
+        for entry in self._coldest.walk():
             at = int(lows.searchsorted(entry.offset, "right")) - 1
             if at >= 0 and entry.offset < highs[at]:
                 return windows.around(entry.offset, through=True)
         # Whatever stands in the widest gap is warm; but it is all there is.
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
-
-    def _coldest(self, looks: int, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
-        """Entries that may go, coldest first and leaf first, among `looks` behind the first `skip`, of `owners` if
-        given. What turns out to be held is set aside before the next walk, which finds it in its way no more."""
-        self._set_aside()
-        self.more = False
-        looks += skip
-        for entry in self._memory.coldest(owners):
-            if not looks:
-                self.more = True
-                return
-            looks -= 1
-            if not self.may_go(entry):
-                self._in_the_way.append(entry)
-            elif skip:
-                skip -= 1
-            else:
-                yield entry
-        self.more = self._unlooked > 0
-
-    def _set_aside(self) -> None:
-        """Sets aside what was in the way and is held still, and looks again at what was set aside: as far as pins have
-        changed, and no more than LOOKS_MAX at once."""
-        memory = self._memory
-        for entry in self._in_the_way:
-            if not self.may_go(entry):
-                memory.set_aside(entry)
-        self._in_the_way.clear()
-        now_for = memory.last_pinned, self._pins.changes, memory.sequences.changes
-        known_for = self._looked_for
-        if known_for is None or known_for[0] is not now_for[0] or known_for[1:] != now_for[1:]:
-            self._looked_for, self._unlooked = now_for, memory.set_aside_count
-        self._unlooked -= memory.look_again(min(self._unlooked, LOOKS_MAX), self.may_go)
 
     def _bucket(self, key: bytes) -> list[Entry | None]:
         """What stands where `key` may stand."""
@@ -468,7 +438,7 @@ class Room:
         if max(want.values()) <= 0:
             return choice
         victims, seen = choice.victims, 0
-        for entry in self._coldest(LOOKS_MAX, cursor.skip, owners):
+        for entry in self._coldest.walk(cursor.skip, owners):
             if len(victims) >= VICTIMS_MAX or max(want.values()) <= 0:
                 break
             seen += 1

@@ -269,6 +269,9 @@ class Stand:
         victims = [e for e in self.store.memory.victims_in_scan() if e.span_id in pinned]
         self.scans -= 1
         self.do(Scanned(pinned))
+        while self.store.memory.scan_in_flight and not self.scans:
+            # With many pins it takes several events to see whether the put can fit.
+            self.do(Tick())
         for entry in victims:
             is_orphan = entry.parent is not None and entry.parent.state is State.RETIRED
             assert is_orphan or self.find(entry.key) is not None, "a pinned entry was evicted for its room"

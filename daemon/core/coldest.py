@@ -1,0 +1,89 @@
+"""Entries that may go, coldest first: one walk for all that is asked while one event is handled.
+
+An event may ask several times who is coldest: for a stretch of the ring, for the budgets, for what may go besides. Each
+time it gets the same entries, and the policy is asked for each once.
+
+Owns: the walks, and what turned out to be held on the way. Does not own who may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from .entries import Entry
+from .memory import Memory
+from .pins import Pins
+
+LOOKS_MAX: Final = 256
+"""Entries that one walk looks at, besides those that it is told to skip."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    order: Iterator[Entry]
+    found: list[Entry] = field(default_factory=list)
+    looks: int = 0
+
+
+class Coldest:
+    """Walks, one for each set of owners."""
+
+    def __init__(self, memory: Memory, pins: Pins, may_go: Callable[[Entry], bool]) -> None:
+        self._memory = memory
+        self._pins = pins
+        self._may_go = may_go
+        self._walks: dict[frozenset[int] | None, _Walk] = {}
+        self._in_the_way: list[Entry] = []
+        self._looked_for: tuple[AbstractSet[int], int, int] | None = None
+        self._unlooked = 0
+        self.more = False
+        """Whether the last walk, which came to its end, left something that may go, and that the next one looks at."""
+
+    def begin(self) -> None:
+        """Begins the walks anew: entries, pins or worths may have changed.
+
+        Sets aside what was in the way and is held still, so that the next walks do not meet it, and looks again at what
+        was set aside: as far as pins have changed, and no more than LOOKS_MAX at once.
+        """
+        memory = self._memory
+        self._walks.clear()
+        for entry in self._in_the_way:
+            if not self._may_go(entry):
+                memory.set_aside(entry)
+        self._in_the_way.clear()
+        now_for = memory.last_pinned, self._pins.changes, memory.sequences.changes
+        known_for = self._looked_for
+        if known_for is None or known_for[0] is not now_for[0] or known_for[1:] != now_for[1:]:
+            self._looked_for, self._unlooked = now_for, memory.set_aside_count
+        self._unlooked -= memory.look_again(min(self._unlooked, LOOKS_MAX), self._may_go)
+
+    def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
+        """Entries that may go, coldest first and leaf first, behind the first `skip`; of `owners` if given. Lazy: valid
+        until the next change, before which `begin` is called."""
+        walk = self._walks.get(owners)
+        if walk is None:
+            walk = self._walks[owners] = _Walk(self._memory.coldest(owners))
+        self.more = False
+        at = skip
+        while True:
+            if at < len(walk.found):
+                yield walk.found[at]
+                at += 1
+                continue
+            entry = next(walk.order, None)
+            if entry is None:
+                self.more = self._unlooked > 0
+                return
+            if walk.looks >= LOOKS_MAX + skip:
+                walk.order = chain((entry,), walk.order)
+                self.more = True
+                return
+            walk.looks += 1
+            if self._may_go(entry):
+                walk.found.append(entry)
+            else:
+                self._in_the_way.append(entry)
