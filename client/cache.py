@@ -69,6 +69,15 @@ class Client:
     Raises:
         UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.
         DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, why there is none.
+
+    Example:
+        >>> cache.put(key, {"hidden": np.zeros((576, 64), np.float32)}, tokens=576, wait=True).state
+        'stored'
+        >>> with cache.get(key) as lease:
+        ...     lease.tree["hidden"].shape
+        (576, 64)
+        >>> cache.get(bytes(32)) is None
+        True
     """
 
     def __init__(

@@ -25,6 +25,16 @@ class Claim:
     One that is granted is renewed until it is ended, and keeps others waiting for as long: end each by `stored` or
     `abandon`. One that nobody holds any more is given back. A put of the key ends it for everybody who waits, whichever
     client's it is.
+
+    Example:
+        >>> claim = cache.claim(key)
+        >>> claim.state in ("asked", "compute")                   # "compute" once the daemon has granted it
+        True
+        >>> cache.put(key, np.zeros(3), wait=True).state
+        'stored'
+        >>> claim.stored()
+        >>> claim.state
+        'hit'
     """
 
     def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:

@@ -44,6 +44,11 @@ class Recommendation:
 
     `expected_gain_percent` is in requests per second, of data over tensor parallel, whether it is recommended or not;
     None where nothing was measured for these values. `source` says whose figure it is, and of which row.
+
+    Example:
+        >>> advice = tensord.recommend_dp_mode(batch_images=3, resolution=(1024, 1024), encoder_depth=45)
+        >>> advice.use_dp, advice.flag, advice.expected_gain_percent
+        (True, '--mm-encoder-tp-mode data', 16.0)
     """
 
     use_dp: bool

@@ -38,6 +38,10 @@ class EncoderInput:
     Raises:
         BadKey: not 32 bytes.
         UsageError: `tokens` is no whole number from 0 up.
+
+    Example:
+        >>> tensord.EncoderInput(key, 576).tokens
+        576
     """
 
     key: bytes
@@ -54,6 +58,11 @@ class EncoderRequest:
 
     Raises:
         TokensDiffer: two inputs have one key and two token counts.
+
+    Example:
+        >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
+        >>> len(request.inputs)
+        1
     """
 
     request_id: str
@@ -88,6 +97,20 @@ class EncoderCacheManager:
 
     Raises:
         UsageError: `cache_size` is no whole number from 0 up.
+
+    Example:
+        >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
+        >>> manager = tensord.EncoderCacheManager(2048, cache)
+        >>> manager.can_allocate(request, 0, 8192)
+        True
+        >>> evicted = manager.allocate(request, 0)                 # takes room in the engine's budget
+        >>> manager.lease(request, 0) is None                      # a miss: run the encoder
+        True
+        >>> manager.store(request, 0, np.zeros((576, 64), np.float32)).wait().state
+        'stored'
+        >>> manager.free(request)                                  # the request has ended
+        >>> manager.free_tokens
+        1472
     """
 
     def __init__(self, cache_size: int, cache: Client | None = None) -> None:

@@ -37,7 +37,15 @@ TierState = messages.TierState
 
 @dataclass(frozen=True, slots=True)
 class ModeChange:
-    """A tier went from one mode into another. `refuses`: nothing new is taken in until this mode is left."""
+    """A tier went from one mode into another. `refuses`: nothing new is taken in until this mode is left.
+
+    Example:
+        >>> change = tensord.ModeChange(
+        ...     "host", tensord.Tier.HOST, tensord.Mode.NORMAL, tensord.Mode.CRITICAL, 15 << 30, 16 << 30, False
+        ... )
+        >>> change.mode == "critical", change.used_bytes / change.total_bytes
+        (True, 0.9375)
+    """
 
     gauge: str
     tier: Tier
@@ -59,6 +67,13 @@ class Subscription:
     """A callback that hears of modes until it is closed. Use it in a `with`, or keep it until the process ends.
 
     `dropped`: changes that it was not told of, since it had not come back from CHANGES_MAX others.
+
+    Example:
+        >>> def listen(change: tensord.ModeChange) -> None:
+        ...     print(change.gauge, change.mode)
+        >>> with cache.on_mode(listen, gauge="host") as subscription:
+        ...     list(subscription.states)
+        ['host']
     """
 
     def __init__(self, governor: Governor, callback: Callable[[ModeChange], object], gauge: str | None) -> None:

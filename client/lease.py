@@ -28,6 +28,14 @@ class Lease:
     """A pinned entry. Its views stay right for as long as any of them lives, whatever becomes of the client.
 
     Leaving the `with` block drops only the lease's own hold.
+
+    Example:
+        >>> cache.put(key, {"hidden": np.arange(3)}, wait=True).state
+        'stored'
+        >>> with cache.get(key) as lease:
+        ...     hidden = lease.tree["hidden"]
+        >>> hidden, hidden.flags.writeable                         # pinned for as long as this array lives
+        (array([0, 1, 2]), False)
     """
 
     __slots__ = ("_recipe", "_root", "image_bytes")
@@ -171,6 +179,13 @@ class Batch:
     """What `get_many` holds: all hits pinned at once; views are made when asked for, by the position of their key.
 
     `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
+
+    Example:
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> with cache.get_many([key, bytes(32)]) as batch:
+        ...     print(batch.found, batch[0].tree, batch[1])
+        [ True False] [0 1 2] None
     """
 
     __slots__ = ("_copies", "_lengths", "_places", "_root", "_view", "found")

@@ -38,6 +38,11 @@ class Namespace:
 
     Raises:
         BadNamespace: one of model, revision, dtype and processor is missing or empty.
+
+    Example:
+        >>> ns = tensord.Namespace(model="my/vlm", revision="9f3c", dtype="float32", processor="mine-1.0")
+        >>> len(ns.key("encoder", "image", b"the bytes of a picture"))
+        32
     """
 
     model: str

@@ -68,6 +68,15 @@ class PrefixCache:
     Raises:
         BadPrefix: `block_tokens` is no such number.
         UsageError: `n_on_device` is no number from 0 up, or above 0 without a device.
+
+    Example:
+        >>> prefixes = tensord.PrefixCache(cache, ns)
+        >>> tokens = np.arange(1000, dtype=np.uint32)
+        >>> prefixes.put(tokens, [tensord.NormalLayer(np.zeros((1, 2, 1000, 8)))], wait=True).state
+        'stored'
+        >>> with prefixes.match(np.append(tokens, [5, 6])) as match:
+        ...     match.offset, match.joined(0).shape
+        (1000, (1, 2, 1000, 8))
     """
 
     def __init__(
@@ -98,10 +107,12 @@ class PrefixCache:
 
     @property
     def namespace(self) -> Namespace:
+        """The namespace of the blocks."""
         return self._namespace
 
     @property
     def block_tokens(self) -> int:
+        """Tokens of a block."""
         return self._block_tokens
 
     # ---- sequences

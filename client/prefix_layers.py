@@ -30,6 +30,9 @@ class NormalLayer:
     Args:
         tree: arrays with as many tokens along `axis` as the sequence has.
         axis: -2 where they are [batch, heads, tokens, dim].
+
+    Example:
+        >>> layer = tensord.NormalLayer({"k": np.zeros((1, 2, 40, 8)), "v": np.zeros((1, 2, 40, 8))})      # 40 tokens
     """
 
     tree: Any
@@ -44,6 +47,9 @@ class RotatingLayer:
     Args:
         tree: arrays with as many tokens along `axis` as the sequence has, `window` at most, in their order in the
             sequence.
+
+    Example:
+        >>> layer = tensord.RotatingLayer({"k": np.zeros((1, 2, 128, 8)), "v": np.zeros((1, 2, 128, 8))}, window=128)
     """
 
     tree: Any
@@ -53,7 +59,11 @@ class RotatingLayer:
 
 @dataclass(frozen=True, slots=True)
 class SharedLayer:
-    """Has nothing of its own: it uses another layer's."""
+    """Has nothing of its own: it uses another layer's.
+
+    Example:
+        >>> layers = [tensord.NormalLayer(np.zeros((1, 2, 40, 8))), tensord.SharedLayer()]     # it uses the first's
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,9 @@ class RecurrentLayer:
 
     Args:
         state: any payload; None where the state at the sequence's end was not kept.
+
+    Example:
+        >>> layer = tensord.RecurrentLayer({"ssm": np.zeros((1, 16, 64), np.float32)})
     """
 
     state: Any

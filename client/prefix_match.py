@@ -47,6 +47,14 @@ class PrefixMatch:
         offset: so many tokens are cached, at least 1, and less than the sequence has.
         remaining: the others, which have to be computed: a view of the caller's tokens, uint32.
         keep: per modality, how many items the remaining tokens still need: the last so many of its list.
+
+    Example:
+        >>> prefixes = tensord.PrefixCache(cache, ns)
+        >>> prefixes.put([1, 2, 3], [tensord.NormalLayer(np.zeros((1, 2, 3, 8)))], wait=True).state
+        'stored'
+        >>> with prefixes.match([1, 2, 7, 8]) as match:
+        ...     match.offset, match.remaining
+        (2, array([7, 8], dtype=uint32))
     """
 
     __slots__ = ("_held", "keep", "offset", "remaining")

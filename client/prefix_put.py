@@ -67,6 +67,13 @@ class PrefixPut:
     - "refused", "lost": not all of it is there, and `error` says why. What there is, is a valid shorter sequence.
 
     `blocks`: of the whole sequence; `snapshots`: that came with it.
+
+    Example:
+        >>> prefixes = tensord.PrefixCache(cache, ns, block_tokens=256)
+        >>> layers = [tensord.NormalLayer(np.zeros((1, 2, 512, 8)))]
+        >>> put = prefixes.put(np.arange(512, dtype=np.uint32), layers).wait()
+        >>> put.state, put.blocks
+        ('stored', 2)
     """
 
     __slots__ = ("_ended", "_own", "_puts", "_repeated", "_settled", "_there", "blocks", "snapshots")
@@ -83,10 +90,12 @@ class PrefixPut:
 
     @property
     def state(self) -> PutState:
+        """What became of the put by now; costs no message."""
         return self._outcome()[0]
 
     @property
     def error(self) -> TensordError | None:
+        """Why the state is "refused" or "lost"; None otherwise."""
         return self._outcome()[1]
 
     @property

@@ -94,6 +94,13 @@ class Feature:
     """One item of a request, as the receiver gets and returns it.
 
     `data` is a Reference or a tree, or None for "what is stored under this hash"; returned, always the tree.
+
+    Example:
+        >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
+        >>> receiver = tensord.ProcessorCache(cache, ns)
+        >>> [feature] = receiver.get_and_update_features([tensord.Feature("hash-1", tree)])
+        >>> feature.data["pixel_values"].shape
+        (4, 1176)
     """
 
     hash: Hash
@@ -151,6 +158,15 @@ class ProcessorCache:
 
     Raises:
         UsageError: an argument out of its range.
+
+    Example:
+        >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
+        >>> sender = tensord.ProcessorCache(cache, ns)
+        >>> [sent] = sender.get_and_update([tree], ["hash-1"])      # a Reference in place of the tree
+        >>> receiver = tensord.ProcessorCache(cache, ns)            # in another process
+        >>> [feature] = receiver.get_and_update_features([tensord.Feature("hash-1", sent)])
+        >>> type(sent).__name__, feature.data["pixel_values"].shape
+        ('Reference', (4, 1176))
     """
 
     def __init__(

@@ -26,6 +26,13 @@ class Put:
     - "existed": the key was there already; nothing was changed.
     - "refused": the daemon said no, and `error` says why.
     - "lost": no daemon that we may use, or it went away, or nobody took it in time; `error` says which.
+
+    Example:
+        >>> put = cache.put(key, np.arange(3))                      # returns once the array is copied
+        >>> put.wait().state                                        # every process can read it now
+        'stored'
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'existed'
     """
 
     __slots__ = ("_settled", "error", "key", "state")

@@ -25,6 +25,11 @@ class Reference(NamedTuple):
     """What a sender sends instead of a tree. As msgpack, `msgpack.packb(reference)`, then `Reference(*unpacked)`.
 
     `handle` and `loan` are of a sender that lends (see `ProcessorCache`), and empty otherwise.
+
+    Example:
+        >>> reference = tensord.Reference(key)
+        >>> tensord.Reference(*tuple(reference)) == reference       # as msgpack and other codecs send it
+        True
     """
 
     key: bytes

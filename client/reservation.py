@@ -24,6 +24,12 @@ class Reservation:
 
     `tree` has writable numpy arrays for leaves. They may be written until `commit`, and again once the put has
     ended: that reaches nobody. What is written in between may reach this entry.
+
+    Example:
+        >>> reserved = cache.reserve({"hidden": tensord.Spec((576, 64), "float32")})
+        >>> reserved.tree["hidden"][:] = 1.0                       # written in shared memory
+        >>> reserved.commit(key, tokens=576, wait=True).state
+        'stored'
     """
 
     __slots__ = ("__weakref__", "_call_off", "_commit", "_region", "tree")

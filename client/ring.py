@@ -24,7 +24,17 @@ _RECIPES_MAX: Final = 4096
 
 
 class Ring:
-    """One ring's memory. It goes on working when its client is attached elsewhere, closed, or without a daemon."""
+    """One ring's memory. It goes on working when its client is attached elsewhere, closed, or without a daemon.
+
+    Example:
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> with cache.get(key) as lender:                          # one process keeps the lease, and sends its handle
+        ...     handle = lender.handle()
+        ...     with cache.ring().borrow(handle) as borrowed:       # another process on the host reads the entry
+        ...         borrowed.tree
+        array([0, 1, 2])
+    """
 
     __slots__ = ("_map", "_recipes")
 

@@ -47,7 +47,15 @@ _ATTEMPTS: Final = 4
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry's metadata, as its span's header has it. Times are Unix seconds, by the wall clock as it is now; 0 means
-    that it does not expire."""
+    that it does not expire.
+
+    Example:
+        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
+        'stored'
+        >>> entry = cache.peek(key)
+        >>> entry.tokens, entry.expires_unix_s
+        (576, 0.0)
+    """
 
     key: bytes
     image_bytes: int
@@ -69,6 +77,12 @@ class Reuse:
     within about a second, and goes on when the daemon is started again, without what was read while there was none or
     in the tenth of a second before. Clients that read faster than the daemon takes in (some 40,000 gets a second
     together) are sampled.
+
+    Example:
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> cache.reuse(key).holders                                # clients with a lease or a view of the entry
+        0
     """
 
     holders: int

@@ -55,6 +55,11 @@ class VisualResult:
         encoder: the encoder's name as it was stored; empty on a miss.
         bytes_saved: size of the embedding that need not be computed again; 0 on a miss.
         recommendation: whether to encode data parallel; None for audio.
+
+    Example:
+        >>> result = tensord.VisualCache(cache, ns).lookup("image", b"the bytes of a picture")
+        >>> result.hit, result.bytes_saved
+        (False, 0)
     """
 
     __slots__ = (
@@ -159,6 +164,16 @@ class VisualCache:
 
     Raises:
         UsageError: a value out of its range; the message names it.
+
+    Example:
+        >>> visual = tensord.VisualCache(cache, ns)
+        >>> visual.lookup("image", b"the bytes of a picture").hit
+        False
+        >>> visual.store("image", b"the bytes of a picture", np.zeros((576, 64), np.float32)).wait().state
+        'stored'
+        >>> with visual.lookup("image", b"the bytes of a picture") as result:
+        ...     result.hit, result.embedding.shape
+        (True, (576, 64))
     """
 
     def __init__(

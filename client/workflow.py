@@ -28,6 +28,13 @@ class Workflow:
     """One workflow of this client, from `Client.workflow` until `end`, or the end of its client.
 
     `step` is where it is, from 0. `error`: why the daemon does not know it, where that is so: None while it does.
+
+    Example:
+        >>> graph = tensord.AgentStepGraph([tensord.AgentStep("planner"), tensord.AgentStep("coder", ("planner",), 1)])
+        >>> with cache.workflow("ticket-17", graph) as workflow:
+        ...     workflow.advance(1, wait=True)                      # the planner's entries go first now
+        ...     workflow.step
+        1
     """
 
     def __init__(self, link: Link, governor: Governor, name: str, graph: AgentStepGraph, timeout_s: float) -> None:

@@ -39,7 +39,13 @@ _STEP_NAMES: Final = {
 
 
 class TierState(Struct, frozen=True):
-    """One gauge as it stands. `refuses`: nothing new is taken in until the mode is left."""
+    """One gauge as it stands. `refuses`: nothing new is taken in until the mode is left.
+
+    Example:
+        >>> host = cache.modes()["host"]
+        >>> host.tier == "host", host.total_bytes > 0
+        (True, True)
+    """
 
     gauge: GaugeName
     tier: Tier

@@ -11,14 +11,24 @@ from typing import Final
 
 
 class Tier(StrEnum):
-    """Where a payload lives: a client's VRAM, or the ring."""
+    """Where a payload lives: a client's VRAM, or the ring.
+
+    Example:
+        >>> tensord.Tier.DEVICE == "device", tensord.Tier.HOST == "host"
+        (True, True)
+    """
 
     DEVICE = "device"
     HOST = "host"
 
 
 class Mode(StrEnum):
-    """How full a tier is, in five levels; `WORKFLOW_AWARE`: normal or pressure, with a step graph to go by."""
+    """How full a tier is, in five levels; `WORKFLOW_AWARE`: normal or pressure, with a step graph to go by.
+
+    Example:
+        >>> tensord.Mode.CRITICAL == "critical"
+        True
+    """
 
     RELAXED = "relaxed"
     NORMAL = "normal"

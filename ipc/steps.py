@@ -30,6 +30,11 @@ class AgentStep:
     `estimated_tokens`: what it will hold then; 0: not known. `is_optional`: the workflow can go on without it.
 
     Raises BadGraph, which names the field, its value and what is wanted.
+
+    Example:
+        >>> step = tensord.AgentStep("coder", depends_on=("planner",), step_index=1, estimated_tokens=4000)
+        >>> step.step_index
+        1
     """
 
     agent_id: str
@@ -53,7 +58,16 @@ class AgentStep:
 
 
 class AgentStepGraph:
-    """The steps of one workflow. Steps may be added in any order; `validate_dag` says whether they are a workflow."""
+    """The steps of one workflow. Steps may be added in any order; `validate_dag` says whether they are a workflow.
+
+    Example:
+        >>> graph = tensord.AgentStepGraph()
+        >>> graph.add_step(tensord.AgentStep("planner"))
+        >>> graph.add_step(tensord.AgentStep("coder", depends_on=("planner",), step_index=1))
+        >>> graph.validate_dag()                                  # raises BadGraph if the steps cannot be run
+        >>> graph.compute_steps_to_execution("coder", current_step=0)
+        1
+    """
 
     def __init__(self, steps: Iterable[AgentStep] = ()) -> None:
         self._steps: dict[tuple[str, int], AgentStep] = {}

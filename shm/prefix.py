@@ -57,6 +57,12 @@ class Media(NamedTuple):
     """An image, an audio or a video in a sequence: `length` tokens from token `start` on stand for it.
 
     `hash`: 32 bytes of its content (SHA-256).
+
+    Example:
+        >>> import hashlib
+        >>> picture = tensord.Media(200, 64, "image", hashlib.sha256(b"the bytes of a picture").digest())
+        >>> picture.end
+        264
     """
 
     start: int
@@ -66,6 +72,7 @@ class Media(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The token after its last one: `start + length`."""
         return self.start + self.length
 
 

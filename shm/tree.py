@@ -41,6 +41,10 @@ class Spec(NamedTuple):
 
     `dtype` is a numpy dtype or its name, a name from the header's table ("bfloat16"), or a
     torch.dtype, which makes the leaf come back as a tensor.
+
+    Example:
+        >>> tensord.Spec((576, 64), "bfloat16").shape
+        (576, 64)
     """
 
     shape: tuple[int, ...]

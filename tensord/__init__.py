@@ -1,4 +1,14 @@
-"""tensord: memcached for tensors. The public names; the daemon needs none of them and imports none of their parts."""
+"""tensord: memcached for tensors. The public names; the daemon needs none of them and imports none of their parts.
+
+Example:
+    >>> import numpy as np
+    >>> import tensord
+    >>> cache = tensord.Client()
+    >>> ns = tensord.Namespace(model="my/vlm", revision="9f3c", dtype="float32", processor="mine-1.0")
+    >>> key = ns.key("encoder", "image", b"the bytes of a picture")
+
+The examples of the classes begin with these lines.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,15 @@ from collections.abc import Sequence
 
 
 class TensordError(Exception):
-    """The base of the family."""
+    """The base of the family.
+
+    Example:
+        >>> try:
+        ...     cache.get(b"too short")
+        ... except tensord.TensordError as error:
+        ...     print(error.code)
+        BadKey
+    """
 
     @property
     def code(self) -> str:

@@ -39,6 +39,17 @@ class DeviceCache:
 
     Raises:
         UsageError: the client has a cache of this device already, or a value is out of its range.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
+        >>> with tensord.DeviceCache(cache, device) as held:
+        ...     print(held.put(key, {"hidden": device.upload(np.zeros(4))}, wait=True).state)
+        ...     with held.get(key) as lease:
+        ...         print(lease.tier)
+        registered
+        device
     """
 
     def __init__(self, client: Client, device: Device, *, uses_every_s: float = USES_EVERY_S) -> None:

@@ -58,6 +58,14 @@ class Registration:
     - "registered": the daemon counts them among its entries, and will say when they are to go.
     - "refused": the daemon said no, and `error` says why; the cache holds no reference to the tensors.
     - "lost": it was deleted, put anew or ordered away, or the cache was closed, before the daemon was told of it.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
+        >>> with tensord.DeviceCache(cache, device) as held:
+        ...     held.put(key, device.upload(np.zeros(4))).wait().state
+        'registered'
     """
 
     __slots__ = ("_settled", "error", "key", "state")
@@ -140,6 +148,16 @@ class DeviceLease:
 
     Release it in the thread and under the stream that used the tensors: what that stream has been told by then is
     waited for before they go.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> with tensord.DeviceCache(cache, device) as held, held.get(key) as lease:
+        ...     print(lease.tier, lease.tree)                       # not on the card: a view of the ring
+        host [0 1 2]
     """
 
     __slots__ = ("__weakref__", "_device", "_entries", "_entry", "_number", "_tree", "host", "tier")

@@ -41,6 +41,13 @@ class FakeCard:
 
     Raises:
         UsageError: a name that no gauge can have, or another capacity than the card has.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.client.device.fake_card import FakeCard
+        >>> card = FakeCard(tempfile.mkdtemp(), "card0", 1 << 20)
+        >>> card.reading()                                         # used and total bytes
+        (0, 1048576)
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, capacity_bytes: int | None = None) -> None:

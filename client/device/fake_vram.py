@@ -192,6 +192,13 @@ class FakeVram:
     Attributes:
         stream: the stream that is current wherever no other one is.
         copies: the stream of to_host and to_device.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))
+        >>> device.upload(np.arange(3)).numpy()
+        array([0, 1, 2])
     """
 
     def __init__(self, card: FakeCard, *, reports: bool = False) -> None:

@@ -20,6 +20,11 @@ class DeviceReservation:
     """Free memory of a device that is set aside for this process until `release`, or for `lasts_s`.
 
     It keeps others from reserving the same memory; it allocates nothing.
+
+    Example:
+        >>> with cache.reserve_device("card0", 4096) as reservation:
+        ...     reservation.size_bytes                              # allocate so many bytes of card0 here
+        4096
     """
 
     def __init__(self, link: Link, connected: Connected, size_bytes: int, answer: messages.Reserved) -> None:

@@ -70,6 +70,13 @@ class TorchDevice:
 
     Raises:
         UsageError: there is no torch, or no such card; or nobody can tell its PCI address and no name was given.
+
+    Example:
+        >>> import torch
+        >>> from tensord.client.device.torch_device import TorchDevice
+        >>> with tensord.DeviceCache(cache, TorchDevice(0)) as held:
+        ...     held.put(key, {"hidden": torch.zeros(4, device="cuda:0")}, wait=True).state
+        'registered'
     """
 
     def __init__(self, device: Any = None, *, name: str | None = None, accelerator: Any = None) -> None:
