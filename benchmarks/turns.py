@@ -48,7 +48,7 @@ MS_MAX: Final = 20.0
 """No answer waits longer, so neither may an event."""
 ACT_S_MAX: Final = 10.0
 """An act that has more to do than this is broken off: its longest event has come many times."""
-IMAGE_BYTES: Final = 64
+PAYLOAD_BYTES: Final = 64
 SPAN_BYTES: Final = 192
 _RECORD_BYTES: Final = 128
 _TAGS: Final = (b"common..", b"rare....")
@@ -102,12 +102,12 @@ class Scene:
         records = []
         for number in range(self.entries):
             key, span, offset = key_of(number, _TAGS[number % every == 0]), span_id(1, number + 1), number * SPAN_BYTES
-            slot = self.index.reserve(key, span, offset, 16, IMAGE_BYTES)
+            slot = self.index.reserve(key, span, offset, 16, PAYLOAD_BYTES)
             if slot is None:
                 continue
             self.index.publish(slot)
             uid = 1000 + number % 4
-            header = SpanHeader(key, span, IMAGE_BYTES, 16, 0, 1, 0.5, 1e6, uid, 0, 0.0, 1e6)
+            header = SpanHeader(key, span, PAYLOAD_BYTES, 16, 0, 1, 0.5, 1e6, uid, 0, 0.0, 1e6)
             records.append(Recovered(slot, header, True))
         began = time.thread_time()
         self.store.recover(records, self.now)
@@ -117,10 +117,10 @@ class Scene:
         return took_s
 
     def commit(self, client: int, request: int, key: bytes, **more: Any) -> None:
-        image_bytes = more.pop("image_bytes", IMAGE_BYTES)
-        self.send(client, messages.Commit(request, key, image_bytes, 16, tokens=1, acks=False, ttl_s=1e6, **more))
+        payload_bytes = more.pop("payload_bytes", PAYLOAD_BYTES)
+        self.send(client, messages.Commit(request, key, payload_bytes, 16, tokens=1, acks=False, ttl_s=1e6, **more))
 
-    def part(self, client: int, request: int, part_bytes: int = IMAGE_BYTES) -> None:
+    def part(self, client: int, request: int, part_bytes: int = PAYLOAD_BYTES) -> None:
         self.send(client, messages.Part(request, 0, part_bytes, True))
 
     def send(self, client: int, message: Any) -> None:
@@ -184,7 +184,7 @@ class Scene:
             for client in range(1, CLIENTS + 1):
                 request = 10_000_000 + number
                 self.commit(client, request, key_of(10_000_000 + number * CLIENTS + client), **more)
-                self.part(client, request, more.get("image_bytes", IMAGE_BYTES))
+                self.part(client, request, more.get("payload_bytes", PAYLOAD_BYTES))
 
     def pin(self) -> None:
         """Every client pins by message as many entries as it may: as a rule, a quarter of all."""
@@ -266,7 +266,7 @@ def waits_and_is_placed(scene: Scene) -> None:
 
 def waits_and_finds_room(scene: Scene) -> None:
     """All clients' puts wait behind one that nothing makes room for yet; then all there is has gone."""
-    scene.commit(1, 1, key_of(-1), image_bytes=scene.entries * SPAN_BYTES // 2)
+    scene.commit(1, 1, key_of(-1), payload_bytes=scene.entries * SPAN_BYTES // 2)
     scene.part(1, 1, scene.entries * SPAN_BYTES // 2)
     scene.waiting_puts()
     scene.send(2, messages.Clear(1, None))
@@ -278,7 +278,7 @@ def declined(scene: Scene) -> None:
     scene.policy.choosy = True
     follows = scene.keys[1]
     scene.send(1, messages.Pin(1, follows, 600.0))
-    scene.waiting_puts(follows=follows, prefix_bytes=_RECORD_BYTES, image_bytes=IMAGE_BYTES + _RECORD_BYTES)
+    scene.waiting_puts(follows=follows, prefix_bytes=_RECORD_BYTES, payload_bytes=PAYLOAD_BYTES + _RECORD_BYTES)
     scene.settle()
 
 
@@ -287,7 +287,7 @@ def refused_beside_pins(scene: Scene) -> None:
     scene.pin()
     scene.pinned = frozenset(entry.span_id for n, entry in enumerate(scene.store.memory.entries) if n % 4 == 0)
     scene.longest_s = 0.0
-    scene.waiting_puts(image_bytes=64 * SPAN_BYTES)
+    scene.waiting_puts(payload_bytes=64 * SPAN_BYTES)
     scene.settle()
 
 

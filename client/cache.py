@@ -25,8 +25,8 @@ from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
 from ..ipc.words import NAME_CHARS_MAX
-from ..shm.image import Image
 from ..shm.layout import KEY_BYTES
+from ..shm.payload import Payload
 from ..shm.recipe import recipe
 from ..shm.tree import encode, encode_spec
 from . import forks, queueing
@@ -244,15 +244,15 @@ class Client:
             UnsupportedLeaf: as for put.
             ObjectTooLarge, DaemonUnavailable, TimedOut: why there is no room.
         """
-        image = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
-        return aside(partial(self._reserve, image, self._deadline(timeout_s)))
+        payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
+        return aside(partial(self._reserve, payload, self._deadline(timeout_s)))
 
-    def _reserve(self, image: Image, deadline: float) -> Reservation:
-        region = self._link.puts.reserve(image.image_bytes, deadline)
+    def _reserve(self, payload: Payload, deadline: float) -> Reservation:
+        region = self._link.puts.reserve(payload.payload_bytes, deadline)
         try:
             memory = region.hand_out()
-            image.write_into(memory)
-            tree = recipe(image.header).view(memory)
+            payload.write_into(memory)
+            tree = recipe(payload.header).view(memory)
         except BaseException:
             region.release()
             raise
@@ -265,7 +265,9 @@ class Client:
             except BaseException:
                 held.release()
                 raise
-            put = self._link.puts.commit(key, held, image.image_bytes, len(image.header), terms, deadline=deadline)
+            put = self._link.puts.commit(
+                key, held, payload.payload_bytes, len(payload.header), terms, deadline=deadline
+            )
             return put, deadline
 
         return Reservation(tree, region, commit)
@@ -561,12 +563,12 @@ class Client:
         terms = terms.checked()
         self._attach()
         try:
-            image = encode(tree, depth_max=self._link.limits.tree_depth_max)
+            payload = encode(tree, depth_max=self._link.limits.tree_depth_max)
         except ObjectTooLarge as error:
             put = Put(key)
             put.settle("refused", error)
             return put
-        return self._link.puts.put(key, image, terms, deadline=deadline)
+        return self._link.puts.put(key, payload, terms, deadline=deadline)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
         self._attach()

@@ -82,14 +82,14 @@ class Holds:
             held = before = self._held.get(key)
             handle = lease.handle()
             if held is None or handle not in (None, held.handle):
-                if handle is None or not self._make_room(lease.image_bytes, before):
+                if handle is None or not self._make_room(lease.payload_bytes, before):
                     return False
                 held = _Held(lease, handle)
                 if before is not None:
                     self._drop(key)
                     held.lent, held.promised_to = before.lent, before.promised_to
                 self._held[key] = held
-                self._bytes += lease.image_bytes
+                self._bytes += lease.payload_bytes
             held.promised_to.add(threading.get_ident())
             return self._renew(key, held)
 
@@ -138,15 +138,15 @@ class Holds:
 
     # ---- inside
 
-    def _make_room(self, image_bytes: int, before: _Held | None) -> bool:
+    def _make_room(self, payload_bytes: int, before: _Held | None) -> bool:
         """Whether one more, of so many bytes, fits; or one in place of `before`, which stays until then."""
         more_entries = 1 if before is None else 0
-        more_bytes = image_bytes - (0 if before is None else before.lease.image_bytes)
+        more_bytes = payload_bytes - (0 if before is None else before.lease.payload_bytes)
         if self._has_room(more_entries, more_bytes):
             return True
         others = [(key, held) for key, held in self._held.items() if held is not before]
-        promised = [held.lease.image_bytes for _, held in others if held.promised_to]
-        if len(promised) >= self.entries_max or sum(promised) + image_bytes > self.bytes_max:
+        promised = [held.lease.payload_bytes for _, held in others if held.promised_to]
+        if len(promised) >= self.entries_max or sum(promised) + payload_bytes > self.bytes_max:
             return False
         for key in [key for key, held in others if not held.promised_to]:
             self._drop(key)
@@ -158,7 +158,7 @@ class Holds:
         return len(self._held) + more_entries <= self.entries_max and self._bytes + more_bytes <= self.bytes_max
 
     def _drop(self, key: bytes) -> None:
-        self._bytes -= self._held.pop(key).lease.image_bytes
+        self._bytes -= self._held.pop(key).lease.payload_bytes
 
     def _renew(self, key: bytes, held: _Held) -> bool:
         held.ends_at = time.monotonic() + self.seconds

@@ -38,16 +38,16 @@ class Lease:
         (array([0, 1, 2]), False)
     """
 
-    __slots__ = ("_recipe", "_root", "image_bytes")
+    __slots__ = ("_recipe", "_root", "payload_bytes")
 
-    def __init__(self, root: Array, recipe: Recipe, image_bytes: int) -> None:
-        """`root` is the entry's whole image, (image_bytes,) uint8.
+    def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
+        """`root` is the entry's whole payload, (payload_bytes,) uint8.
 
-        `image_bytes` is the payload's size in the ring, tree header and padding included.
+        `payload_bytes` is the payload's size in the ring, tree header and padding included.
         """
         self._root = root
         self._recipe = recipe
-        self.image_bytes = image_bytes
+        self.payload_bytes = payload_bytes
 
     @property
     def tree(self) -> Any:
@@ -104,13 +104,13 @@ class Lease:
         if mapping is None:
             return None
         span: Array = np.ndarray(
-            (SPAN_HEADER_BYTES + self.image_bytes,), np.uint8, mapping, mapping.span_at(array, offset)
+            (SPAN_HEADER_BYTES + self.payload_bytes,), np.uint8, mapping, mapping.span_at(array, offset)
         )
         return span
 
     def _handle(self, array: Array, offset: int) -> bytes | None:
         mapping = mapping_under(array)
-        return mapping.handle(array, offset, self.image_bytes) if mapping is not None else None
+        return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
 
     def release(self) -> None:
         """Drops this hold on the entry; views already taken keep theirs."""
@@ -135,11 +135,11 @@ class ArrayLease(Lease):
 
     __slots__ = ("tree",)
 
-    def __init__(self, root: Array, recipe: Recipe, image_bytes: int) -> None:
+    def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
         """`root` is the payload itself."""
         self.tree = root  # type: ignore[misc]  # a slot in the property's place: a hit reads it without a call
         self._recipe = recipe
-        self.image_bytes = image_bytes
+        self.payload_bytes = payload_bytes
 
     def torch(self, *, copy: bool = True) -> Any:
         import torch
@@ -167,12 +167,12 @@ class ArrayLease(Lease):
             del self.tree
 
 
-def lease_over(memory: Array | RingMap, start: int, image_bytes: int, known: Recipe) -> Lease:
-    """A lease on the image that begins at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
+def lease_over(memory: Array | RingMap, start: int, payload_bytes: int, known: Recipe) -> Lease:
+    """A lease on the payload at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
     if known.single is None:
-        return Lease(np.ndarray((image_bytes,), np.uint8, memory, start), known, image_bytes)
+        return Lease(np.ndarray((payload_bytes,), np.uint8, memory, start), known, payload_bytes)
     shape, dtype, offset = known.single
-    return ArrayLease(np.ndarray(shape, dtype, memory, start + offset), known, image_bytes)
+    return ArrayLease(np.ndarray(shape, dtype, memory, start + offset), known, payload_bytes)
 
 
 class Batch:

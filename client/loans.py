@@ -154,7 +154,7 @@ class _Book:
     def add(self, lease: Lease, bytes_max: int) -> int | None:
         with self._lock:
             now = time.monotonic()
-            more = 0 if lease in self._uses else lease.image_bytes
+            more = 0 if lease in self._uses else lease.payload_bytes
             while self._lent and self.bytes + more > bytes_max:
                 number, (_, since) = next(iter(self._lent.items()))
                 if now - since < self._seconds:
@@ -165,7 +165,7 @@ class _Book:
             number = next(self._numbers)
             self._lent[number] = lease, now
             self._uses[lease] += 1
-            self.bytes += lease.image_bytes if self._uses[lease] == 1 else 0
+            self.bytes += lease.payload_bytes if self._uses[lease] == 1 else 0
             return number
 
     def get(self, number: int) -> Lease | None:
@@ -198,7 +198,7 @@ class _Book:
         self._uses[lease] -= 1
         if not self._uses[lease]:
             del self._uses[lease]
-            self.bytes -= lease.image_bytes
+            self.bytes -= lease.payload_bytes
 
 
 class Borrower:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..errors import ObjectTooLarge, PredecessorGone, TensordError
 from ..ipc.words import COST_MS_MAX
 from ..shm.prefix import Media, Piece, Tokens, fold
-from ..shm.tree import Image, encode
+from ..shm.tree import Payload, encode
 from .fields import check_timeout
 from .prefix_keys import Keyed, chain_of, snapshot_of
 from .prefix_layers import Layers
@@ -231,30 +231,30 @@ def _send(
     fresh = sum(keyed.piece.count for keyed in chain[there:])
     cost_ms = sequence.cost_ms / (fresh or layers.tokens)
 
-    def image_of(keyed: Keyed, parts: list[Any]) -> Image:
+    def payload_of(keyed: Keyed, parts: list[Any]) -> Payload:
         # The record is the first leaf: the daemon finds it without reading the tree.
         return encode({"prefix": keyed.record, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
 
-    def put(keyed: Keyed, image: Image, tokens: int) -> bool:
+    def put(keyed: Keyed, payload: Payload, tokens: int) -> bool:
         """False where nothing more needs to be sent. `tokens`: to be computed again without this piece."""
         cost = min(cost_ms * tokens, COST_MS_MAX)
         terms = Terms(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
-        result.add(keyed.piece, client.link.puts.put(keyed.key, image, terms, deadline=deadline))
+        result.add(keyed.piece, client.link.puts.put(keyed.key, payload, terms, deadline=deadline))
         return not result.has_failed()
 
     try:
         # First, so that nothing is sent if one of them cannot be.
-        snapshots: deque[tuple[Keyed, Image, int]] = deque()
+        snapshots: deque[tuple[Keyed, Payload, int]] = deque()
         before = 0
         for position, states in layers.snapshots.items():
             keyed = snapshot_of(chain, position)
             if not client.contains(keyed.key):
-                snapshots.append((keyed, image_of(keyed, states), position - before))
+                snapshots.append((keyed, payload_of(keyed, states), position - before))
             before = position
         for number, keyed in enumerate(chain):
             piece = keyed.piece
             stop = piece.start + piece.count
-            if number >= there and not put(keyed, image_of(keyed, layers.block(piece.start, stop)), piece.count):
+            if number >= there and not put(keyed, payload_of(keyed, layers.block(piece.start, stop)), piece.count):
                 return
             while snapshots and snapshots[0][0].piece.start <= (number + 1) * block_tokens:
                 if not put(*snapshots.popleft()):

@@ -1,4 +1,4 @@
-"""Views of a leased image on which a process may write for itself, without a copy of what it does not write on.
+"""Views of a leased payload on which a process may write for itself, without a copy of what it does not write on.
 
 Owns: the private mapping. A page of it is the ring's until somebody writes on it, and then this process's own, so an
 in-place operation neither ends the process nor reaches anybody else. Does not own the pin: the mapping keeps the root
@@ -18,13 +18,13 @@ Array = np.ndarray[Any, Any]
 
 
 class _PrivateMap(mmap):
-    """The pages around one image; `root` is the lease's."""
+    """The pages around one payload; `root` is the lease's."""
 
     root: Array
 
 
 def private_view(root: Array) -> Array:
-    """A writable array, (image_bytes,) uint8, with the bytes of a lease's root; it keeps the root alive.
+    """A writable array, (payload_bytes,) uint8, with the bytes of a lease's root; it keeps the root alive.
 
     It costs a mapping and a descriptor for as long as it lives. Where the process has none left, or the lease is a copy
     anyway, it is a copy.

@@ -72,7 +72,7 @@ class Put:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A put that is not acknowledged. It can be sent again as long as its whole image stands in its inbox.
+    """A put that is not acknowledged. It can be sent again as long as its whole payload stands in its inbox.
 
     `connected`: where its own thread has sent its Commit. `regions`: by their offsets in `inbox`.
     """

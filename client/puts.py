@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, Unavailable
 from ..ipc import messages
 from ..ipc.words import Limits
-from ..shm.image import Image, Leaf
 from ..shm.layout import NAMESPACE_TAG_BYTES, aligned
+from ..shm.payload import Leaf, Payload
 from .inbox import Inbox, Region
 from .inboxes import Inboxes, no_room
 from .put import Pending
@@ -74,13 +74,13 @@ class Puts:
     def limits(self, limits: Limits) -> None:
         self.inboxes.limits = limits
 
-    def put(self, key: bytes, image: Image, terms: Terms, *, deadline: float) -> Put:
-        """Copies `image` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
+    def put(self, key: bytes, payload: Payload, terms: Terms, *, deadline: float) -> Put:
+        """Copies `payload` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
         try:
             self._check_generation(key)
-            self._check_size(image.image_bytes)
-            self._put(put, image, terms, deadline)
+            self._check_size(payload.payload_bytes)
+            self._put(put, payload, terms, deadline)
         except TensordError as error:
             self._end(put, _state_for(error), error)
         except BaseException:
@@ -90,27 +90,27 @@ class Puts:
             raise
         return put
 
-    def reserve(self, image_bytes: int, deadline: float) -> Region:
+    def reserve(self, payload_bytes: int, deadline: float) -> Region:
         """A region for a payload that is produced in place.
 
         Raises:
             ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: why there is none.
         """
-        self._check_size(image_bytes)
-        return self.inboxes.region(image_bytes, deadline)
+        self._check_size(payload_bytes)
+        return self.inboxes.region(payload_bytes, deadline)
 
     def commit(
-        self, key: bytes, region: Region, image_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
+        self, key: bytes, region: Region, payload_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
     ) -> Put:
-        """Sends a region that holds a whole image; copies it first where its inbox was retired."""
+        """Sends a region that holds a whole payload; copies it first where its inbox was retired."""
         put = Put(key)
         try:
             self._check_generation(key)
-            pending = self._begin(put, region.inbox, image_bytes, tree_bytes, terms, deadline)
+            pending = self._begin(put, region.inbox, payload_bytes, tree_bytes, terms, deadline)
             if pending is None:
-                image = region.bytes(image_bytes)
-                rest = Leaf(tree_bytes, image_bytes - tree_bytes, image[tree_bytes:])
-                self._put(put, Image(image[:tree_bytes].tobytes(), [rest], image_bytes), terms, deadline)
+                payload = region.bytes(payload_bytes)
+                rest = Leaf(tree_bytes, payload_bytes - tree_bytes, payload[tree_bytes:])
+                self._put(put, Payload(payload[:tree_bytes].tobytes(), [rest], payload_bytes), terms, deadline)
         except TensordError as error:
             pending = None
             self._end(put, _state_for(error), error)
@@ -119,7 +119,7 @@ class Puts:
             return put
         if not self._hold(pending, region):
             return put
-        pending.parts.append(messages.Part(pending.commit.id, region.offset, image_bytes, True))
+        pending.parts.append(messages.Part(pending.commit.id, region.offset, payload_bytes, True))
         try:
             self._send_commit(pending, *pending.parts)
         except TensordError as error:
@@ -216,20 +216,20 @@ class Puts:
         """Puts that are not acknowledged."""
         return len(self._pending)
 
-    def _check_size(self, image_bytes: int) -> None:
-        if image_bytes > self.limits.object_bytes_max:
+    def _check_size(self, payload_bytes: int) -> None:
+        if payload_bytes > self.limits.object_bytes_max:
             raise ObjectTooLarge(
-                f"the payload has {image_bytes} bytes, object_bytes_max is {self.limits.object_bytes_max}; "
+                f"the payload has {payload_bytes} bytes, object_bytes_max is {self.limits.object_bytes_max}; "
                 "raise it (and ring_bytes with it), or store the payload in pieces"
             )
 
-    def _put(self, put: Put, image: Image, terms: Terms, deadline: float) -> None:
-        """Has a put begin, and copies its image.
+    def _put(self, put: Put, payload: Payload, terms: Terms, deadline: float) -> None:
+        """Has a put begin, and copies its payload.
 
         Raises:
             TensordError: why it did not begin.
         """
-        size_bytes, tree_bytes = image.image_bytes, len(image.header)
+        size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
         while True:
             inbox = self.inboxes.fit(size_bytes)
             if aligned(size_bytes) > inbox.size_bytes // 2:
@@ -237,7 +237,7 @@ class Puts:
                 with inbox.streaming():
                     pending = self._begin(put, inbox, size_bytes, tree_bytes, terms, deadline, whole=False)
                     if pending is not None:
-                        self._stream(pending, image, deadline)
+                        self._stream(pending, payload, deadline)
                         return
                 continue
             region = self.inboxes.region(size_bytes, deadline, inbox)
@@ -247,7 +247,7 @@ class Puts:
                 region.release()
                 raise
             if pending is not None:
-                self._copy(pending, image, region)
+                self._copy(pending, payload, region)
                 return
             region.release()
 
@@ -255,7 +255,7 @@ class Puts:
         self,
         put: Put,
         inbox: Inbox,
-        image_bytes: int,
+        payload_bytes: int,
         tree_bytes: int,
         terms: Terms,
         deadline: float,
@@ -266,7 +266,7 @@ class Puts:
         commit = messages.Commit(
             self._next_id(),
             put.key,
-            image_bytes,
+            payload_bytes,
             tree_bytes,
             terms.tokens,
             terms.ttl_s,
@@ -303,9 +303,9 @@ class Puts:
             self._pending[commit.id] = pending
         return pending
 
-    def _copy(self, pending: Pending, image: Image, region: Region) -> None:
-        """One region for the whole image. Only what fits in one part waits with its Commit until it is copied."""
-        size_bytes = image.image_bytes
+    def _copy(self, pending: Pending, payload: Payload, region: Region) -> None:
+        """One region for the whole payload. Only what fits in one part waits with its Commit until it is copied."""
+        size_bytes = payload.payload_bytes
         early = size_bytes >= 2 * PART_BYTES
         try:
             with region.held():
@@ -322,7 +322,7 @@ class Puts:
                         rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
                         self._send_part(pending, rest)
                         return
-                    image.write_range(memory[start:stop], start, stop)
+                    payload.write_range(memory[start:stop], start, stop)
                     part = messages.Part(pending.commit.id, region.offset + start, stop - start, stop == size_bytes)
                     pending.parts.append(part)
                     if early:
@@ -332,9 +332,9 @@ class Puts:
         except TensordError as error:
             self._not_sent(pending, error)
 
-    def _stream(self, pending: Pending, image: Image, deadline: float) -> None:
+    def _stream(self, pending: Pending, payload: Payload, deadline: float) -> None:
         """A region for each part, which is free again when the daemon has copied it."""
-        inbox, size_bytes = pending.inbox, image.image_bytes
+        inbox, size_bytes = pending.inbox, payload.payload_bytes
         part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
         try:
             self._send_commit(pending)
@@ -350,7 +350,7 @@ class Puts:
                     if not self._hold(pending, region):
                         self._send_part(pending, messages.Part(pending.commit.id, 0, size_bytes - start, True))
                         return
-                    image.write_range(memory, start, stop)
+                    payload.write_range(memory, start, stop)
                     part = messages.Part(pending.commit.id, region.offset, stop - start, stop == size_bytes)
                     self._send_part(pending, part)
         except TensordError as error:

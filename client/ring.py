@@ -67,9 +67,9 @@ class Ring:
             known = self._recipes.get(header) or learned(self._recipes, header)
         except BadTree:
             return None
-        if known.end_bytes > span.image_bytes:
+        if known.end_bytes > span.payload_bytes:
             return None
-        return lease_over(self._map, start, span.image_bytes, known)
+        return lease_over(self._map, start, span.payload_bytes, known)
 
     def copied(self, handle: bytes) -> Lease | None:
         """A lease on a copy of what a handle names, which is right whether or not the lender keeps its lease: what has
@@ -82,7 +82,7 @@ class Ring:
         if named is None:
             return None
         start, span = named
-        copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.image_bytes)
+        copied = self._map.copied(start - SPAN_HEADER_BYTES, SPAN_HEADER_BYTES + span.payload_bytes)
         return lease_of_copy(copied, handle, self._recipes)
 
 
@@ -92,23 +92,23 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
     Returns:
         None if the bytes are not, to the last one, what the handle names.
     """
-    named, image = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
-    if named is None or len(image) != named.image_bytes:
+    named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
+    if named is None or len(payload) != named.payload_bytes:
         return None
     try:
         found = SpanHeader.unpack(span[:SPAN_HEADER_BYTES].tobytes())
-        if (found.key, found.span_id, found.image_bytes) != (named.key, named.span_id, named.image_bytes):
+        if (found.key, found.span_id, found.payload_bytes) != (named.key, named.span_id, named.payload_bytes):
             return None
-        if checksum_of(image) != found.checksum:
+        if checksum_of(payload) != found.checksum:
             return None
-        header = image[: found.tree_bytes].tobytes()
+        header = payload[: found.tree_bytes].tobytes()
         known = recipes.get(header) or learned(recipes, header)
     except (BadTree, Corrupt):
         return None
-    if known.end_bytes > len(image):
+    if known.end_bytes > len(payload):
         return None
-    image.flags.writeable = False
-    return lease_over(image, 0, len(image), known)
+    payload.flags.writeable = False
+    return lease_over(payload, 0, len(payload), known)
 
 
 def learned(recipes: dict[bytes, Recipe], header: bytes) -> Recipe:

@@ -31,17 +31,17 @@ HANDLE_BYTES: Final = _HANDLE.size
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The name of one image in one ring: `offset` is its span's, in bytes from the ring's beginning."""
+    """The name of one payload in one ring: `offset` is its span's, in bytes from the ring's beginning."""
 
     identity: bytes
     offset: int
-    image_bytes: int
+    payload_bytes: int
     span_id: int
     key: bytes
 
     def pack(self) -> bytes:
         """72 bytes, the same for every process of the host; the first 16 are the ring's identity."""
-        return _HANDLE.pack(self.identity, self.offset, self.image_bytes, self.span_id, self.key)
+        return _HANDLE.pack(self.identity, self.offset, self.payload_bytes, self.span_id, self.key)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Handle | None:
@@ -91,33 +91,33 @@ class RingMap(mmap):
             return None
 
     def span_at(self, array: Array, offset: int) -> int:
-        """Where the span begins in whose image `array`, an array over this mapping, begins at `offset`."""
+        """Where the span begins in whose payload `array`, an array over this mapping, begins at `offset`."""
         begins: int = np.frombuffer(self, np.uint8).__array_interface__["data"][0]
         at: int = array.__array_interface__["data"][0] - begins - offset - SPAN_HEADER_BYTES
         return at
 
-    def handle(self, array: Array, offset: int, image_bytes: int) -> bytes | None:
-        """The handle of the image in which `array`, an array over this mapping, begins at `offset`."""
+    def handle(self, array: Array, offset: int, payload_bytes: int) -> bytes | None:
+        """The handle of the payload in which `array`, an array over this mapping, begins at `offset`."""
         span_at = self.span_at(array, offset)
         header = self.span(span_at)
-        if header is None or header.image_bytes != image_bytes:
+        if header is None or header.payload_bytes != payload_bytes:
             return None
-        return Handle(self.identity, span_at, image_bytes, header.span_id, header.key).pack()
+        return Handle(self.identity, span_at, payload_bytes, header.span_id, header.key).pack()
 
     def named(self, packed: bytes) -> tuple[int, SpanHeader] | None:
-        """Where the image of a handle begins, and its span's header.
+        """Where the payload of a handle begins, and its span's header.
 
         None if the bytes are no handle, or one of another ring, or what stands there is not what it names.
         """
         handle = Handle.unpack(packed)
         if handle is None or handle.identity != self.identity or handle.offset % ALIGN_BYTES:
             return None
-        if handle.offset + span_bytes(handle.image_bytes) > len(self):
+        if handle.offset + span_bytes(handle.payload_bytes) > len(self):
             return None
         header = self.span(handle.offset)
-        if header is None or not 0 < header.tree_bytes <= header.image_bytes:
+        if header is None or not 0 < header.tree_bytes <= header.payload_bytes:
             return None
-        if (header.key, header.span_id, header.image_bytes) != (handle.key, handle.span_id, handle.image_bytes):
+        if (header.key, header.span_id, header.payload_bytes) != (handle.key, handle.span_id, handle.payload_bytes):
             return None
         return handle.offset + SPAN_HEADER_BYTES, header
 

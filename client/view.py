@@ -58,7 +58,7 @@ class Entry:
     """
 
     key: bytes
-    image_bytes: int
+    payload_bytes: int
     tokens: int
     created_unix_s: float
     expires_unix_s: float
@@ -166,7 +166,7 @@ class View:
 
         # Read the slot. SYNC POINT: seq first, then the body, as in IndexReader.find.
         slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
-        seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
+        seq, found, span_id, place, payload_bytes = SLOT.unpack_from(memory, slot_at)
         try:
             unusual = found != key or seq & 1 or place & PLACE_UNVERIFIED
         except ValueError:
@@ -192,12 +192,12 @@ class View:
                 header = ring[start : start + (place >> 48)]
                 known = self._recipes.get(header) or self._learned(header)
                 if known.single is None:
-                    root: Array = ndarray((image_bytes,), uint8, ring, start)
-                    lease = Lease(root, known, image_bytes)
+                    root: Array = ndarray((payload_bytes,), uint8, ring, start)
+                    lease = Lease(root, known, payload_bytes)
                 else:
                     shape, dtype, offset = known.single
                     root = ndarray(shape, dtype, ring, start + offset)
-                    lease = ArrayLease(root, known, image_bytes)
+                    lease = ArrayLease(root, known, payload_bytes)
 
                 # Log the hit.
                 head = next(lane.heads)
@@ -261,8 +261,8 @@ class View:
         hit = self._index.find(key)
         if hit is None:
             return False
-        *_, place, image_bytes = hit
-        return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + image_bytes <= len(self._ring)
+        *_, place, payload_bytes = hit
+        return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + payload_bytes <= len(self._ring)
 
     def peek(self, key: bytes) -> Entry | None:
         """The entry's metadata, without touching its recency. A damaged header is a miss."""
@@ -279,7 +279,7 @@ class View:
                 zero_s = unix_at_boot_s()
                 expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
                 return Entry(
-                    h.key, h.image_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
+                    h.key, h.payload_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
                 )
         return None
 
@@ -295,11 +295,11 @@ class View:
                 return Reuse(holders, uses)
         return None
 
-    def lease_within(self, root: Array, place: int, image_bytes: int) -> Lease:
+    def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
         """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         header = self._ring[start : start + (place >> 48)]
-        return lease_over(root, start, image_bytes, self._recipes.get(header) or self._learned(header))
+        return lease_over(root, start, payload_bytes, self._recipes.get(header) or self._learned(header))
 
     def verified(self, key: bytes) -> Lease | None:
         """`get`, with the payload checked against its checksum first.
@@ -345,7 +345,7 @@ class View:
             hit = self._index.find(key)
             if hit is None:
                 break
-            at, seq, span_id, place, image_bytes = hit
+            at, seq, span_id, place, payload_bytes = hit
             try:
                 word = lane.pin(span_id)
             except IndexError:
@@ -354,11 +354,11 @@ class View:
             try:
                 unchanged = self._index.words[at] == seq
                 if unchanged:
-                    image: Array = ndarray((image_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
+                    payload: Array = ndarray((payload_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
                     if check or place & PLACE_UNVERIFIED:
-                        _check(self._ring[offset : offset + SPAN_HEADER_BYTES], image)
-                    header = image[: place >> 48].tobytes()
-                    lease = lease_over(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+                        _check(self._ring[offset : offset + SPAN_HEADER_BYTES], payload)
+                    header = payload[: place >> 48].tobytes()
+                    lease = lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
             except TypeError:
                 # As in get: the span lies behind what is mapped here.
                 lane.unpin(word)
@@ -369,7 +369,7 @@ class View:
             if not unchanged:
                 lane.unpin(word)
                 continue
-            lane.tie(word, image)
+            lane.tie(word, payload)
             if counted:
                 lane.log(span_id)
             return lease
@@ -383,29 +383,29 @@ class View:
             hit = self._index.find(key)
             if hit is None:
                 break
-            at, seq, span_id, place, image_bytes = hit
+            at, seq, span_id, place, payload_bytes = hit
             if self._index.words[at] != seq:
                 # Its place and its length may be those of two spans.
                 continue
             offset = place & PLACE_OFFSET_MASK
-            span = self._ring.copied(offset, SPAN_HEADER_BYTES + image_bytes)
+            span = self._ring.copied(offset, SPAN_HEADER_BYTES + payload_bytes)
             if self._index.words[at] == seq:
-                image = span[SPAN_HEADER_BYTES:]
-                _check(span[:SPAN_HEADER_BYTES].tobytes(), image)
-                image.flags.writeable = False
+                payload = span[SPAN_HEADER_BYTES:]
+                _check(span[:SPAN_HEADER_BYTES].tobytes(), payload)
+                payload.flags.writeable = False
                 if counted:
                     self.lane.log(span_id)
-                header = image[: place >> 48].tobytes()
-                return lease_over(image, 0, image_bytes, self._recipes.get(header) or self._learned(header))
+                header = payload[: place >> 48].tobytes()
+                return lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
         if counted:
             self.lane.log_miss()
         return None
 
-    def _is_sound(self, place: int, image_bytes: int) -> bool:
+    def _is_sound(self, place: int, payload_bytes: int) -> bool:
         """Whether a pinned span's payload is what was stored."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         try:
-            _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((image_bytes,), uint8, self._ring, start))
+            _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((payload_bytes,), uint8, self._ring, start))
         except Corrupt:
             return False
         return True
@@ -419,11 +419,11 @@ def _identity(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _check(span_header: bytes, image: Array) -> None:
+def _check(span_header: bytes, payload: Array) -> None:
     header = SpanHeader.unpack(span_header)
-    found = checksum_of(image)
-    if found != header.checksum or header.image_bytes != len(image):
+    found = checksum_of(payload)
+    if found != header.checksum or header.payload_bytes != len(payload):
         raise Corrupt(
-            f"entry {header.key.hex()}: its {len(image)} bytes have checksum {found:#x}, stored was "
+            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, stored was "
             f"{header.checksum:#x}; evict it and put it again"
         )

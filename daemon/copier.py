@@ -1,9 +1,9 @@
 """The thread that copies from inboxes into the ring, so that the event loop never waits for much memory.
 
-Owns: the inboxes' mappings and the checksums of images under way. Uids take turns, and so do the clients of each:
+Owns: the inboxes' mappings and the checksums of payloads under way. Uids take turns, and so do the clients of each:
 TURN_BYTES a turn, each client's copies in the order asked for. Does not own spans: the core has allocated them, and
 hears of each copy through `done`. The loop itself reads queries (`read_inbox`) and, while nothing else waits for it,
-copies small images (`copy_now`): both take less time than it takes to wake a thread.
+copies small payloads (`copy_now`): both take less time than it takes to wake a thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TURN_BYTES: Final = 4 << 20
 """What is copied for one client before it is another's turn; a part of the library's has about as much."""
 SMALL_BYTES: Final = 128 << 10
-"""An image of up to so much that came in one part is small: 20 to 50 µs of copying."""
+"""A payload of up to so much that came in one part is small: 20 to 50 µs of copying."""
 
 
 @dataclass(slots=True)
@@ -158,13 +158,13 @@ class Copier:
 
     @staticmethod
     def is_small(part: Copy) -> bool:
-        """Whether the part is a whole image for `copy_now`."""
-        return part.header is not None and part.part_bytes == part.header.image_bytes <= SMALL_BYTES
+        """Whether the part is a whole payload for `copy_now`."""
+        return part.header is not None and part.part_bytes == part.header.payload_bytes <= SMALL_BYTES
 
     def copy_now(self, part: Copy) -> Copied:
-        """Copies a small image, in the caller's thread."""
+        """Copies a small payload, in the caller's thread."""
         copied = self._outcome(Job(part))
-        assert isinstance(copied, Copied), "a small image is copied in one turn"
+        assert isinstance(copied, Copied), "a small payload is copied in one turn"
         return copied
 
     def _next(self) -> Job | None:
@@ -199,7 +199,7 @@ class Copier:
         """Copies a span for one turn; its header, which names the new span, last.
 
         Raises:
-            Corrupt: no header stands before the image.
+            Corrupt: no header stands before the payload.
         """
         low = max(job.copied_bytes, SPAN_HEADER_BYTES)
         high = min(job.copied_bytes + TURN_BYTES, move.size_bytes)
@@ -226,7 +226,7 @@ class Copier:
         put = (part.client, part.put_id)
         # Taken out, and put back only if the part went well and is not the last: no checksum outlives its put.
         checksum = self._checksums.pop(put, None)
-        if part.ring_offset == part.image_offset and not job.copied_bytes:
+        if part.ring_offset == part.payload_offset and not job.copied_bytes:
             checksum = xxhash.xxh3_64()
         if checksum is None:
             raise TensordError(f"put {part.put_id} has failed at an earlier part")
@@ -240,7 +240,7 @@ class Copier:
         if part.header is None:
             self._checksums[put] = checksum
             return Copied(part.client, part.put_id)
-        piece = self._finish(part.image_offset, part.header, checksum.intdigest())
+        piece = self._finish(part.payload_offset, part.header, checksum.intdigest())
         return Copied(part.client, part.put_id, checksum.intdigest(), piece=piece)
 
     def _inbox_of(self, client: int, number: int, what: str) -> Bytes:
@@ -249,19 +249,19 @@ class Copier:
             raise LimitReached(f"{what} names the client's inbox {number}, which is not open: send OpenInbox first")
         return inbox
 
-    def _finish(self, image_offset: int, header: SpanHeader, checksum: int) -> Piece | None:
+    def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> Piece | None:
         # From the ring's copy: whatever the sender does to its inbox now, what was checked is what is published.
-        tree = self._ring[image_offset : image_offset + header.tree_bytes].tobytes()
+        tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()
         described = recipe(tree, depth_max=self._tree_depth_max)
-        if described.end_bytes > header.image_bytes:
-            raise BadTree(f"the tree describes {described.end_bytes} bytes, and the image has {header.image_bytes}")
-        piece = self._piece(image_offset, header, described) if header.prefix_bytes else None
+        if described.end_bytes > header.payload_bytes:
+            raise BadTree(f"the tree describes {described.end_bytes} bytes, and the payload has {header.payload_bytes}")
+        piece = self._piece(payload_offset, header, described) if header.prefix_bytes else None
         packed = np.frombuffer(header.pack(checksum), np.uint8)
-        self._ring[image_offset - SPAN_HEADER_BYTES : image_offset] = packed
+        self._ring[payload_offset - SPAN_HEADER_BYTES : payload_offset] = packed
         return piece
 
-    def _piece(self, image_offset: int, header: SpanHeader, described: Recipe) -> Piece:
-        """What the record says that is the image's first leaf.
+    def _piece(self, payload_offset: int, header: SpanHeader, described: Recipe) -> Piece:
+        """What the record says that is the payload's first leaf.
 
         The key has to follow from it: who believes keys, as every client does that matches, would be given one
         sequence's payload for another's.
@@ -274,8 +274,8 @@ class Copier:
         at, size_bytes = aligned(header.tree_bytes), header.prefix_bytes
         is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
         if not is_record:
-            raise BadPrefix(f"the image's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
-        record = self._ring[image_offset + at : image_offset + at + size_bytes].tobytes()
+            raise BadPrefix(f"the payload's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
+        record = self._ring[payload_offset + at : payload_offset + at + size_bytes].tobytes()
         piece = Piece.unpack(record)
         if piece_key(header.key[:NAMESPACE_TAG_BYTES], record, generation_of(header.key)) != header.key:
             raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")

@@ -168,9 +168,9 @@ class Memory:
             yield Recovered(slot.number, header, slot.published, piece)
 
     def _piece(self, slot: Slot, header: SpanHeader) -> Piece | None:
-        """What the record says at an image's beginning, if there is one."""
+        """What the record says at a payload's beginning, if there is one."""
         at = aligned(slot.tree_bytes)
-        if at + header.prefix_bytes > slot.image_bytes:
+        if at + header.prefix_bytes > slot.payload_bytes:
             return None
         try:
             return Piece.unpack(os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at))
@@ -186,10 +186,11 @@ class Memory:
         self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
 
     def is_sound(self, slot: Slot) -> bool:
-        """Whether a span's image matches its checksum; for a thread. A span that is reused meanwhile may say either."""
+        """Whether a span's payload matches its checksum; for a thread. Either, of a span that is reused meanwhile."""
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
-        return header is not None and header.checksum == checksum_of_pieces(self._read(start, start + slot.image_bytes))
+        pieces = self._read(start, start + slot.payload_bytes)
+        return header is not None and header.checksum == checksum_of_pieces(pieces)
 
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None

@@ -10,7 +10,7 @@ bad message, so that it can be answered.
 
 Invariant: what `decode` returns is within its ranges. Constructing a message checks nothing: a
 sender is trusted with its own words, and pays no validation. Ranges across fields (`tree_bytes`
-within `image_bytes`, a part within its inbox) are left to whoever knows the other side of them.
+within `payload_bytes`, a part within its inbox) are left to whoever knows the other side of them.
 
 `fds` in a message says how many descriptors travel with it: first declared, first taken.
 """
@@ -114,18 +114,18 @@ class CloseInbox(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Begins a put; one or more Parts of the same id follow, `image_bytes` in sum.
+    """Begins a put; one or more Parts of the same id follow, `payload_bytes` in sum.
 
     `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
     `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
-    `prefix_bytes`: the image's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
+    `prefix_bytes`: the payload's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
     (`shm.prefix`); 0: it is none. `follows`: the key of the piece before, None where the sequence begins.
     `inbox`: the number of the inbox in which all of the put's parts stand.
     """
 
     id: Id
     key: Key
-    image_bytes: SomeBytes
+    payload_bytes: SomeBytes
     tree_bytes: TreeBytes
     tokens: Count = 0
     ttl_s: Seconds | None = None
@@ -139,7 +139,7 @@ class Commit(Message, frozen=True):
 
 
 class Part(Message, frozen=True):
-    """The next `part_bytes` of the image, to be found at `inbox_offset` of the put's inbox."""
+    """The next `part_bytes` of the payload, to be found at `inbox_offset` of the put's inbox."""
 
     id: Id
     inbox_offset: Bytes

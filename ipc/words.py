@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from ..errors import TensordError, from_code
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096

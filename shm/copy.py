@@ -24,13 +24,15 @@ def copy_checked(to: Bytes, source: Bytes, checksum: xxhash.xxh3_64) -> None:
         checksum.update(piece.data)
 
 
-def checksum_of(image: Bytes) -> int:
-    """xxh3-64 of an image as it lies in the ring."""
-    return checksum_of_pieces(image[start : start + PIECE_BYTES].data for start in range(0, len(image), PIECE_BYTES))
+def checksum_of(payload: Bytes) -> int:
+    """xxh3-64 of a payload as it lies in the ring."""
+    return checksum_of_pieces(
+        payload[start : start + PIECE_BYTES].data for start in range(0, len(payload), PIECE_BYTES)
+    )
 
 
 def checksum_of_pieces(pieces: Iterable[bytes | memoryview]) -> int:
-    """The same of an image that comes in pieces of PIECE_BYTES at most, taken one at a time."""
+    """The same of a payload that comes in pieces of PIECE_BYTES at most, taken one at a time."""
     checksum = xxhash.xxh3_64()
     for piece in pieces:
         checksum.update(piece)

@@ -49,7 +49,7 @@ _BYTE: Final[DType] = np.dtype(np.uint8)
 
 
 class LeafAt(NamedTuple):
-    """What stands at `offset` of an image: an array, or (BYTES, TEXT) the bytes of a long str.
+    """What stands at `offset` of a payload: an array, or (BYTES, TEXT) the bytes of a long str.
 
     `tag` is ARRAY, TENSOR, BYTES or TEXT; bytes and text have shape (length,) and dtype uint8.
     """
@@ -78,7 +78,7 @@ class RunNode(NamedTuple):
 
 
 def read(header: bytes, depth_max: int) -> tuple[Any, int]:
-    """A header's root node, and where the last leaf ends, in bytes from the image's start.
+    """A header's root node, and where the last leaf ends, in bytes from the payload's start.
 
     Raises:
         BadTree: these bytes describe no tree, or one over a limit; the message says which.

@@ -59,12 +59,12 @@ SPAN_IDS_AT_ONCE: Final = 32_768
 Array = np.ndarray[Any, Any]
 
 Hit = tuple[int, int, int, int, int]
-"""(seq word's index, seq, span id, place, image bytes) of a published slot."""
+"""(seq word's index, seq, span id, place, payload bytes) of a published slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot as read: `offset` and `image_bytes` in bytes, `tree_bytes` of the image's tree header."""
+    """One slot as read: `offset` and `payload_bytes` in bytes, `tree_bytes` of the payload's tree header."""
 
     number: int
     seq: int
@@ -72,7 +72,7 @@ class Slot:
     span_id: int
     offset: int
     tree_bytes: int
-    image_bytes: int
+    payload_bytes: int
     unverified: bool
 
     @property
@@ -114,9 +114,9 @@ class IndexReader:
                     slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
                     # SYNC POINT: seq is loaded first, then the body; x86-64 keeps loads in order. ARM needs an
                     # acquire load of seq.
-                    seq, found, span_id, place, image_bytes = SLOT.unpack_from(memory, slot_at)
+                    seq, found, span_id, place, payload_bytes = SLOT.unpack_from(memory, slot_at)
                     if found == key and not seq & 1:
-                        return slot_at >> 3, seq, span_id, place, image_bytes
+                        return slot_at >> 3, seq, span_id, place, payload_bytes
                 at = memory.find(fingerprint, at + 1, line + SLOT_BYTES)
         return None
 
@@ -129,7 +129,7 @@ class IndexReader:
         """`find` for (n, 32) uint8 keys at once.
 
         Returns:
-            (found, at, seq, span_id, place, image_bytes): `found` (n,) bool, the others (n,) integers, defined where
+            (found, at, seq, span_id, place, payload_bytes): `found` (n,) bool, the others (n,) integers, defined where
             `found`. As with `find`, `words[at] == seq` must hold afterwards.
         """
         wide = keys.view("<u8")
@@ -188,7 +188,7 @@ class IndexWriter:
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
-    def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, image_bytes: int) -> int | None:
+    def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, payload_bytes: int) -> int | None:
         """Takes a free slot for a span that is being filled; readers do not see it yet.
 
         Returns:
@@ -204,7 +204,7 @@ class IndexWriter:
                 assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
                 _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
                 self._words[at + _PLACE] = pack_place(offset, tree_bytes)
-                self._words[at + _LENGTH] = image_bytes
+                self._words[at + _LENGTH] = payload_bytes
                 # SYNC POINT: last, so that the next daemon finds a slot either free or whole, wherever we are killed.
                 self._words[at + _SPAN] = span_id
                 self._filled[bucket] += 1
@@ -224,7 +224,7 @@ class IndexWriter:
     republish = publish
 
     def move(self, slot: int, to: int) -> None:
-        """Shows the reserved slot `to` in place of the published `slot`, whose key and image it has."""
+        """Shows the reserved slot `to` in place of the published `slot`, whose key and payload it has."""
         self._reuse[to] = self._reuse[slot] & np.uint64(REUSE_USES_MASK)
         self.mark(to, unverified=self.read(slot).unverified)
         # SYNC POINT: in this order, so that the next daemon finds one of them, or both, wherever we are killed.
@@ -367,9 +367,9 @@ def _slot_at(buckets_at: int, slot: int) -> int:
 
 def _slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
     """The slot that begins at word `at`."""
-    seq, key, span, place, image_bytes = SLOT.unpack_from(memory, at * 8)
+    seq, key, span, place, payload_bytes = SLOT.unpack_from(memory, at * 8)
     unverified = bool(place & PLACE_UNVERIFIED)
-    return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, image_bytes, unverified)
+    return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, payload_bytes, unverified)
 
 
 def bad_key(key: object) -> BadKey:

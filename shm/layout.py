@@ -3,7 +3,7 @@
     index segment                                     ring segment
     ┌────────────────────────────┐ 0                  ┌────────────────────────────┐
     │ superblock         1 page  │                    │ span header      128 bytes │ 64-byte aligned
-    ├────────────────────────────┤ buckets_at         │ image: tree header, leaves │
+    ├────────────────────────────┤ buckets_at         │ payload: header, leaves    │
     │ per bucket: 8 fingerprints │                    ├────────────────────────────┤
     │ (64 bytes), 8 slots of 64  │                    │ …                          │
     │ …                          │                    └────────────────────────────┘
@@ -90,9 +90,9 @@ def aligned(size_bytes: int) -> int:
     return (size_bytes + ALIGN_BYTES - 1) & -ALIGN_BYTES
 
 
-def span_bytes(image_bytes: int) -> int:
-    """Ring bytes that a span with an image of `image_bytes` occupies, its header included."""
-    return SPAN_HEADER_BYTES + aligned(image_bytes)
+def span_bytes(payload_bytes: int) -> int:
+    """Ring bytes that a span with a payload of `payload_bytes` occupies, its header included."""
+    return SPAN_HEADER_BYTES + aligned(payload_bytes)
 
 
 def pack_place(offset: int, tree_bytes: int) -> int:
@@ -236,19 +236,19 @@ class Superblock:
 
 @dataclass(frozen=True, slots=True)
 class SpanHeader:
-    """The 128 bytes before an image: enough to rebuild the index from the ring, and to check the image.
+    """The 128 bytes before a payload: enough to rebuild the index from the ring, and to check the payload.
 
-    `checksum` is xxh3-64 over the whole image as it lies in the ring. Times are CLOCK_BOOTTIME seconds (`clock`).
+    `checksum` is xxh3-64 over the whole payload as it lies in the ring. Times are CLOCK_BOOTTIME seconds (`clock`).
     `expires_s` is 0 where nothing expires; it is the one field that changes while the span stays, and has a check of
     its own (`expiry_word`). Behind the fields stands the CRC-32 of all others. `ttl_s`: how long after a touch it
-    expires, 0 where nothing does. `prefix_bytes`: of the record that is the image's first leaf where
+    expires, 0 where nothing does. `prefix_bytes`: of the record that is the payload's first leaf where
     it is a piece of a sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
     `number`: the id of the first span that the entry had, 0 where that is this one.
     """
 
     key: bytes
     span_id: int
-    image_bytes: int
+    payload_bytes: int
     tree_bytes: int
     checksum: int
     tokens: int
@@ -261,7 +261,7 @@ class SpanHeader:
     number: int = 0
 
     def moved_to(self, span_id: int) -> SpanHeader:
-        """The header of the span that has the image from now on."""
+        """The header of the span that has the payload from now on."""
         return replace(self, span_id=span_id, number=self.number or self.span_id)
 
     def pack(self, checksum: int | None = None) -> bytes:
@@ -271,7 +271,7 @@ class SpanHeader:
             self.tree_bytes,
             self.span_id,
             self.key,
-            self.image_bytes,
+            self.payload_bytes,
             self.checksum if checksum is None else checksum,
             self.tokens,
             self.ttl_s,
@@ -291,7 +291,7 @@ class SpanHeader:
         Raises:
             Corrupt: these bytes are no span header, or a damaged one.
         """
-        magic, tree, span_id, key, image, checksum, tokens, ttl, created, expiry, uid, prefix, cost, number = (
+        magic, tree, span_id, key, payload, checksum, tokens, ttl, created, expiry, uid, prefix, cost, number = (
             _SPAN_HEADER.unpack_from(span)
         )
         if magic != _SPAN_MAGIC:
@@ -300,7 +300,7 @@ class SpanHeader:
         if check != _header_check(span[: _SPAN_HEADER.size]):
             raise Corrupt(f"the header of span {span_id:#x} is damaged: its fields do not have the check {check:#x}")
         expires_s = _expires_s(expiry)
-        return cls(key, span_id, image, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
+        return cls(key, span_id, payload, tree, checksum, tokens, created, expires_s, uid, prefix, cost, ttl, number)
 
 
 def expiry_word(expires_s: float) -> int:

@@ -1,7 +1,7 @@
 """What a piece of a cached sequence says of itself: the record that stands before its payload, and queries alike.
 
 A sequence is cut into blocks of a power-of-two number of tokens, so that sequences share them; beside them stand
-snapshots, which continue a sequence at one position only. Each is an entry, and the first leaf of its image, at
+snapshots, which continue a sequence at one position only. Each is an entry, and the first leaf of its payload, at
 `aligned(tree_bytes)`, is its record: which sequence it continues, from which token to which, with which media. So the
 daemon knows the tree of blocks from the ring alone, also after a restart.
 

@@ -1,4 +1,4 @@
-"""Tree headers back into trees: how a reader makes views of an image. The way there is in tree.py,
+"""Tree headers back into trees: how a reader makes views of a payload. The way there is in tree.py,
 with the form in header.py.
 
     recipe(header) -> Recipe          once per header; the caller keeps it under the header's bytes
@@ -39,10 +39,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Recipe:
-    """How to make one header's trees. Immutable, and shared by all images with that header.
+    """How to make one header's trees. Immutable, and shared by all payloads with that header.
 
     `single` is (shape, dtype, offset) where the tree is one array or tensor and nothing else, None
-    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: an image has
+    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: a payload has
     at least as many bytes.
     """
 
@@ -65,11 +65,11 @@ class Recipe:
         """The tree with a numpy view of `root` for every leaf; long str and bytes are copied out.
 
         Args:
-            root: the image, (image_bytes,) uint8. Every view keeps it alive; read-only, it gives
+            root: the payload, (payload_bytes,) uint8. Every view keeps it alive; read-only, it gives
                 read-only views.
 
         Raises:
-            BadTree: the image is shorter than its tree.
+            BadTree: the payload is shorter than its tree.
         """
         if len(root) < self.end_bytes or type(root.base) is np.ndarray:
             root = self._held(root)
@@ -83,7 +83,7 @@ class Recipe:
 
         Args:
             root: as for `view`.
-            copy: False gives tensors over the image itself, which keep `root` alive. Torch knows no
+            copy: False gives tensors over the payload itself, which keep `root` alive. Torch knows no
                 read-only tensor: where `root` is read-only memory, an in-place operation on one
                 ends the process with SIGSEGV.
 
@@ -113,7 +113,7 @@ class Recipe:
 
         Args:
             root: as for `view`.
-            copy: of the tensors. False gives tensors over the image itself, as for `torch`.
+            copy: of the tensors. False gives tensors over the payload itself, as for `torch`.
 
         Raises: as `torch`.
         """
@@ -132,7 +132,7 @@ class Recipe:
     def _held(self, root: Array) -> Array:
         """An array over `root` that keeps it: numpy makes a view of a view keep the first array."""
         if len(root) < self.end_bytes:
-            raise BadTree(f"an image of {len(root)} bytes has a tree that ends at {self.end_bytes}")
+            raise BadTree(f"a payload of {len(root)} bytes has a tree that ends at {self.end_bytes}")
         return np.frombuffer(root.data, np.uint8) if type(root.base) is np.ndarray else root
 
     def _where(self, leaf: LeafAt) -> str:

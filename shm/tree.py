@@ -1,12 +1,12 @@
-"""Payload trees into images: what a put transfers. The way back is in recipe.py.
+"""Trees into payloads: what a put transfers. The way back is in recipe.py.
 
-    image = tree header, then each leaf at the next multiple of 64
+    payload = tree header, then each leaf at the next multiple of 64
 
-Owns: what a payload may hold, and the layout of its image. Does not own the header's form
-(header.py), the writing of an image (image.py) or the names of dtypes (dtypes.py). No pickle
+Owns: what a tree may hold, and the layout of its payload. Does not own the header's form
+(header.py), the writing of a payload (payload.py) or the names of dtypes (dtypes.py). No pickle
 anywhere.
 
-Invariant: the same tree gives the same image, byte for byte.
+Invariant: the same tree gives the same payload, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from msgpack import Packer
 from ..errors import ObjectTooLarge, UnsupportedLeaf
 from . import header as form
 from .dtypes import COPIED_AS, dtype_named, name_of, name_of_torch
-from .image import Image, Leaf
 from .layout import RING_BYTES_MAX, TREE_BYTES_MAX, aligned
+from .payload import Leaf, Payload
 from .tensors import loaded_torch, tensor_source
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["encode", "encode_spec", "Spec", "Image", "Leaf"]
+__all__ = ["encode", "encode_spec", "Spec", "Payload", "Leaf"]
 
 _SINGLES_MAX: Final = 4096
 _SIMPLE: Final = frozenset({type(None), bool, float})
@@ -51,45 +51,45 @@ class Spec(NamedTuple):
     dtype: Any
 
 
-def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Image:
-    """The image of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy
+def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
+    """The payload of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy
     arrays and scalars, and torch tensors (detached; fetched from their device now).
 
     Raises:
         UnsupportedLeaf: something that no tree can hold; the message names its place and a remedy.
-        ObjectTooLarge: more nodes, a longer header, or more bytes than an image can have.
+        ObjectTooLarge: more nodes, a longer header, or more bytes than a payload can have.
     """
     if type(tree) is np.ndarray:
         known = _singles.get((tree.dtype, tree.shape))
         if known is not None:
             header, offset, leaf_bytes, moved_as = known
             source = tree if moved_as is None else tree.view(moved_as)
-            return Image(header, [Leaf(offset, leaf_bytes, source)], offset + leaf_bytes)
-    image = _Encoder(depth_max, may_reserve=False).image(tree)
+            return Payload(header, [Leaf(offset, leaf_bytes, source)], offset + leaf_bytes)
+    payload = _Encoder(depth_max, may_reserve=False).payload(tree)
     if type(tree) is np.ndarray and tree.dtype.kind not in "SUMm":
         # Sized dtypes stay out: equal ones may have two names, and no header may depend on which
         # came first.
         if len(_singles) >= _SINGLES_MAX:
             _singles.clear()
-        leaf = image.leaves[0]
+        leaf = payload.leaves[0]
         _singles[tree.dtype, tree.shape] = (
-            image.header,
+            payload.header,
             leaf.offset,
             leaf.bytes,
             COPIED_AS.get(tree.dtype),
         )
-    return image
+    return payload
 
 
-def encode_spec(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Image:
-    """The image of a tree with `Spec` leaves, for memory that its owner writes into.
+def encode_spec(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
+    """The payload of a tree with `Spec` leaves, for memory that its owner writes into.
 
-    `write_into` writes all but those leaves; `recipe(image.header).view(memory)` then gives arrays
+    `write_into` writes all but those leaves; `recipe(payload.header).view(memory)` then gives arrays
     to fill them with.
 
     Raises: as `encode`.
     """
-    return _Encoder(depth_max, may_reserve=True).image(tree)
+    return _Encoder(depth_max, may_reserve=True).payload(tree)
 
 
 _singles: Final[dict[tuple[Any, tuple[int, ...]], tuple[bytes, int, int, Any]]] = {}
@@ -108,7 +108,7 @@ class _Encoder:
         self._nodes = 0
         self._torch = loaded_torch()
 
-    def image(self, tree: Any) -> Image:
+    def payload(self, tree: Any) -> Payload:
         self._node(tree)
         packer = Packer(autoreset=False, use_bin_type=True, unicode_errors="surrogatepass")
         for token in self._tokens:
@@ -132,7 +132,7 @@ class _Encoder:
             end = offset + leaf_bytes
         if end > RING_BYTES_MAX:
             raise ObjectTooLarge(f"the tree takes {end} bytes, no ring has more than {RING_BYTES_MAX}")
-        return Image(header, leaves, end)
+        return Payload(header, leaves, end)
 
     def _node(self, node: Any) -> None:
         self._nodes += 1

@@ -121,20 +121,22 @@ class MemoryBench:
 
     def write(self, at: bytes, tree: Any, *, corrupt: bool = False) -> Slot | None:
         """Puts the payload into the ring and reserves a slot for it; None where one of them is full."""
-        image = encode(tree)
-        offset = self.ring.allocate(span_bytes(image.image_bytes))
+        payload = encode(tree)
+        offset = self.ring.allocate(span_bytes(payload.payload_bytes))
         if offset is None:
             return None
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
-        slot = self.index.reserve(at, span, offset, len(image.header), image.image_bytes)
+        slot = self.index.reserve(at, span, offset, len(payload.header), payload.payload_bytes)
         if slot is None:
             self.ring.free(offset)
             return None
         start = offset + SPAN_HEADER_BYTES
-        there = self.bytes[start : start + image.image_bytes]
-        image.write_into(there)
-        header = SpanHeader(at, span, image.image_bytes, len(image.header), checksum_of(there), 5, 100.0, 0.0, 1000)
+        there = self.bytes[start : start + payload.payload_bytes]
+        payload.write_into(there)
+        header = SpanHeader(
+            at, span, payload.payload_bytes, len(payload.header), checksum_of(there), 5, 100.0, 0.0, 1000
+        )
         if corrupt:
             header = replace(header, checksum=header.checksum ^ 1)
         self.bytes[offset:start] = np.frombuffer(header.pack(), np.uint8)
@@ -171,13 +173,13 @@ class MemoryBench:
         """Copies the entry to another place, shows the copy and hides the entry; False without room for it."""
         old = self.find(at)
         assert old is not None
-        size = span_bytes(old.image_bytes)
+        size = span_bytes(old.payload_bytes)
         offset = self.ring.allocate(size)
         if offset is None:
             return False
         self._spans += 1
         span = span_id(self.superblock.epoch, self._spans)
-        slot = self.index.reserve(at, span, offset, old.tree_bytes, old.image_bytes)
+        slot = self.index.reserve(at, span, offset, old.tree_bytes, old.payload_bytes)
         if slot is None:
             self.ring.free(offset)
             return False
@@ -198,7 +200,7 @@ class MemoryBench:
         freed = self.evicted.keys() - self.pins()
         for number in freed:
             slot = self.evicted.pop(number)
-            size = span_bytes(slot.image_bytes)
+            size = span_bytes(slot.payload_bytes)
             self.index.release(slot.number)
             self.ring.free(slot.offset)
             self.bytes[slot.offset : slot.offset + size] = 0xEE

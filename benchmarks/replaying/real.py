@@ -169,16 +169,16 @@ class Real:
     def _put(self, block: int, place: int, follows: bytes | None, agent: str) -> bool:
         """Whether a block was stored."""
         key, number = key_of(block), self._next()
-        image_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
+        payload_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
         if self._trace.kind == "prefix":
-            image_bytes, prefix_bytes = image_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
+            payload_bytes, prefix_bytes = payload_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
             start = place * BLOCK_TOKENS
             self._piece = Piece(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, follows, (), BLOCK_TOKENS)
             self._folded = np.full(BLOCK_TOKENS, block + 1, np.uint32)
         commit = messages.Commit(
             number,
             key,
-            image_bytes,
+            payload_bytes,
             TREE_BYTES,
             self._trace.tokens[block],
             acks=False,
@@ -189,7 +189,7 @@ class Real:
         self._answer = None
         self._do(Received(_CLIENT, commit))
         if self._answer is None:
-            self._do(Received(_CLIENT, messages.Part(number, 0, image_bytes, True)))
+            self._do(Received(_CLIENT, messages.Part(number, 0, payload_bytes, True)))
         self._go_on()
         assert isinstance(self._answer, messages.Committed), self._answer
         if self._answer.outcome == "refused":
@@ -293,7 +293,7 @@ def _header(entry: Entry) -> SpanHeader:
     return SpanHeader(
         entry.key,
         entry.span_id,
-        entry.image_bytes,
+        entry.payload_bytes,
         entry.tree_bytes,
         1,
         entry.tokens,

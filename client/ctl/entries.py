@@ -27,7 +27,7 @@ def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_k
         rows = [
             (
                 entry["key"][:digits],
-                size(entry["image_bytes"]),
+                size(entry["payload_bytes"]),
                 short(entry["tokens"]),
                 short(entry["uses"]),
                 age(now_unix_s - entry["created_unix_s"]),
@@ -48,7 +48,7 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
             [
                 ("key", entry["key"]),
                 ("namespace tag", entry["namespace"]),
-                ("size", f"{size(entry['image_bytes'])} ({number(entry['image_bytes'])} bytes)"),
+                ("size", f"{size(entry['payload_bytes'])} ({number(entry['payload_bytes'])} bytes)"),
                 ("in the ring", f"{number(entry['span_bytes'])} bytes, tree header {number(entry['tree_bytes'])}"),
                 ("span id", f"{entry['span_id']:#x}"),
                 ("tokens", number(entry["tokens"])),

@@ -240,7 +240,7 @@ def _entries(entries: Sequence[Document], stored: int, most: int, now_unix_s: fl
         (
             short(entry["uses"]),
             entry["key"][:_KEY_CHARS],
-            size(entry["image_bytes"]),
+            size(entry["payload_bytes"]),
             short(entry["tokens"]),
             age(now_unix_s - entry["used_unix_s"]),
         )

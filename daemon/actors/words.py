@@ -91,7 +91,7 @@ class Grown(Struct, frozen=True):
 
 
 class Scrubbed(Struct, frozen=True):
-    """To the store, from the thread that checks recovered spans: whether the span's image is what was stored."""
+    """To the store, from the thread that checks recovered spans: whether the span's payload is what was stored."""
 
     slot: int
     span_id: int

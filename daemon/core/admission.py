@@ -28,21 +28,21 @@ from .room import Need
 
 def unfit(commit: messages.Commit, limits: StoreLimits, budget: Budget, ring_bytes: int) -> TensordError | None:
     """Why a put can never be stored, however empty the store; `ring_bytes` is the ring's size once grown."""
-    if commit.tree_bytes > commit.image_bytes:
+    if commit.tree_bytes > commit.payload_bytes:
         return BadMessage(
-            f"tree_bytes = {commit.tree_bytes} is more than image_bytes = {commit.image_bytes}, "
+            f"tree_bytes = {commit.tree_bytes} is more than payload_bytes = {commit.payload_bytes}, "
             "of which it is the beginning"
         )
-    if commit.image_bytes > limits.object_bytes_max:
+    if commit.payload_bytes > limits.object_bytes_max:
         return ObjectTooLarge(
-            f"{commit.image_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
+            f"{commit.payload_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
             "store it in smaller pieces, or raise object_bytes_max"
         )
-    size = span_bytes(commit.image_bytes)
+    size = span_bytes(commit.payload_bytes)
     for name, most in (("ring_bytes", ring_bytes), ("max_bytes", budget.max_bytes)):
         if size > most:
             return ObjectTooLarge(
-                f"{commit.image_bytes} bytes take {size} in the ring, and {name} is {most}: "
+                f"{commit.payload_bytes} bytes take {size} in the ring, and {name} is {most}: "
                 f"store it in smaller pieces, or raise {name}"
             )
     if budget.max_tokens is not None and commit.tokens > budget.max_tokens:
@@ -60,10 +60,10 @@ def unfit_piece(commit: messages.Commit) -> TensordError | None:
             return BadPrefix("follows names a piece, and prefix_bytes is 0: what follows a piece is one, with a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
-    if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.image_bytes:
+    if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.payload_bytes:
         return BadPrefix(
             f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX}, and ends within "
-            f"the image of {commit.image_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
+            f"the payload of {commit.payload_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
         )
     if commit.follows is not None and commit.follows[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
         return BadPrefix("follows names a piece of another namespace")
@@ -108,10 +108,10 @@ def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits:
 
 
 def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part) -> BadMessage:
-    """Parts that do not add up to the image."""
+    """Parts that do not add up to the payload."""
     return BadMessage(
-        f"parts of {received_bytes} bytes, last={part.last}, for an image_bytes of "
-        f"{commit.image_bytes}: the last part ends the image, and no other does"
+        f"parts of {received_bytes} bytes, last={part.last}, for a payload_bytes of "
+        f"{commit.payload_bytes}: the last part ends the payload, and no other does"
     )
 
 
@@ -126,7 +126,7 @@ def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
 def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -> TimedOut:
     """A sender that stopped halfway."""
     return TimedOut(
-        f"{received_bytes} of {commit.image_bytes} bytes came, and none for put_idle_s = "
+        f"{received_bytes} of {commit.payload_bytes} bytes came, and none for put_idle_s = "
         f"{limits.put_idle_s:g}: put again"
     )
 

@@ -1,8 +1,8 @@
 """How much of the ring puts may hold for bytes that have not come: bounded for each client and for each uid.
 
-A put takes room with its first part, for its whole span, since spans are contiguous. What of its image has not come by
-then is announced. A put that would pass the client's or the uid's bound is held until enough has come of those before;
-it gets in alone, whatever its size, once its uid has nothing else announced.
+A put takes room with its first part, for its whole span, since spans are contiguous. What of its payload has not come
+by then is announced. A put that would pass the client's or the uid's bound is held until enough has come of those
+before; it gets in alone, whatever its size, once its uid has nothing else announced.
 
 Owns the sums, and the puts that are held. Decides nothing about room.
 

@@ -14,8 +14,8 @@ class Counters:
     """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
     `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
-    without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the image bytes of
-    stored puts; `departures`: histograms of what entries were when they went. `moves`: entries that were copied to
+    without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the payload bytes
+    of stored puts; `departures`: histograms of what entries were when they went. `moves`: entries that were copied to
     another place of the ring, so that a put fits. `prefix_hits`: queries of which
     some of the tokens were cached; `prefix_uses_lost`: uses by queries that no policy heard of.
     """

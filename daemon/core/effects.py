@@ -35,10 +35,10 @@ class Send(Struct, frozen=True):
 class Copy(Struct, frozen=True):
     """Copies `part_bytes` from the client's inbox of that number to byte `ring_offset` of the ring, for put `put_id`.
 
-    With the last part comes the span's header: the copier checks the image's tree, and the record of a piece of a
-    sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the image,
-    whose first byte in the ring is `image_offset`. Answered by Copied, also where the inbox turns out too short
-    (`error`) and where the client has left meanwhile. Uids take turns with the copier, and so do their clients.
+    With the last part comes the span's header: the copier checks the payload's tree, and the record of a piece of a
+    sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the
+    payload, whose first byte in the ring is `payload_offset`. Answered by Copied, also where the inbox turns out too
+    short (`error`) and where the client has left meanwhile. Uids take turns with the copier, and so do their clients.
     """
 
     client: int
@@ -46,7 +46,7 @@ class Copy(Struct, frozen=True):
     inbox_offset: int
     part_bytes: int
     ring_offset: int
-    image_offset: int
+    payload_offset: int
     last: bool
     header: SpanHeader | None = None
     uid: int = 0
@@ -54,7 +54,7 @@ class Copy(Struct, frozen=True):
 
 
 class Move(Struct, frozen=True):
-    """Copies a span of the ring, header and image, to another place, where its header names the span `number`.
+    """Copies a span of the ring, header and payload, to another place, where its header names the span `number`.
 
     Both are `size_bytes` long, and neither changes its place or its size until Moved has answered; `uid` stored it.
     """

@@ -51,7 +51,7 @@ class Entry:
     slot: int
     offset: int
     span_bytes: int
-    image_bytes: int
+    payload_bytes: int
     tree_bytes: int
     tokens: int
     owner_uid: int

@@ -63,8 +63,8 @@ class Received(Struct, frozen=True):
 class Copied(Struct, frozen=True):
     """A Copy effect was carried out, or failed with `error`.
 
-    `checksum` is given with the last part only: xxh3-64 of the image in the ring, whose tree was found valid and whose
-    header was written. With it `piece`, of a put that said that it is one: its record, as it stands in the ring.
+    `checksum` is given with the last part only: xxh3-64 of the payload in the ring, whose tree was found valid and
+    whose header was written. With it `piece`, of a put that said that it is one: its record, as it stands in the ring.
     """
 
     client: int
@@ -168,7 +168,7 @@ class LimitsChanged(Struct, frozen=True):
 
 
 class FoundCorrupt(Struct, frozen=True):
-    """The span's image does not match its checksum; it is stored no more. Nothing happens if it is gone already."""
+    """The span's payload does not match its checksum; it is stored no more. Nothing happens if it is gone already."""
 
     span_id: int
 

@@ -130,7 +130,7 @@ class Intake:
         received = put.received_bytes + part.part_bytes
         outstanding = len(put.parts) + len(put.copying)
         error: TensordError | None = None
-        if received > commit.image_bytes or part.last != (received == commit.image_bytes):
+        if received > commit.payload_bytes or part.last != (received == commit.payload_bytes):
             error = wrong_part(commit, received, part)
         elif outstanding >= self._limits.parts_in_flight_max:
             error = too_many_parts(outstanding, self._limits)
@@ -178,7 +178,7 @@ class Intake:
                 self.refuse(put, self._under_pressure())
                 continue
             entry = self._memory.place(
-                put.key, commit.image_bytes, commit.tree_bytes, commit.tokens, put.uid, now
+                put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, put.uid, now
             )
             if entry is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
@@ -292,10 +292,10 @@ class Intake:
         """Gives the parts that have arrived to the copier."""
         entry, commit = put.entry, put.commit
         assert entry is not None
-        image_offset = entry.offset + SPAN_HEADER_BYTES
+        payload_offset = entry.offset + SPAN_HEADER_BYTES
         while put.parts:
             part = put.parts.popleft()
-            ring_offset = image_offset + put.handed_bytes
+            ring_offset = payload_offset + put.handed_bytes
             put.handed_bytes += part.part_bytes
             put.copying.append(part.inbox_offset)
             self._outbox.add(
@@ -305,14 +305,14 @@ class Intake:
                     part.inbox_offset,
                     part.part_bytes,
                     ring_offset,
-                    image_offset,
+                    payload_offset,
                     part.last,
                     self._header(put) if part.last else None,
                     put.uid,
                     commit.inbox,
                 )
             )
-        assert put.handed_bytes <= commit.image_bytes
+        assert put.handed_bytes <= commit.payload_bytes
 
     def _header(self, put: Put) -> SpanHeader:
         entry, commit = put.entry, put.commit
@@ -323,7 +323,7 @@ class Intake:
         return SpanHeader(
             key=commit.key,
             span_id=entry.span_id,
-            image_bytes=commit.image_bytes,
+            payload_bytes=commit.payload_bytes,
             tree_bytes=commit.tree_bytes,
             checksum=0,
             tokens=commit.tokens,
@@ -356,13 +356,13 @@ class Intake:
         put.entry = None
         self._tenure.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
-        self._outbox.counters.put_bytes += commit.image_bytes
+        self._outbox.counters.put_bytes += commit.payload_bytes
         self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
         self._outbox.announce(
             "put",
             client=put.client,
             key=put.key.hex(),
-            image_bytes=commit.image_bytes,
+            payload_bytes=commit.payload_bytes,
             tokens=commit.tokens,
         )
         self._outbox.tell(self._claims.committed(put.key))
@@ -443,7 +443,7 @@ class Intake:
 
     def _discard(self, put: Put) -> None:
         self.stirred = True
-        if 0 < put.handed_bytes < put.commit.image_bytes:
+        if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))
         if put.entry is not None:
             self._memory.discard(put.entry)

@@ -207,27 +207,27 @@ class Memory:
         )
 
     def place(
-        self, key: bytes, image_bytes: int, tree_bytes: int, tokens: int, uid: int, now: float
+        self, key: bytes, payload_bytes: int, tree_bytes: int, tokens: int, uid: int, now: float
     ) -> Entry | None:
-        """Takes a span and a slot for an image that is on its way, within the budgets.
+        """Takes a span and a slot for a payload that is on its way, within the budgets.
 
         Returns:
             The entry, or None where something must go first; then nothing was changed.
         """
-        size = span_bytes(image_bytes)
+        size = span_bytes(payload_bytes)
         if self.over_budget(entries=1, size_bytes=size, tokens=tokens):
             return None
         offset = self.ring.allocate(size)
         if offset is None:
             return None
         number = self.next_span_id
-        slot = self.index.reserve(key, number, offset, tree_bytes, image_bytes)
+        slot = self.index.reserve(key, number, offset, tree_bytes, payload_bytes)
         if slot is None:
             self.ring.free(offset)
             return None
         self._spans_made = number & SPAN_COUNTER_MASK
         entry = Entry(
-            key, number, slot, offset, size, image_bytes, tree_bytes, tokens, uid, now
+            key, number, slot, offset, size, payload_bytes, tree_bytes, tokens, uid, now
         )
         self._filling[number] = entry
         self._spans[number] = self._by_offset[offset] = entry
@@ -289,7 +289,7 @@ class Memory:
         if not self.ring.take_hole(offset, entry.span_bytes):
             return None
         number = self.next_span_id
-        slot = self.index.reserve(entry.key, number, offset, entry.tree_bytes, entry.image_bytes)
+        slot = self.index.reserve(entry.key, number, offset, entry.tree_bytes, entry.payload_bytes)
         if slot is None:
             self.ring.free(offset)
             return None

@@ -40,8 +40,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """One put. `received_bytes` of the image have come, by parts; `handed_bytes` were given to the copier. `admitted`:
-    it may take room for what has not come.
+    """One put. `received_bytes` of the payload have come, by parts; `handed_bytes` were given to the copier.
+    `admitted`: it may take room for what has not come.
     """
 
     number: int
@@ -63,17 +63,17 @@ class Put:
     @property
     def whole(self) -> bool:
         """Whether its last part has arrived: it no longer needs its sender."""
-        return self.received_bytes == self.commit.image_bytes
+        return self.received_bytes == self.commit.payload_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the image that have not come."""
-        return self.commit.image_bytes - self.received_bytes
+        """Bytes of the payload that have not come."""
+        return self.commit.payload_bytes - self.received_bytes
 
     @property
     def need(self) -> Need:
         commit = self.commit
-        return Need(commit.key, span_bytes(commit.image_bytes), commit.tokens, self.uid)
+        return Need(commit.key, span_bytes(commit.payload_bytes), commit.tokens, self.uid)
 
 
 class Puts:
@@ -233,7 +233,7 @@ class Puts:
             assert (put.stage in (Stage.ANNOUNCED, Stage.WAITING)) == (put.entry is None)
             assert (put.stage is Stage.ANNOUNCED) == (put.received_bytes == 0)
             assert (put.stage is Stage.WAITING and put.admitted) == (put.number in waiting)
-            assert put.handed_bytes <= put.received_bytes <= put.commit.image_bytes
+            assert put.handed_bytes <= put.received_bytes <= put.commit.payload_bytes
             settling = put.stage is Stage.ENDING or (put.stage is Stage.FILLING and put.whole)
             assert settling == (put.number in self._settling)
             assert put.stage is not Stage.ENDING or put.copying

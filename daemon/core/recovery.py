@@ -29,7 +29,7 @@ from .tenure import Tenure
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """One allocated slot. `header` is None where the span's first bytes are no header, `piece` where it says that the
-    image begins with a record, and there is none."""
+    payload begins with a record, and there is none."""
 
     slot: int
     header: SpanHeader | None
@@ -101,10 +101,10 @@ def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
 
 def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
     """Whether the span's header says the same as the slot. While the span is being filled, it does not yet."""
-    return header is not None and (header.key, header.span_id, header.image_bytes, header.tree_bytes) == (
+    return header is not None and (header.key, header.span_id, header.payload_bytes, header.tree_bytes) == (
         slot.key,
         slot.span_id,
-        slot.image_bytes,
+        slot.payload_bytes,
         slot.tree_bytes,
     )
 
@@ -115,8 +115,8 @@ def _entry(slot: Slot, header: SpanHeader | None) -> Entry:
         slot.span_id,
         slot.number,
         slot.offset,
-        span_bytes(slot.image_bytes),
-        slot.image_bytes,
+        span_bytes(slot.payload_bytes),
+        slot.payload_bytes,
         slot.tree_bytes,
         header.tokens if header is not None else 0,
         header.owner_uid if header is not None else 0,

@@ -88,7 +88,7 @@ def entry(store: Store, entry: Entry) -> dict[str, Any]:
     return {
         "key": entry.key.hex(),
         "namespace": entry.tag.hex(),
-        "image_bytes": entry.image_bytes,
+        "payload_bytes": entry.payload_bytes,
         "span_bytes": entry.span_bytes,
         "tree_bytes": entry.tree_bytes,
         "tokens": entry.tokens,

@@ -19,7 +19,7 @@ from tensord.client.terms import Terms
 from tensord.errors import LimitReached
 from tensord.ipc import messages
 from tensord.ipc.words import Limits
-from tensord.shm.image import Image
+from tensord.shm.payload import Payload
 from tensord.shm.tree import encode
 
 from ..daemon_process import PATIENCE_S
@@ -40,9 +40,9 @@ class Desk:
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         self.sent.extend(sent)
 
-    def put(self, image_bytes: int, timeout_s: float = 0.0) -> Put:
-        image = encode(np.zeros(image_bytes - 64, np.uint8))
-        return self.puts.put(bytes(32), image, Terms(), deadline=time.monotonic() + timeout_s)
+    def put(self, payload_bytes: int, timeout_s: float = 0.0) -> Put:
+        payload = encode(np.zeros(payload_bytes - 64, np.uint8))
+        return self.puts.put(bytes(32), payload, Terms(), deadline=time.monotonic() + timeout_s)
 
     def answer(self) -> None:
         """Everything that was sent is answered as a daemon does it that stores all."""
@@ -140,15 +140,15 @@ def test_where_a_larger_inbox_is_refused_puts_go_on_in_the_smaller() -> None:
     desk.puts.close()
 
 
-@pytest.mark.parametrize("image_bytes", [1000, MIB, 3 * MIB], ids=["small", "whole", "streamed"])
-def test_an_inbox_with_unanswered_puts_is_not_written_again_once_its_connection_has_ended(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, MIB, 3 * MIB], ids=["small", "whole", "streamed"])
+def test_an_inbox_with_unanswered_puts_is_not_written_again_once_its_connection_has_ended(payload_bytes: int) -> None:
     desk = Desk(4 * MIB)
-    desk.put(image_bytes)
+    desk.put(payload_bytes)
     (before,) = desk.commits()
     desk.lose_connection()
     desk.connect()
     desk.sent.clear()
-    desk.put(image_bytes)
+    desk.put(payload_bytes)
     (after,) = desk.commits()
     assert after.inbox != before.inbox
     desk.puts.close()
@@ -220,7 +220,7 @@ def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(mon
     assert desk.inboxes() == [MIB, 2 * MIB]
     streamed, beside = desk.commits()
     parts = [message for message in desk.sent if isinstance(message, messages.Part)]
-    assert sum(part.part_bytes for part in parts if part.id == streamed.id) == streamed.image_bytes
+    assert sum(part.part_bytes for part in parts if part.id == streamed.id) == streamed.payload_bytes
     assert streamed.inbox != beside.inbox
     desk.puts.inboxes.tidy()
     assert desk.inboxes() == [2 * MIB]
@@ -242,17 +242,17 @@ def test_an_inbox_whose_puts_were_all_answered_is_used_on_the_next_connection() 
     desk.puts.close()
 
 
-def reserved(desk: Desk, image: Image) -> tuple[Region, Any]:
-    """A region that holds `image`, and its array."""
-    region = desk.puts.reserve(image.image_bytes, time.monotonic())
+def reserved(desk: Desk, payload: Payload) -> tuple[Region, Any]:
+    """A region that holds `payload`, and its array."""
+    region = desk.puts.reserve(payload.payload_bytes, time.monotonic())
     array = region.hand_out()
-    image.write_into(array)
+    payload.write_into(array)
     return region, array
 
 
-def commit(desk: Desk, region: Region, image: Image) -> Put:
+def commit(desk: Desk, region: Region, payload: Payload) -> Put:
     deadline = time.monotonic()
-    return desk.puts.commit(bytes(32), region, image.image_bytes, len(image.header), Terms(), deadline=deadline)
+    return desk.puts.commit(bytes(32), region, payload.payload_bytes, len(payload.header), Terms(), deadline=deadline)
 
 
 def file_of(region: Region, size_bytes: int) -> bytes:
@@ -260,25 +260,25 @@ def file_of(region: Region, size_bytes: int) -> bytes:
     return os.pread(region.inbox.fd, size_bytes, region.offset)
 
 
-@pytest.mark.parametrize("image_bytes", [1000, 3 * MIB], ids=["whole", "streamed"])
-def test_what_is_reserved_when_its_inbox_is_retired_is_committed_from_another(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, 3 * MIB], ids=["whole", "streamed"])
+def test_what_is_reserved_when_its_inbox_is_retired_is_committed_from_another(payload_bytes: int) -> None:
     desk = Desk(4 * MIB)
-    image = encode(np.arange(image_bytes // 8 - 8))
-    region, array = reserved(desk, image)
+    payload = encode(np.arange(payload_bytes // 8 - 8))
+    region, array = reserved(desk, payload)
     desk.put(1000)
     desk.lose_connection()
     desk.connect()
     # The daemon that was told of the inbox may read it for ever, so this must not reach it.
-    before = file_of(region, image.image_bytes)
-    array[image.image_bytes // 2 :] = 7
-    assert file_of(region, image.image_bytes) == before
+    before = file_of(region, payload.payload_bytes)
+    array[payload.payload_bytes // 2 :] = 7
+    assert file_of(region, payload.payload_bytes) == before
     desk.sent.clear()
-    assert commit(desk, region, image).state == "sent"
+    assert commit(desk, region, payload).state == "sent"
     (sent,) = desk.commits()
     parts = [message for message in desk.sent if isinstance(message, messages.Part)]
     inbox = desk.puts.inboxes.current
     assert inbox is not None and sent.inbox == inbox.number != region.inbox.number
-    assert sent.tree_bytes == len(image.header)
+    assert sent.tree_bytes == len(payload.header)
     found = b"".join(os.pread(inbox.fd, part.part_bytes, part.inbox_offset) for part in parts)
     assert found == array.tobytes()
     assert region.inbox.take(64, time.monotonic()) is None, "nothing else is written there"
@@ -312,15 +312,15 @@ def test_an_array_written_to_after_its_put_has_ended_reaches_no_daemon_that_may_
     ends: Callable[[Desk, Put], None],
 ) -> None:
     desk = Desk()
-    image = encode(np.arange(1000))
-    region, array = reserved(desk, image)
-    put = commit(desk, region, image)
+    payload = encode(np.arange(1000))
+    region, array = reserved(desk, payload)
+    put = commit(desk, region, payload)
     fd = os.dup(region.inbox.fd)
     desk.lose_connection()
     ends(desk, put)
     assert put.state != "sent"
     array[:] = 7
-    assert os.pread(fd, image.image_bytes, region.offset) == bytes(written(image))
+    assert os.pread(fd, payload.payload_bytes, region.offset) == bytes(written(payload))
     assert (array == 7).all()
     os.close(fd)
     desk.puts.close()
@@ -328,15 +328,15 @@ def test_an_array_written_to_after_its_put_has_ended_reaches_no_daemon_that_may_
 
 def test_an_array_written_to_after_its_client_was_closed_reaches_no_daemon() -> None:
     desk = Desk()
-    image = encode(np.arange(1000))
-    region, array = reserved(desk, image)
-    put = commit(desk, region, image)
+    payload = encode(np.arange(1000))
+    region, array = reserved(desk, payload)
+    put = commit(desk, region, payload)
     fd = os.dup(region.inbox.fd)
     desk.connected = None
     desk.puts.close()
     assert put.state == "lost"
     array[:] = 7
-    assert os.pread(fd, image.image_bytes, region.offset) == bytes(written(image))
+    assert os.pread(fd, payload.payload_bytes, region.offset) == bytes(written(payload))
     os.close(fd)
 
 
@@ -355,21 +355,21 @@ def test_a_put_that_began_when_its_inbox_was_retired_is_made_in_another(monkeypa
 
     monkeypatch.setattr(puts.inboxes, "region", lost_meanwhile)
     desk.sent.clear()
-    image = encode(np.arange(100))
-    assert puts.put(bytes(32), image, Terms(), deadline=time.monotonic()).state == "sent"
+    payload = encode(np.arange(100))
+    assert puts.put(bytes(32), payload, Terms(), deadline=time.monotonic()).state == "sent"
     (sent,) = desk.commits()
     current = desk.puts.inboxes.current
     assert first is not None and current is not None
     assert sent.inbox == current.number != first.number
     (part,) = [message for message in desk.sent if isinstance(message, messages.Part)]
-    assert os.pread(current.fd, image.image_bytes, part.inbox_offset) == bytes(written(image))
+    assert os.pread(current.fd, payload.payload_bytes, part.inbox_offset) == bytes(written(payload))
     desk.puts.close()
 
 
-def written(image: Image) -> bytearray:
-    """The bytes of an image."""
-    whole = bytearray(image.image_bytes)
-    image.write_into(whole)
+def written(payload: Payload) -> bytearray:
+    """The bytes of a payload."""
+    whole = bytearray(payload.payload_bytes)
+    payload.write_into(whole)
     return whole
 
 

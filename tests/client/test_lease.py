@@ -17,16 +17,16 @@ from ..memory_bench import MemoryBench, key
 
 
 def lease_on(tree: Any) -> tuple[Lease, np.ndarray[Any, Any]]:
-    """A lease over a read-only image of `tree`, and the image."""
-    image = encode(tree)
-    memory = bytearray(image.image_bytes)
-    image.write_into(memory)
+    """A lease over a read-only payload of `tree`, and the payload."""
+    payload = encode(tree)
+    memory = bytearray(payload.payload_bytes)
+    payload.write_into(memory)
     whole = np.frombuffer(bytes(memory), np.uint8)
-    known = recipe(image.header)
+    known = recipe(payload.header)
     if known.single is None:
-        return Lease(whole, known, image.image_bytes), whole
+        return Lease(whole, known, payload.payload_bytes), whole
     shape, dtype, offset = known.single
-    return ArrayLease(np.ndarray(shape, dtype, whole, offset), known, image.image_bytes), whole
+    return ArrayLease(np.ndarray(shape, dtype, whole, offset), known, payload.payload_bytes), whole
 
 
 TREES: list[Any] = [

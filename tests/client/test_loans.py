@@ -74,7 +74,7 @@ def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
 
 def test_a_lease_is_kept_until_its_loan_is_done(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
     _, lease = an_entry(daemon.client())
-    size = lease.image_bytes
+    size = lease.payload_bytes
     first, second = lent(lender, lease, size), lent(lender, lease, size)
     assert lender.lent_bytes == size, "its bytes count once"
     del lease
@@ -161,7 +161,7 @@ def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, bo
     if not pid:
         own = lender.lend(lease, NO_LIMIT)
         right = own is not None and own[:8] != loan[:8] and Borrower().fetch(own) is not None
-        os._exit(0 if right and lender.lent_bytes == lease.image_bytes else 1)
+        os._exit(0 if right and lender.lent_bytes == lease.payload_bytes else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert borrower.fetch(loan) is not None
 

@@ -855,7 +855,7 @@ def test_the_keys_of_all_pieces_follow_from_their_records(
     real = client.link.puts.put
 
     def put(key: bytes, image: Any, terms: Any, *, deadline: float) -> tensord.Put:
-        whole = bytearray(image.image_bytes)
+        whole = bytearray(image.payload_bytes)
         image.write_range(np.frombuffer(whole, np.uint8), 0, len(whole))
         first = aligned(len(image.header))
         heard.append((key, bytes(whole[first : first + terms.prefix_bytes])))

@@ -38,10 +38,10 @@ class Desk:
             self.sent.append(message)
             self.answer(message)
 
-    def put(self, image_bytes: int, terms: Terms = TERMS) -> Put:
-        image = encode(np.zeros(image_bytes - 64, np.uint8))
+    def put(self, payload_bytes: int, terms: Terms = TERMS) -> Put:
+        payload = encode(np.zeros(payload_bytes - 64, np.uint8))
         deadline = time.monotonic() + 0.2
-        return self.puts.put(bytes(32), image, terms, deadline=deadline)
+        return self.puts.put(bytes(32), payload, terms, deadline=deadline)
 
     def refuse(self, message: messages.Message) -> None:
         """As a full store does: the Commit is refused at once, and parts are acknowledged as not wanted."""
@@ -63,23 +63,23 @@ class Desk:
         return self.puts.inboxes.used_bytes
 
 
-@pytest.mark.parametrize("image_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
-def test_a_put_of_any_size_gets_through_and_gives_its_part_of_the_inbox_back(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
+def test_a_put_of_any_size_gets_through_and_gives_its_part_of_the_inbox_back(payload_bytes: int) -> None:
     desk = Desk()
     desk.answer = desk.store
     for _ in range(3):
-        assert desk.put(image_bytes).state == "stored"
+        assert desk.put(payload_bytes).state == "stored"
     assert desk.used_bytes == 0
     assert desk.puts.in_flight == 0
     desk.puts.close()
 
 
-@pytest.mark.parametrize("image_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
-def test_a_refused_put_gives_its_part_of_the_inbox_back(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, INBOX_BYTES // 2, INBOX_BYTES, 10 * INBOX_BYTES])
+def test_a_refused_put_gives_its_part_of_the_inbox_back(payload_bytes: int) -> None:
     desk = Desk()
     desk.answer = desk.refuse
     for _ in range(3):
-        put = desk.put(image_bytes)
+        put = desk.put(payload_bytes)
         assert put.state == "refused"
         assert isinstance(put.error, StoreFull)
     assert desk.used_bytes == 0
@@ -93,8 +93,8 @@ def test_a_payload_that_is_no_longer_wanted_is_not_sent_to_its_end() -> None:
     assert sum(isinstance(message, messages.Part) for message in desk.sent) <= 1
 
 
-@pytest.mark.parametrize("image_bytes", [1000, 10 * INBOX_BYTES])
-def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, 10 * INBOX_BYTES])
+def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(payload_bytes: int) -> None:
     desk = Desk()
 
     def go_away(message: messages.Message) -> None:
@@ -102,7 +102,7 @@ def test_a_put_whose_daemon_goes_away_is_lost_and_leaves_nothing(image_bytes: in
             raise DaemonUnavailable("gone")
 
     desk.answer = go_away
-    put = desk.put(image_bytes)
+    put = desk.put(payload_bytes)
     assert put.state == "lost"
     assert desk.used_bytes == 0
     desk.puts.close()
@@ -127,8 +127,8 @@ def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_
     desk.puts.close()
 
 
-@pytest.mark.parametrize("image_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
-def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(image_bytes: int) -> None:
+@pytest.mark.parametrize("payload_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
+def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(payload_bytes: int) -> None:
     desk = Desk()
     desk.puts.limits = Limits(inbox_bytes_max=32 << 20)
 
@@ -139,7 +139,7 @@ def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(image_b
         return desk
 
     desk.connection = another_connection
-    assert desk.put(image_bytes).state == "lost"
+    assert desk.put(payload_bytes).state == "lost"
     assert not [message for message in desk.sent if isinstance(message, messages.Commit | messages.Part)]
     desk.puts.close()
 

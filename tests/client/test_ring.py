@@ -56,7 +56,7 @@ def test_what_is_borrowed_is_what_was_put_read_only(bench: MemoryBench, tree: An
     lease = ways(lender)[way](1)
     borrowed = borrower.ring.borrow(handle_of(lease))
     assert borrowed is not None
-    assert borrowed.image_bytes == lease.image_bytes
+    assert borrowed.payload_bytes == lease.payload_bytes
     np.testing.assert_equal(borrowed.tree, tree)
     np.testing.assert_equal(borrowed.value, tree)
     if isinstance(tree, np.ndarray):
@@ -102,7 +102,7 @@ def test_a_span_that_was_reused_is_refused_though_it_holds_the_same_key_and_size
     again = lender.get(key(1))
     before, now = Handle.unpack(handle), Handle.unpack(handle_of(again))
     assert before is not None and now is not None
-    assert (before.offset, before.image_bytes, before.key) == (now.offset, now.image_bytes, now.key)
+    assert (before.offset, before.payload_bytes, before.key) == (now.offset, now.payload_bytes, now.key)
     assert borrower.ring.borrow(handle) is None
 
 
@@ -160,19 +160,19 @@ def test_garbage_is_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("tree_bytes", [0, 5, 60_000])
-def test_a_header_that_does_not_describe_its_image_is_refused(bench: MemoryBench, tree_bytes: int) -> None:
+def test_a_header_that_does_not_describe_its_payload_is_refused(bench: MemoryBench, tree_bytes: int) -> None:
     """The ring's own bytes are judged like anybody's."""
     slot = bench.put(key(1), {"x": np.arange(50)})
     view = bench.view()
     handle = handle_of(view.get(key(1)))
     packed = bench.bytes[slot.offset : slot.offset + SPAN_HEADER_BYTES]
     header = SpanHeader.unpack(packed.tobytes())
-    wrong = SpanHeader(header.key, header.span_id, header.image_bytes, tree_bytes, 0, 0, 0.0, 0.0, 0)
+    wrong = SpanHeader(header.key, header.span_id, header.payload_bytes, tree_bytes, 0, 0, 0.0, 0.0, 0)
     packed[:] = np.frombuffer(wrong.pack(), np.uint8)
     assert view.ring.borrow(handle) is None
 
 
-def test_a_tree_that_ends_behind_its_image_is_refused(bench: MemoryBench) -> None:
+def test_a_tree_that_ends_behind_its_payload_is_refused(bench: MemoryBench) -> None:
     bench.put(key(1), np.arange(50))
     slot = bench.put(key(2), np.arange(500))
     view = bench.view()
@@ -180,9 +180,9 @@ def test_a_tree_that_ends_behind_its_image_is_refused(bench: MemoryBench) -> Non
     assert first is not None and second is not None
     start = slot.offset + SPAN_HEADER_BYTES
     header = SpanHeader.unpack(bench.bytes[slot.offset : start].tobytes())
-    shorter = SpanHeader(header.key, header.span_id, first.image_bytes, header.tree_bytes, 0, 0, 0.0, 0.0, 0)
+    shorter = SpanHeader(header.key, header.span_id, first.payload_bytes, header.tree_bytes, 0, 0, 0.0, 0.0, 0)
     bench.bytes[slot.offset : start] = np.frombuffer(shorter.pack(), np.uint8)
-    handle = Handle(second.identity, second.offset, first.image_bytes, second.span_id, second.key).pack()
+    handle = Handle(second.identity, second.offset, first.payload_bytes, second.span_id, second.key).pack()
     assert view.ring.borrow(handle) is None
 
 

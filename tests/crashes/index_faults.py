@@ -23,7 +23,7 @@ def fault_of_index(instance: str, holding: set[bytes]) -> str:
     if leaked:
         return f"slots that nobody holds: {leaked}"
     for one, other in pairwise(slots):
-        if one.offset + span_bytes(one.image_bytes) > other.offset:
+        if one.offset + span_bytes(one.payload_bytes) > other.offset:
             return f"spans that overlap: {one}, {other}"
     try:
         index.check_invariants()

@@ -22,13 +22,13 @@ from tensord.daemon.core.events import Copied, Moved
 from tensord.errors import BadTree, Corrupt, LimitReached, SegmentError, TensordError
 from tensord.shm.copy import checksum_of
 from tensord.shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from tensord.shm.tree import Image, encode
+from tensord.shm.tree import Payload, encode
 
 INBOX_BYTES = 1 << 16
 
 
 class Desk:
-    """A copier with a ring, and a client's inbox with an image in it, to be copied in as many parts as one likes."""
+    """A copier with a ring, and a client's inbox with a payload in it, to be copied in as many parts as one likes."""
 
     def __init__(self, *, starts: bool = True) -> None:
         self.ring = np.zeros(1 << 17, np.uint8)
@@ -43,12 +43,12 @@ class Desk:
         assert region.memory is not None
         self.memory = region.memory
 
-    def parts(self, image: Image, put_id: int, count: int, at: int = 0) -> list[Copy]:
-        """The copies of `image`, which is written to the inbox at `at`, to byte `at` of the ring behind its header."""
-        image.write_into(self.memory[at:])
-        size = image.image_bytes
+    def parts(self, payload: Payload, put_id: int, count: int, at: int = 0) -> list[Copy]:
+        """Copies of `payload`, written to the inbox at `at`, to byte `at` of the ring behind its header."""
+        payload.write_into(self.memory[at:])
+        size = payload.payload_bytes
         start = at + SPAN_HEADER_BYTES
-        header = SpanHeader(bytes(32), put_id, size, len(image.header), 0, 1, 1.0, 0.0, 1000)
+        header = SpanHeader(bytes(32), put_id, size, len(payload.header), 0, 1, 1.0, 0.0, 1000)
         cuts = [size * i // count for i in range(count + 1)]
         return [
             Copy(1, put_id, at + low, high - low, start + low, start, high == size, header if high == size else None)
@@ -78,31 +78,31 @@ def desk() -> Iterator[Desk]:
     made.inbox.close()
 
 
-def image_of(size: int) -> Image:
+def payload_of(size: int) -> Payload:
     return encode(np.arange(size, dtype=np.uint64))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_put_arrives_whole_with_its_checksum_in_its_header(desk: Desk, count: int) -> None:
-    image = image_of(500)
-    done = desk.carry_out(*desk.parts(image, 9, count))
-    there = desk.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes]
-    expected = np.empty(image.image_bytes, np.uint8)
-    image.write_into(expected)
+    payload = payload_of(500)
+    done = desk.carry_out(*desk.parts(payload, 9, count))
+    there = desk.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + payload.payload_bytes]
+    expected = np.empty(payload.payload_bytes, np.uint8)
+    payload.write_into(expected)
     assert np.array_equal(there, expected)
     assert [copied.checksum for copied in done] == [None] * (count - 1) + [checksum_of(expected)]
     assert SpanHeader.unpack(desk.ring[:SPAN_HEADER_BYTES].tobytes()).checksum == checksum_of(expected)
 
 
-def test_a_small_image_is_copied_at_once_as_the_worker_would_copy_it(idle: Desk) -> None:
-    image = image_of(500)
-    (copy,) = idle.parts(image, 9, 1)
+def test_a_small_payload_is_copied_at_once_as_the_worker_would_copy_it(idle: Desk) -> None:
+    payload = payload_of(500)
+    (copy,) = idle.parts(payload, 9, 1)
     assert idle.copier.is_small(copy)
     copied = idle.copier.copy_now(copy)
-    expected = np.empty(image.image_bytes, np.uint8)
-    image.write_into(expected)
+    expected = np.empty(payload.payload_bytes, np.uint8)
+    payload.write_into(expected)
     assert (copied.put_id, copied.error, copied.checksum) == (9, None, checksum_of(expected))
-    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes], expected)
+    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + payload.payload_bytes], expected)
     assert isinstance(idle.copier.copy_now(replace(copy, inbox=7)).error, LimitReached)
     idle.memory[:16] = 0xFF
     assert isinstance(idle.copier.copy_now(copy).error, BadTree)
@@ -111,9 +111,9 @@ def test_a_small_image_is_copied_at_once_as_the_worker_would_copy_it(idle: Desk)
 
 def test_a_span_that_moves_arrives_whole_and_names_its_new_span(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "TURN_BYTES", 1000)
-    image = image_of(500)
-    (done,) = desk.carry_out(*desk.parts(image, 9, 1))
-    size = SPAN_HEADER_BYTES + image.image_bytes
+    payload = payload_of(500)
+    (done,) = desk.carry_out(*desk.parts(payload, 9, 1))
+    size = SPAN_HEADER_BYTES + payload.payload_bytes
     desk.copier.copy(Move(77, 0, 1 << 16, size, 1000))
     assert desk.copied.get() == Moved(77)
     old, new = desk.ring[:size], desk.ring[1 << 16 : (1 << 16) + size]
@@ -130,13 +130,13 @@ def test_a_move_of_what_has_no_header_is_told_as_failed(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_part_of_an_image_is_not_small_whatever_its_size(desk: Desk, number: int) -> None:
-    assert not desk.copier.is_small(desk.parts(image_of(50), 9, 2)[number])
+def test_a_part_of_a_payload_is_not_small_whatever_its_size(desk: Desk, number: int) -> None:
+    assert not desk.copier.is_small(desk.parts(payload_of(50), 9, 2)[number])
 
 
 def test_puts_whose_parts_come_in_turn_do_not_disturb_one_another(desk: Desk) -> None:
-    images = [image_of(500 + number) for number in range(5)]
-    parts = [desk.parts(image, number + 1, 3, number * 8192) for number, image in enumerate(images)]
+    payloads = [payload_of(500 + number) for number in range(5)]
+    parts = [desk.parts(payload, number + 1, 3, number * 8192) for number, payload in enumerate(payloads)]
     done = desk.carry_out(*(copies[turn] for turn in range(3) for copies in parts))
     assert not any(copied.error for copied in done)
     assert len({copied.checksum for copied in done[10:]}) == 5
@@ -144,14 +144,14 @@ def test_puts_whose_parts_come_in_turn_do_not_disturb_one_another(desk: Desk) ->
 
 def test_nothing_of_a_put_is_kept_when_it_has_ended(desk: Desk) -> None:
     for put_id in range(1, 20):
-        desk.carry_out(*desk.parts(image_of(50), put_id, 2))
-    broken = desk.parts(image_of(50), 20, 2)
+        desk.carry_out(*desk.parts(payload_of(50), put_id, 2))
+    broken = desk.parts(payload_of(50), 20, 2)
     desk.memory[:16] = 0xFF
     done = desk.carry_out(*broken)
     assert isinstance(done[-1].error, BadTree)
     assert not desk.copier._checksums
     for end in (partial(desk.copier.discard, 1, 21), partial(desk.copier.close_inbox, 1)):
-        desk.carry_out(desk.parts(image_of(50), 21, 2)[0])
+        desk.carry_out(desk.parts(payload_of(50), 21, 2)[0])
         assert desk.copier._checksums
         end()
         assert not desk.copier._checksums
@@ -168,7 +168,7 @@ def test_a_part_outside_of_the_inbox_fails_its_put_and_no_other(desk: Desk) -> N
     assert str(INBOX_BYTES) in str(errors[0])
     assert isinstance(errors[1], TensordError)
     assert isinstance(errors[2], LimitReached)
-    assert desk.carry_out(*desk.parts(image_of(50), 7, 1))[0].error is None
+    assert desk.carry_out(*desk.parts(payload_of(50), 7, 1))[0].error is None
 
 
 def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
@@ -187,8 +187,8 @@ def test_an_inbox_is_refused_where_it_could_hurt(desk: Desk) -> None:
 
 def test_a_clients_backlog_delays_anothers_copy_by_one_turn(idle: Desk) -> None:
     idle.copier.open_inbox(2, idle.inbox.fd, INBOX_BYTES, 1 << 20)
-    flood = [copy for put_id in range(1, 11) for copy in idle.parts(image_of(50), put_id, 3)]
-    (quiet,) = idle.parts(image_of(50), 99, 1)
+    flood = [copy for put_id in range(1, 11) for copy in idle.parts(payload_of(50), put_id, 3)]
+    (quiet,) = idle.parts(payload_of(50), 99, 1)
     for copy in flood:
         idle.copier.copy(copy)
     idle.copier.copy(replace(quiet, client=2))
@@ -202,25 +202,25 @@ def test_a_clients_backlog_delays_anothers_copy_by_one_turn(idle: Desk) -> None:
 def test_a_large_part_is_copied_in_turns_with_another_clients(idle: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "TURN_BYTES", 100)
     idle.copier.open_inbox(2, idle.inbox.fd, INBOX_BYTES, 1 << 20)
-    image = image_of(500)
-    small = image_of(2)
-    assert small.image_bytes <= 100 < image.image_bytes
-    for copy in idle.parts(image, 1, 2):
+    payload = payload_of(500)
+    small = payload_of(2)
+    assert small.payload_bytes <= 100 < payload.payload_bytes
+    for copy in idle.parts(payload, 1, 2):
         idle.copier.copy(copy)
     (quiet,) = idle.parts(small, 99, 1, 8192)
     idle.copier.copy(replace(quiet, client=2))
     idle.copier.start()
     done = [idle.copied.get() for _ in range(3)]
     assert [copied.put_id for copied in done] == [99, 1, 1]
-    expected = np.empty(image.image_bytes, np.uint8)
-    image.write_into(expected)
+    expected = np.empty(payload.payload_bytes, np.uint8)
+    payload.write_into(expected)
     assert done[2].checksum == checksum_of(expected)
-    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + image.image_bytes], expected)
+    assert np.array_equal(idle.ring[SPAN_HEADER_BYTES : SPAN_HEADER_BYTES + payload.payload_bytes], expected)
 
 
 def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "TURN_BYTES", 100)
-    for copy in idle.parts(image_of(500), 1, 2):
+    for copy in idle.parts(payload_of(500), 1, 2):
         idle.copier.copy(copy)
     idle.copier._asked.put(None)  # what `stop` says; the thread hears of it before it has copied anything
     idle.copier.start()
@@ -229,8 +229,8 @@ def test_copies_asked_for_before_it_stops_are_carried_out(idle: Desk, monkeypatc
 
 
 def test_a_clients_inboxes_are_told_apart_by_their_numbers(desk: Desk) -> None:
-    image = image_of(50)
-    (first,) = desk.parts(image, 1, 1)
+    payload = payload_of(50)
+    (first,) = desk.parts(payload, 1, 1)
     other = Inbox(INBOX_BYTES)
     region = other.take(INBOX_BYTES, 0)
     assert region is not None and region.memory is not None
@@ -241,7 +241,7 @@ def test_a_clients_inboxes_are_told_apart_by_their_numbers(desk: Desk) -> None:
         desk.copier.open_inbox(1, other.fd, INBOX_BYTES, 1 << 20, 0, 10, 2)
     one, nine = (desk.carry_out(replace(first, put_id=number + 1, inbox=number))[0] for number in (0, 9))
     assert one.checksum != nine.checksum
-    assert nine.checksum == checksum_of(region.memory[: image.image_bytes])
+    assert nine.checksum == checksum_of(region.memory[: payload.payload_bytes])
     desk.copier.close_inbox(1, 9)
     assert desk.copier.inboxes_bytes == INBOX_BYTES
     assert isinstance(desk.carry_out(replace(first, put_id=11, inbox=9))[0].error, LimitReached)

@@ -81,12 +81,12 @@ class RawClient:
         Returns:
             The request's id.
         """
-        image = encode(tree)
-        assert self.inbox is not None and image.image_bytes % parts == 0
-        image.write_into(np.frombuffer(self.inbox, np.uint8)[: image.image_bytes])
+        payload = encode(tree)
+        assert self.inbox is not None and payload.payload_bytes % parts == 0
+        payload.write_into(np.frombuffer(self.inbox, np.uint8)[: payload.payload_bytes])
         number = next(self._ids)
-        size = image.image_bytes // parts
-        said: list[Any] = [messages.Commit(number, key, image.image_bytes, len(image.header), claim=claim)]
+        size = payload.payload_bytes // parts
+        said: list[Any] = [messages.Commit(number, key, payload.payload_bytes, len(payload.header), claim=claim)]
         said += [messages.Part(number, at * size, size, at == parts - 1) for at in range(sent)]
         self.channel.send(*said, timeout_s=PATIENCE_S)
         return number

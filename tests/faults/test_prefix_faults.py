@@ -138,14 +138,14 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         real = client.link.puts.put
         before: list[tensord.Put] = []
 
-        def put(key: bytes, image: Any, terms: Terms, *, deadline: float) -> tensord.Put:
+        def put(key: bytes, payload: Any, terms: Terms, *, deadline: float) -> tensord.Put:
             """After four blocks, and after each refusal, somebody who knows nothing of this put evicts the last."""
             is_due = len(before) >= 4 and (not evicted or before[-1].state == "refused")
             if terms.follows is not None and len(evicted) < times and is_due:
                 until(lambda: other.contains(terms.follows or b""), "the block before")
                 assert other.evict(terms.follows)
                 evicted.append(terms.follows)
-            before.append(real(key, image, terms, deadline=deadline))
+            before.append(real(key, payload, terms, deadline=deadline))
             return before[-1].wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)
@@ -164,11 +164,11 @@ def test_a_put_whose_blocks_are_evicted_again_and_again_ends(
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         real = client.link.puts.put
 
-        def put(key: bytes, image: Any, terms: Terms, *, deadline: float) -> tensord.Put:
+        def put(key: bytes, payload: Any, terms: Terms, *, deadline: float) -> tensord.Put:
             if terms.follows is not None:
                 until(lambda: not client.contains(key), "nothing of it to be there")
                 other.evict(terms.follows)
-            return real(key, image, terms, deadline=deadline).wait(PATIENCE_S)
+            return real(key, payload, terms, deadline=deadline).wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)
         done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)

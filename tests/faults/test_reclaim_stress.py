@@ -94,7 +94,7 @@ def overwrite(bench: MemoryBench, shared: Shared, going_on: Callable[[], bool]) 
                 break
             bench.index.publish(slot.number)
             stored.append(number)
-            written_bytes += slot.image_bytes
+            written_bytes += slot.payload_bytes
         shared.words[LAPS_AT] = written_bytes // RING_BYTES
 
 

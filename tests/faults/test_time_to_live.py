@@ -33,7 +33,7 @@ def boot_s() -> float:
 
 
 def header_of(daemon: Daemon, at: bytes) -> SpanHeader:
-    """What stands before the only image of the ring that is of this key."""
+    """What stands before the only payload of the ring that is of this key."""
     ring = next(path for path in daemon.segments() if path.name.endswith(".ring"))
     content = ring.read_bytes()
     start = content.index(at) - 16

@@ -77,7 +77,7 @@ def _place(chance: random.Random, path: Path, fd: int, size: int) -> int:
             geometry.generations_at + chance.randrange(64),
         ]
     elif path.suffix == ".ring":
-        # Span headers begin with "SPAN"; an image's tree comes 128 bytes later.
+        # Span headers begin with "SPAN"; a payload's tree comes 128 bytes later.
         data = os.pread(fd, min(size, 1 << 20), 0)
         found = [at for at in range(0, len(data), 64) if data[at : at + 4] == b"SPAN"]
         if found:

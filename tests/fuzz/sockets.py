@@ -27,9 +27,9 @@ _ANY: Final = [*_CONTROL, *_STATUS, *words.kinds(messages.ControlAnswer), *words
 
 def control(chance: random.Random, besieged: Besieged) -> None:
     """One round on the control socket."""
-    image = encode(payload(1))
+    encoded = encode(payload(1))
     inbox = bytearray(words.INBOX_BYTES)
-    image.write_into(memoryview(inbox)[: image.image_bytes])
+    encoded.write_into(memoryview(inbox)[: encoded.payload_bytes])
     for number in range(INPUTS):
         with ExitStack() as stack:
             said: list[tuple[bytes, list[int]]] = []
@@ -45,7 +45,7 @@ def control(chance: random.Random, besieged: Besieged) -> None:
                 os.pwrite(fd, chance.choice([bytes(inbox), chance.randbytes(4096)]), 0)
                 said.append((_opened(3), [fd]))
             requests = _CONTROL if chance.random() < 0.9 else _ANY
-            for each in words.conversation(chance, requests, (image.image_bytes, len(image.header))):
+            for each in words.conversation(chance, requests, (encoded.payload_bytes, len(encoded.header))):
                 fds: list[int] = []
                 while chance.random() < 0.1 or (each.get("type") in ("Attach", "OpenInbox") and not fds):
                     fds.append(stack.enter_context(words.descriptor(chance, bytes(inbox))))

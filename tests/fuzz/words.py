@@ -110,31 +110,31 @@ def packed(chance: random.Random, said: Any) -> bytes:
 
 
 def conversation(
-    chance: random.Random, requests: Sequence[type[Any]], image: tuple[int, int] = (64, 13)
+    chance: random.Random, requests: Sequence[type[Any]], payload: tuple[int, int] = (64, 13)
 ) -> list[Any]:
     """What is said after the greeting: whole puts among messages of any kind.
 
-    `image`: the size in bytes of the image that stands in the inbox, and of its tree.
+    `payload`: the size in bytes of the payload that stands in the inbox, and of its tree.
     """
     said: list[Any] = []
     for _ in range(chance.randrange(1, 10)):
         if messages.Commit in requests and chance.random() < 0.3:
-            said += _put(chance, image)
+            said += _put(chance, payload)
         else:
             said.append(message(chance, chance.choice(requests)))
     return said
 
 
-def _put(chance: random.Random, image: tuple[int, int]) -> list[dict[str, Any]]:
+def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]]:
     """A Commit and its parts, which are nearly right."""
     request = chance.randrange(1, 1 << 20)
-    size, tree_bytes = image
+    size, tree_bytes = payload
     said: list[dict[str, Any]] = [message(chance, messages.Commit)]
     if chance.random() < 0.3:
         size = chance.choice([1, 64, 500, 4096, 20_000, INBOX_BYTES])
     if chance.random() < 0.3:
         tree_bytes = chance.choice([1, 13, size, 65_472])
-    said[0].update(id=request, image_bytes=size, tree_bytes=tree_bytes, key=chance.choice(KEYS))
+    said[0].update(id=request, payload_bytes=size, tree_bytes=tree_bytes, key=chance.choice(KEYS))
     if chance.random() < 0.8:
         said[0].update(prefix_bytes=0, follows=None, claim=None, tokens=1)
     parts = chance.randrange(1, 4)

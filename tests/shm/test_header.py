@@ -31,7 +31,7 @@ def packed(*tokens: Any) -> bytes:
 
 
 def judged(header: bytes) -> None:
-    """A header is refused, or what it says holds: its leaves lie apart, in order, in the image."""
+    """A header is refused, or what it says holds: its leaves lie apart, in order, in the payload."""
     try:
         made = recipe(header)
     except BadTree:

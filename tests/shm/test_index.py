@@ -57,17 +57,17 @@ class IndexAgainstDict(RuleBasedStateMachine):
     def waiting(self) -> list[int]:
         return [slot for slot, held in self.held.items() if self.published.get(held[0]) != slot]
 
-    @rule(key=KEYS, cells=st.integers(0, 50), tree_bytes=st.integers(1, 65_472), image_bytes=st.integers(1, 1 << 40))
-    def reserve(self, key: bytes, cells: int, tree_bytes: int, image_bytes: int) -> None:
+    @rule(key=KEYS, cells=st.integers(0, 50), tree_bytes=st.integers(1, 65_472), payload_bytes=st.integers(1, 1 << 40))
+    def reserve(self, key: bytes, cells: int, tree_bytes: int, payload_bytes: int) -> None:
         self.asked.add(key)
         self.spans += 1
         places = self.writer.candidates(key)
-        slot = self.writer.reserve(key, self.spans, cells * 64, tree_bytes, image_bytes)
+        slot = self.writer.reserve(key, self.spans, cells * 64, tree_bytes, payload_bytes)
         assert (slot is None) == all(place in self.held for place in places)
         if slot is not None:
             assert slot in places
             assert slot not in self.held
-            self.held[slot] = (key, self.spans, cells * 64, tree_bytes, image_bytes)
+            self.held[slot] = (key, self.spans, cells * 64, tree_bytes, payload_bytes)
             self.reuse[slot] = (0, 0)
 
     @precondition(lambda self: self.waiting())
@@ -135,11 +135,11 @@ class IndexAgainstDict(RuleBasedStateMachine):
             slot = self.published.get(asked)
             assert (hit is None) == (slot is None)
             if hit is not None and slot is not None:
-                at, seq, span_id, place, image_bytes = hit
+                at, seq, span_id, place, payload_bytes = hit
                 read = self.writer.read(slot)
                 assert self.reader.words[at] == seq == read.seq
                 assert self.reader.reuse(at) == self.reuse[slot]
-                assert self.held[slot] == (asked, span_id, read.offset, read.tree_bytes, image_bytes)
+                assert self.held[slot] == (asked, span_id, read.offset, read.tree_bytes, payload_bytes)
                 assert (place >> 48, place & ~63 & (1 << 48) - 1) == (read.tree_bytes, read.offset)
 
     @invariant()
@@ -323,7 +323,7 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
         held = {slot.number for slot in successor.slots()}
         assert all(number in held or not successor.uses(number) for number in range(8)), "another's uses are left"
         for slot in successor.slots():
-            assert (slot.key, slot.span_id, slot.offset, slot.tree_bytes, slot.image_bytes) in whole
+            assert (slot.key, slot.span_id, slot.offset, slot.tree_bytes, slot.payload_bytes) in whole
             hit = IndexReader(memory, writer.geometry).find(slot.key)
             assert (hit is not None) == slot.published
 

@@ -75,7 +75,7 @@ def test_another_layout_is_refused_by_name(page: bytes, message: str) -> None:
 def test_a_span_header_is_read_back_and_has_its_size(
     key: bytes,
     span: int,
-    image: int,
+    payload: int,
     tree: int,
     checksum: int,
     tokens: int,
@@ -84,7 +84,7 @@ def test_a_span_header_is_read_back_and_has_its_size(
     uid: int,
     ttl: float,
 ) -> None:
-    header = SpanHeader(key, span, image, tree, checksum, tokens, created, expires, uid, ttl_s=ttl)
+    header = SpanHeader(key, span, payload, tree, checksum, tokens, created, expires, uid, ttl_s=ttl)
     packed = header.pack()
     assert len(packed) == layout.SPAN_HEADER_BYTES
     found = SpanHeader.unpack(packed)
@@ -146,10 +146,10 @@ def test_an_id_that_would_be_another_ones_is_a_programmers_error(epoch: int, cou
 
 
 @given(st.integers(0, 1 << 40))
-def test_spans_are_aligned_and_hold_their_image(image_bytes: int) -> None:
-    size = layout.span_bytes(image_bytes)
+def test_spans_are_aligned_and_hold_their_payload(payload_bytes: int) -> None:
+    size = layout.span_bytes(payload_bytes)
     assert not size % 64
-    assert 0 <= size - layout.SPAN_HEADER_BYTES - image_bytes < 64
+    assert 0 <= size - layout.SPAN_HEADER_BYTES - payload_bytes < 64
 
 
 @given(U64)

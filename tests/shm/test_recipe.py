@@ -85,13 +85,13 @@ def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def image_of(tree: Any) -> tuple[bytes, Array]:
-    """A tree's header, and its image, written over memory that held something else."""
-    image = encode(tree)
-    root = np.full(image.image_bytes, 0xA5, np.uint8)
-    image.write_into(root)
-    assert root[: len(image.header)].tobytes() == image.header
-    return image.header, root
+def payload_of(tree: Any) -> tuple[bytes, Array]:
+    """A tree's header, and its payload, written over memory that held something else."""
+    payload = encode(tree)
+    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    payload.write_into(root)
+    assert root[: len(payload.header)].tobytes() == payload.header
+    return payload.header, root
 
 
 def assert_same(found: Any, put: Any) -> None:
@@ -117,7 +117,7 @@ def assert_same(found: Any, put: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(trees(SCALARS | ARRAYS))
 def test_a_tree_comes_back_as_it_was_put(tree: Any) -> None:
-    header, root = image_of(tree)
+    header, root = payload_of(tree)
     made = recipe(header)
     assert made.end_bytes == len(root)
     assert_same(made.view(root), tree)
@@ -128,7 +128,7 @@ def test_a_tree_comes_back_as_it_was_put(tree: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 3)])
 def test_every_dtype_comes_back_whatever_the_shape(name: str, shape: tuple[int, ...]) -> None:
     array = array_of(name, shape, 7)
-    header, root = image_of([array, array.T])
+    header, root = payload_of([array, array.T])
     assert_same(recipe(header).view(root), [array, array.T])
 
 
@@ -136,12 +136,12 @@ def test_a_tree_as_deep_as_the_limit_comes_back() -> None:
     tree: Any = np.arange(3)
     for depth in range(64):
         tree = [tree] if depth % 3 else {"in": tree}
-    header, root = image_of(tree)
+    header, root = payload_of(tree)
     assert_same(recipe(header).view(root), tree)
 
 
 def test_numpy_scalars_come_back_as_arrays_without_dimensions() -> None:
-    header, root = image_of([np.float32(1.5), np.bool_(True), np.str_("ab"), np.datetime64("2020")])
+    header, root = payload_of([np.float32(1.5), np.bool_(True), np.str_("ab"), np.datetime64("2020")])
     found = recipe(header).view(root)
     assert [(leaf.shape, leaf.dtype.str) for leaf in found] == [
         ((), "<f4"),
@@ -152,8 +152,8 @@ def test_numpy_scalars_come_back_as_arrays_without_dimensions() -> None:
     assert found[0] == 1.5
 
 
-def test_leaves_are_views_of_the_image_at_multiples_of_64() -> None:
-    header, root = image_of({"a": np.ones(3), "b": [np.ones((2, 2), np.int8), np.ones(1)]})
+def test_leaves_are_views_of_the_payload_at_multiples_of_64() -> None:
+    header, root = payload_of({"a": np.ones(3), "b": [np.ones((2, 2), np.int8), np.ones(1)]})
     made = recipe(header)
     found = made.view(root)
     start = root.ctypes.data
@@ -164,7 +164,7 @@ def test_leaves_are_views_of_the_image_at_multiples_of_64() -> None:
 
 
 def test_single_tells_of_a_lone_array_where_it_is() -> None:
-    header, _ = image_of(np.ones((2, 3), np.float32))
+    header, _ = payload_of(np.ones((2, 3), np.float32))
     assert recipe(header).single == ((2, 3), np.dtype("f4"), 64)
     assert not recipe(header).single_is_tensor
     for tree in ([np.ones(3)], {"a": np.ones(3)}, "x" * 999, b"x" * 999, 5, None):
@@ -195,7 +195,7 @@ ROOTS = [over_own_memory, over_a_mapping, over_another_array]
 @pytest.mark.parametrize("read", ["view", "value"])
 def test_any_view_keeps_the_very_root_alive(make_root: Any, read: str) -> None:
     for tree in (np.arange(100.0), {"a": [np.arange(100.0)]}):
-        header, content = image_of(tree)
+        header, content = payload_of(tree)
         root = make_root(content)
         alive = weakref.ref(root)
         view = getattr(recipe(header), read)(root)
@@ -214,7 +214,7 @@ def test_any_view_keeps_the_very_root_alive(make_root: Any, read: str) -> None:
 @pytest.mark.parametrize("writable", [True, False])
 def test_views_are_writable_exactly_where_the_root_is(make_root: Any, writable: bool) -> None:
     for tree in (np.arange(4), [np.arange(4), np.array(2)]):
-        header, content = image_of(tree)
+        header, content = payload_of(tree)
         root = make_root(content)
         root.flags.writeable = writable
         found = recipe(header).view(root)
@@ -224,7 +224,7 @@ def test_views_are_writable_exactly_where_the_root_is(make_root: Any, writable: 
 
 def test_what_a_reader_does_to_a_container_is_not_seen_by_the_next() -> None:
     tree = {"run": [1, 2], "list": [[1], np.ones(2)], "dict": {"a": 1}}
-    header, root = image_of(tree)
+    header, root = payload_of(tree)
     made = recipe(header)
     first = made.view(root)
     first["run"].append(3)
@@ -236,19 +236,19 @@ def test_what_a_reader_does_to_a_container_is_not_seen_by_the_next() -> None:
 
 @pytest.mark.parametrize("tree", [np.ones(100), [np.ones(100)], "x" * 999])
 @pytest.mark.parametrize("read", ["view", "value"])
-def test_an_image_shorter_than_its_tree_is_refused(tree: Any, read: str) -> None:
-    header, root = image_of(tree)
+def test_a_payload_shorter_than_its_tree_is_refused(tree: Any, read: str) -> None:
+    header, root = payload_of(tree)
     with pytest.raises(BadTree, match=f"{len(root) - 1} bytes .* ends at {len(root)}"):
         getattr(recipe(header), read)(root[:-1])
 
 
-def test_a_longer_image_is_fine() -> None:
-    header, root = image_of(np.arange(5))
+def test_a_longer_payload_is_fine() -> None:
+    header, root = payload_of(np.arange(5))
     assert recipe(header).view(np.append(root, np.zeros(64, np.uint8))).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_long_str_that_is_not_utf8_is_refused_when_it_is_read() -> None:
-    header, root = image_of("x" * 999)
+    header, root = payload_of("x" * 999)
     root[-1] = 0xFF
     with pytest.raises(BadTree, match="999 bytes at 64 is not UTF-8"):
         recipe(header).view(root)

@@ -63,11 +63,11 @@ TENSORS = st.builds(
 
 
 def stored(tree: Any, writable: bool = False) -> tuple[Recipe, Any]:
-    image = encode(tree)
-    root = np.full(image.image_bytes, 0xA5, np.uint8)
-    image.write_into(root)
+    payload = encode(tree)
+    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    payload.write_into(root)
     root.flags.writeable = writable
-    return recipe(image.header), root
+    return recipe(payload.header), root
 
 
 def assert_same_tensor(found: Any, put: Any) -> None:
@@ -142,7 +142,7 @@ def test_gradients_parameters_and_lazy_views_are_resolved() -> None:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
 @pytest.mark.parametrize("over", ["array", "slice"])
-def test_tensors_without_a_copy_lie_in_the_image_and_keep_it(nested: bool, dtype: Any, over: str) -> None:
+def test_tensors_without_a_copy_lie_in_the_payload_and_keep_it(nested: bool, dtype: Any, over: str) -> None:
     tensor = tensor_of(dtype, (8, 8), 5)
     made, content = stored([tensor] if nested else tensor)
     root = content.copy() if over == "array" else np.tile(content, 3)[len(content) : -len(content)]
@@ -162,7 +162,7 @@ def test_tensors_without_a_copy_lie_in_the_image_and_keep_it(nested: bool, dtype
 
 
 @pytest.mark.parametrize("read", ["torch", "value"])
-def test_copies_are_the_readers_own_and_let_the_image_go(read: str) -> None:
+def test_copies_are_the_readers_own_and_let_the_payload_go(read: str) -> None:
     made, root = stored([torch.zeros(100)], writable=True)
     alive = weakref.ref(root)
     found = getattr(made, read)(root)[0]
@@ -175,7 +175,7 @@ def test_copies_are_the_readers_own_and_let_the_image_go(read: str) -> None:
 
 def test_writable_memory_gives_tensors_to_write_into() -> None:
     plan = encode_spec([Spec((2, 2), torch.bfloat16)])
-    memory = np.zeros(plan.image_bytes, np.uint8)
+    memory = np.zeros(plan.payload_bytes, np.uint8)
     plan.write_into(memory)
     made = recipe(plan.header)
     made.torch(memory, copy=False)[0].fill_(3)
@@ -225,7 +225,7 @@ def test_another_byte_order_cannot_be_had_without_a_copy() -> None:
         made.torch(root, copy=False)
 
 
-def test_tensors_of_a_short_image_are_refused() -> None:
+def test_tensors_of_a_short_payload_are_refused() -> None:
     made, root = stored(torch.ones(3))
     for read in (made.torch, made.value):
         with pytest.raises(BadTree, match="ends at 76"):

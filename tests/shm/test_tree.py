@@ -75,10 +75,10 @@ def test_a_tree_that_contains_itself_is_refused(kind: type) -> None:
 
 def test_a_container_in_two_places_is_written_twice() -> None:
     shared = [np.arange(3), {}]
-    image = encode([shared, shared, shared[0]])
-    root = np.zeros(image.image_bytes, np.uint8)
-    image.write_into(root)
-    first, second, third = recipe(image.header).view(root)
+    payload = encode([shared, shared, shared[0]])
+    root = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(root)
+    first, second, third = recipe(payload.header).view(root)
     assert first[0].tolist() == second[0].tolist() == third.tolist() == [0, 1, 2]
     assert not np.shares_memory(first[0], second[0])
 
@@ -126,9 +126,9 @@ def test_a_header_of_more_than_16_bits_is_refused() -> None:
 
 
 def test_long_text_is_a_leaf_and_never_swells_the_header() -> None:
-    image = encode({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
-    assert len(image.header) < 64
-    assert [leaf.bytes for leaf in image.leaves] == [200_000, 100_000, 300]
+    payload = encode({"prompt": "é" * 100_000, "blob": b"x" * 100_000, "parts": ["y" * 300, "z"]})
+    assert len(payload.header) < 64
+    assert [leaf.bytes for leaf in payload.leaves] == [200_000, 100_000, 300]
 
 
 def test_arrays_of_more_than_any_ring_are_refused() -> None:
@@ -143,16 +143,16 @@ def test_arrays_of_more_than_any_ring_are_refused() -> None:
 def test_a_file_mapped_by_numpy_is_an_array(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "a", np.float32, "w+", shape=(3,))
     mapped[:] = [1, 2, 3]
-    image = encode(mapped)
-    root = np.zeros(image.image_bytes, np.uint8)
-    image.write_into(root)
-    assert recipe(image.header).view(root).tolist() == [1, 2, 3]
+    payload = encode(mapped)
+    root = np.zeros(payload.payload_bytes, np.uint8)
+    payload.write_into(root)
+    assert recipe(payload.header).view(root).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "<M8[ns]", np.dtype(">i2"), np.float64])
 def test_a_spec_makes_memory_to_write_into(dtype: Any) -> None:
     plan = encode_spec({"out": Spec((2, 3), dtype), "layer": 7, "mask": np.ones(4, bool)})
-    memory = np.full(plan.image_bytes, 0xA5, np.uint8)
+    memory = np.full(plan.payload_bytes, 0xA5, np.uint8)
     plan.write_into(memory)
     made = recipe(plan.header).view(memory)
     assert made["layer"] == 7
@@ -190,12 +190,12 @@ def test_torch_is_not_imported_for_trees_without_tensors() -> None:
 import sys, numpy as np
 from tensord.shm.tree import encode
 from tensord.shm.recipe import recipe
-image = encode({"a": np.ones(3), "b": [1, "x" * 999]})
-root = np.zeros(image.image_bytes, np.uint8)
-image.write_into(root)
-made = recipe(image.header)
+payload = encode({"a": np.ones(3), "b": [1, "x" * 999]})
+root = np.zeros(payload.payload_bytes, np.uint8)
+payload.write_into(root)
+made = recipe(payload.header)
 assert made.view(root)["a"].tolist() == made.value(root)["a"].tolist() == [1, 1, 1]
 assert "torch" not in sys.modules
-assert "pickle" not in image.header.decode("latin1")
+assert "pickle" not in payload.header.decode("latin1")
 """
     subprocess.run([sys.executable, "-c", program], check=True)

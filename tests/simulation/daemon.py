@@ -152,7 +152,7 @@ class Daemon:
         """What stands in the ring for an entry."""
         start = entry.offset + SPAN_HEADER_BYTES
         header = self.memory.ring[start : start + entry.tree_bytes].tobytes()
-        return lease_over(self.memory.ring, start, entry.image_bytes, recipe(header)).tree
+        return lease_over(self.memory.ring, start, entry.payload_bytes, recipe(header)).tree
 
     # ---- clients
 

@@ -202,7 +202,7 @@ class Process:
 
     def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, in_place: bool) -> None:
         """A whole put, a streamed one, or one that is produced in the inbox."""
-        image = encode(payload(number, version))
+        encoded = encode(payload(number, version))
         terms = Terms(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = piece(number)
@@ -210,16 +210,16 @@ class Process:
         self.world.model.puts(number, version)
         if in_place:
             try:
-                region = self.puts.reserve(image.image_bytes, 0.0)
+                region = self.puts.reserve(encoded.payload_bytes, 0.0)
             except TensordError:
                 return
             memory = region.hand_out()
-            image.write_into(memory)
+            encoded.write_into(memory)
             self.world.meanwhile()
-            put = self.puts.commit(at(number), region, image.image_bytes, len(image.header), terms, deadline=0.0)
+            put = self.puts.commit(at(number), region, encoded.payload_bytes, len(encoded.header), terms, deadline=0.0)
             self.reserved.append((put, memory))
         else:
-            put = self.puts.put(at(number), image, terms, deadline=0.0)
+            put = self.puts.put(at(number), encoded, terms, deadline=0.0)
         self.outcomes.append((put, number, version))
 
     def scribble(self) -> None:

@@ -260,7 +260,7 @@ def entry(number: int, **changed: Any) -> dict[str, Any]:
     return {
         "key": f"{number:064x}",
         "namespace": f"{0:016x}",
-        "image_bytes": 9 * MIB,
+        "payload_bytes": 9 * MIB,
         "span_bytes": 9 * MIB + 128,
         "tree_bytes": 64,
         "tokens": 1024,

@@ -71,7 +71,7 @@ def test_show_of_what_is_not_stored_says_so(ctl: Ctl) -> None:
 ENTRY = {
     "key": "ab" * 32,
     "namespace": "ab" * 8,
-    "image_bytes": 2 << 30,
+    "payload_bytes": 2 << 30,
     "span_bytes": (2 << 30) + 128,
     "tree_bytes": 65_472,
     "tokens": 1_000_000,

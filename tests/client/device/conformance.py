@@ -82,11 +82,11 @@ def bits(leaf: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def stored(tree: Any) -> Any:
-    """The tree as it comes out of the ring: read-only views of one image."""
-    image = encode(tree)
-    memory = bytearray(image.image_bytes)
-    image.write_into(memory)
-    return recipe(image.header).view(np.frombuffer(bytes(memory), np.uint8))
+    """The tree as it comes out of the ring: read-only views of one payload."""
+    payload = encode(tree)
+    memory = bytearray(payload.payload_bytes)
+    payload.write_into(memory)
+    return recipe(payload.header).view(np.frombuffer(bytes(memory), np.uint8))
 
 
 def collected() -> None:

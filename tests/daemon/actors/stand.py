@@ -69,12 +69,12 @@ class Client:
         await self.heard(messages.Done)
         return inbox
 
-    def commit(self, number: int, image_bytes: int, tree_bytes: int, tokens: int) -> None:
-        """A whole put of the image at the inbox's beginning."""
+    def commit(self, number: int, payload_bytes: int, tree_bytes: int, tokens: int) -> None:
+        """A whole put of the payload at the inbox's beginning."""
         request = self.request()
-        commit = messages.Commit(request, key(number), image_bytes, tree_bytes, tokens=tokens, acks=False)
+        commit = messages.Commit(request, key(number), payload_bytes, tree_bytes, tokens=tokens, acks=False)
         self.tell(Requested(self.number, commit))
-        self.tell(Requested(self.number, messages.Part(request, 0, image_bytes, True)))
+        self.tell(Requested(self.number, messages.Part(request, 0, payload_bytes, True)))
 
 
 class ActorStand:
@@ -83,8 +83,8 @@ class ActorStand:
     def __init__(self, config: Config, memory: Memory, store: Store, actor: StoreActor) -> None:
         self.config, self.memory, self.store, self.actor = config, memory, store, actor
         self._clients = 0
-        self.image_bytes = self.tree_bytes = 0
-        """Of the image that `fill` put at the beginning of its client's inbox."""
+        self.payload_bytes = self.tree_bytes = 0
+        """Of the payload that `fill` put at the beginning of its client's inbox."""
 
     def client(self) -> Client:
         self._clients += 1
@@ -110,13 +110,13 @@ class ActorStand:
         """Puts so many small entries of one token each, keys 0 to `entries` - 1."""
         client = client or self.client()
         inbox = await client.open_inbox()
-        image = encode(np.zeros(4, np.uint8))
+        payload = encode(np.zeros(4, np.uint8))
         region = inbox.take(INBOX_BYTES, 0)
         assert region is not None and region.memory is not None
-        image.write_into(region.memory)
-        self.image_bytes, self.tree_bytes = image.image_bytes, len(image.header)
+        payload.write_into(region.memory)
+        self.payload_bytes, self.tree_bytes = payload.payload_bytes, len(payload.header)
         for number in range(entries):
-            client.commit(number, self.image_bytes, self.tree_bytes, 1)
+            client.commit(number, self.payload_bytes, self.tree_bytes, 1)
             committed = await client.heard(messages.Committed)
             assert committed.outcome == "stored", committed
         return client

@@ -54,7 +54,7 @@ def test_a_stop_carries_out_what_had_arrived_though_room_has_to_be_made() -> Non
         async with serving(max_entries=64) as stand:
             client = await stand.fill(64)
             for number in range(64, 96):
-                client.commit(number, stand.image_bytes, stand.tree_bytes, 1)
+                client.commit(number, stand.payload_bytes, stand.tree_bytes, 1)
             store = stand.store
         assert store.status()["puts"]["stored"] == 96
 
@@ -67,7 +67,7 @@ def test_puts_of_one_client_are_answered_in_their_order_whether_or_not_others_wa
             client = await stand.fill(1)
             for first in range(1, 200, 2):
                 for number in (first, first + 1):
-                    client.commit(number, stand.image_bytes, stand.tree_bytes, 1)
+                    client.commit(number, stand.payload_bytes, stand.tree_bytes, 1)
                 answers = [await client.heard(messages.Committed) for _ in range(2)]
                 assert [answer.outcome for answer in answers] == ["stored", "stored"]
                 assert answers[0].id < answers[1].id

@@ -20,19 +20,19 @@ LAYOUT = b"layout".ljust(16, b"-")
 
 
 class Block(NamedTuple):
-    """A piece to put. Its image is its record and nothing else."""
+    """A piece to put. Its payload is its record and nothing else."""
 
     key: bytes
     piece: Piece
     record: bytes
 
     @property
-    def image_bytes(self) -> int:
+    def payload_bytes(self) -> int:
         return aligned(TREE_BYTES) + len(self.record)
 
     def commit(self, request: int, **more: object) -> messages.Commit:
         fields = {"prefix_bytes": len(self.record), "follows": self.piece.parent, **more}
-        return messages.Commit(request, self.key, self.image_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
+        return messages.Commit(request, self.key, self.payload_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
 
 
 def text(words: Sequence[int]) -> Tokens:

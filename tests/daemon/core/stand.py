@@ -57,7 +57,7 @@ from tensord.shm.ring import Ring
 from .pieces import BLOCK, TAG, Block, block, name, query, text
 
 UNIX_AT_ZERO_S = 1_000_000.0
-SPAN = 192  # ring bytes of an image of 64, its header included
+SPAN = 192  # ring bytes of a payload of 64, its header included
 
 
 def key(number: int, tag: bytes = b"namespac", generation: int = 0) -> bytes:
@@ -128,7 +128,7 @@ class Stand:
         self.half_copied: set[int] = set()
         """Puts of which the copier keeps a checksum."""
         self.records: dict[bytes, bytes] = {}
-        """What the images of pieces begin with, by key."""
+        """What the payloads of pieces begin with, by key."""
 
     def make(self, ring: Ring, epoch: int) -> Store:
         policy = by_name(self.policy)
@@ -216,8 +216,8 @@ class Stand:
             stop = copy.ring_offset + copy.part_bytes
             self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
             if copy.header is not None:
-                self.headers[copy.image_offset - SPAN_HEADER_BYTES] = copy.header
-                piece = self.write_record(copy.image_offset, copy.header)
+                self.headers[copy.payload_offset - SPAN_HEADER_BYTES] = copy.header
+                piece = self.write_record(copy.payload_offset, copy.header)
         self.half_copied.discard(put_id)
         if error is None and not copy.last:
             self.half_copied.add(put_id)
@@ -237,12 +237,12 @@ class Stand:
             self.headers[effect.to_offset] = self.headers[effect.from_offset].moved_to(effect.number)
         self.do(Moved(effect.number, error))
 
-    def write_record(self, image_offset: int, header: SpanHeader) -> Piece | None:
-        """Has the image of a piece begin with its record, whatever was copied there."""
+    def write_record(self, payload_offset: int, header: SpanHeader) -> Piece | None:
+        """Has the payload of a piece begin with its record, whatever was copied there."""
         if not header.prefix_bytes:
             return None
         record = self.records[header.key]
-        start = image_offset + aligned(header.tree_bytes)
+        start = payload_offset + aligned(header.tree_bytes)
         self.bytes[start : start + len(record)] = record
         return Piece.unpack(record)
 
@@ -356,22 +356,22 @@ class Stand:
 
     # ---- what clients do
 
-    def commit(self, client: int, request: int, key: bytes, image_bytes: int, **more: Any) -> None:
-        self.send(client, messages.Commit(request, key, image_bytes, more.pop("tree", 16), **more))
+    def commit(self, client: int, request: int, key: bytes, payload_bytes: int, **more: Any) -> None:
+        self.send(client, messages.Commit(request, key, payload_bytes, more.pop("tree", 16), **more))
 
-    def begin(self, client: int, request: int, key: bytes, image_bytes: int, **more: Any) -> None:
-        """A commit with the first byte of its image: it takes room."""
-        self.commit(client, request, key, image_bytes, **more)
+    def begin(self, client: int, request: int, key: bytes, payload_bytes: int, **more: Any) -> None:
+        """A commit with the first byte of its payload: it takes room."""
+        self.commit(client, request, key, payload_bytes, **more)
         self.part(client, request, 1, last=False)
 
     def part(self, client: int, request: int, part_bytes: int, *, last: bool) -> None:
         self.send(client, messages.Part(request, 0, part_bytes, last))
 
-    def put(self, number: int | bytes, image_bytes: int = 64, client: int = 1, **more: Any) -> str:
+    def put(self, number: int | bytes, payload_bytes: int = 64, client: int = 1, **more: Any) -> str:
         """A whole put of key `number`, or of a whole key; its outcome, and with it the error's code."""
         request = 10_000 + len(self.answers[client])
-        self.commit(client, request, key(number) if isinstance(number, int) else number, image_bytes, **more)
-        self.part(client, request, image_bytes, last=True)
+        self.commit(client, request, key(number) if isinstance(number, int) else number, payload_bytes, **more)
+        self.part(client, request, payload_bytes, last=True)
         self.settle()
         return self.ended(client, request)
 
@@ -380,7 +380,7 @@ class Stand:
         request = 10_000 + len(self.answers[client])
         self.records[block.key] = block.record
         self.send(client, block.commit(request, **more))
-        self.part(client, request, block.image_bytes, last=True)
+        self.part(client, request, block.payload_bytes, last=True)
         self.settle()
         return self.ended(client, request)
 
@@ -445,8 +445,8 @@ class Stand:
             slot = self.index.read(number)
             if slot.span_id and slot.published and slot.key == key:
                 start = slot.offset + SPAN_HEADER_BYTES
-                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.image_bytes)
-                content = bytes(self.bytes[start : start + slot.image_bytes])
+                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.payload_bytes)
+                content = bytes(self.bytes[start : start + slot.payload_bytes])
                 return View(slot.span_id, start, content)
         return None
 
@@ -455,8 +455,8 @@ class Stand:
         for slot in self.index.slots():
             if slot.span_id == span_id:
                 start = slot.offset + SPAN_HEADER_BYTES
-                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.image_bytes)
-                content = bytes(self.bytes[start : start + slot.image_bytes])
+                self.touch(slot.offset, SPAN_HEADER_BYTES + slot.payload_bytes)
+                content = bytes(self.bytes[start : start + slot.payload_bytes])
                 return View(span_id, start, content)
         return None
 

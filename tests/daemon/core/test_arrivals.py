@@ -7,10 +7,10 @@ from tensord.ipc import messages
 from .stand import SPAN, Make, Stand, key
 
 
-def announce(stand: Stand, client: int, numbers: range, image_bytes: int = 64) -> None:
+def announce(stand: Stand, client: int, numbers: range, payload_bytes: int = 64) -> None:
     """Commits without their bytes."""
     for number in numbers:
-        stand.commit(client, number, key(number), image_bytes)
+        stand.commit(client, number, key(number), payload_bytes)
     stand.settle()
 
 

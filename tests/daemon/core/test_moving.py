@@ -41,10 +41,10 @@ def content_of(stand: Stand, number: int) -> bytes:
     return view.content
 
 
-def begin(stand: Stand, number: int, image_bytes: int = LARGE) -> None:
+def begin(stand: Stand, number: int, payload_bytes: int = LARGE) -> None:
     """A put of which everything has come, and nothing that follows from it was done but scans."""
-    stand.commit(1, 500 + number, key(number), image_bytes)
-    stand.part(1, 500 + number, image_bytes, last=True)
+    stand.commit(1, 500 + number, key(number), payload_bytes)
+    stand.part(1, 500 + number, payload_bytes, last=True)
     while stand.scans:
         stand.scan()
 

@@ -20,7 +20,7 @@ from .pieces import BLOCK, TAG, Block, block, name, query, snapshot, text
 from .stand import Stand, key
 from .test_recovery import finish, restart
 
-SPAN = span_bytes(block([1]).image_bytes)
+SPAN = span_bytes(block([1]).payload_bytes)
 
 
 def stand_of(blocks: int, **more: Any) -> Stand:
@@ -83,8 +83,8 @@ def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
     first, second = block([1]), block([1, 2])
     begin(stand, 1, first)
     begin(stand, 2, second)
-    stand.part(2, 1, first.image_bytes + 1, last=True)
-    stand.part(2, 2, second.image_bytes, last=True)
+    stand.part(2, 1, first.payload_bytes + 1, last=True)
+    stand.part(2, 2, second.payload_bytes, last=True)
     stand.settle()
     assert [stand.ended(2, 1), stand.ended(2, 2)] == ["BadMessage", "PredecessorGone"]
     assert stand.store.memory.ring.used_bytes == 0
@@ -204,7 +204,7 @@ def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
     for number in range(20):
         assert stand.put(number, 3 * 64) == "stored"
         assert stand.matched(1, 2) == 2
-    stand.part(2, 1, follower.image_bytes, last=True)
+    stand.part(2, 1, follower.payload_bytes, last=True)
     stand.settle()
     assert stand.ended(2, 1) == "stored"
     # While its uid has a client it would keep its share.
@@ -632,7 +632,7 @@ def test_what_follows_a_block_that_is_not_rebuilt_yet_is_taken_in_all_the_same()
     restart(stand)
     last = block([*words, 999])
     begin(stand, 1, last, client=1)
-    stand.part(1, 1, last.image_bytes, last=True)
+    stand.part(1, 1, last.payload_bytes, last=True)
     stand.copy()
     assert stand.ended(1, 1) == "stored"
     assert stand.matched(*words, 999) == len(words) + 1
@@ -698,11 +698,11 @@ def test_pieces_are_found_in_whatever_order_they_were_made() -> None:
     begin(stand, 1, first)
     begin(stand, 2, second)
     # The second has its place before the first has all of its parts.
-    stand.part(2, 2, second.image_bytes // 2, last=False)
+    stand.part(2, 2, second.payload_bytes // 2, last=False)
     stand.now = 5.0
-    stand.part(2, 1, first.image_bytes, last=True)
+    stand.part(2, 1, first.payload_bytes, last=True)
     stand.settle()
-    stand.part(2, 2, second.image_bytes - second.image_bytes // 2, last=True)
+    stand.part(2, 2, second.payload_bytes - second.payload_bytes // 2, last=True)
     stand.settle()
     for slot in stand.index.slots():
         if slot.key == first.key:
@@ -726,7 +726,7 @@ def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_
         stand.send(2 if number == 0 else 1, each.commit(500 + number))
     stand.leave(2)
     for number, each in enumerate(blocks[1:], 1):
-        stand.part(1, 500 + number, each.image_bytes, last=True)
+        stand.part(1, 500 + number, each.payload_bytes, last=True)
     stand.settle()
     assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["PredecessorGone"] * 5
     assert len(stand.stored()) == filled

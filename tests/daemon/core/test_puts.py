@@ -31,7 +31,7 @@ def test_the_span_header_says_what_the_entry_is(make: Make) -> None:
     stand.now = 5.0
     assert stand.put(1, 200, client=2, tokens=9, ttl_s=60.0, tree=32) == "stored"
     (header,) = stand.headers.values()
-    assert (header.key, header.image_bytes, header.tree_bytes) == (key(1), 200, 32)
+    assert (header.key, header.payload_bytes, header.tree_bytes) == (key(1), 200, 32)
     assert (header.tokens, header.owner_uid) == (9, 1002)
     assert header.created_s == 5
     assert (header.expires_s, header.ttl_s) == (65, 60)

@@ -78,7 +78,7 @@ def test_published_entries_are_there_again_with_all_that_is_known_of_them() -> N
     assert {number: stand.find(key(number)) for number in (1, 2)} == before
     entry = stand.store.entry(key(1))
     assert entry is not None
-    assert (entry["tokens"], entry["owner_uid"], entry["image_bytes"]) == (3, 1001, 100)
+    assert (entry["tokens"], entry["owner_uid"], entry["payload_bytes"]) == (3, 1001, 100)
     status = stand.store.status()
     assert (status["recovered"], status["found_corrupt"]) == (2, 0)
     assert stand.put(1) == "existed"

@@ -48,7 +48,7 @@ def test_status_and_entry_say_what_is_there(make: Make) -> None:
     entry = stand.store.entry(key(1))
     assert entry is not None
     assert entry["key"] == key(1).hex()
-    assert (entry["image_bytes"], entry["span_bytes"], entry["tokens"]) == (100, 256, 5)
+    assert (entry["payload_bytes"], entry["span_bytes"], entry["tokens"]) == (100, 256, 5)
     assert entry["uses"] == 2
     assert entry["used_unix_s"] == UNIX_AT_ZERO_S + 4
     assert entry["expires_unix_s"] == UNIX_AT_ZERO_S + 13

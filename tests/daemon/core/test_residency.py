@@ -14,7 +14,7 @@ from .stand import Stand, key
 
 PAGE = 256
 RING = 64 * PAGE
-IMAGE = 4 * PAGE - 128  # with its header: four times PAGE
+PAYLOAD = 4 * PAGE - 128  # with its header: four times PAGE
 
 
 def full() -> Stand:
@@ -22,7 +22,7 @@ def full() -> Stand:
     stand = Stand(RING, page_bytes=PAGE // 4)
     stand.join(1, 2)
     for number in range(16):
-        assert stand.put(number, IMAGE) == "stored"
+        assert stand.put(number, PAYLOAD) == "stored"
     assert stand.store.memory.ring.used_bytes == RING
     return stand
 
@@ -208,7 +208,7 @@ def test_memory_that_is_not_to_be_had_is_shown_and_asked_for_again() -> None:
     assert "no memory is to be had" in status["regrow_error"]
     assert stand.holds is not None and stand.holds.settled
     for number in range(200, 205):
-        assert stand.put(number, IMAGE) == "stored", "what is there serves all the same"
+        assert stand.put(number, PAYLOAD) == "stored", "what is there serves all the same"
     timer = stand.store.next_timer()
     assert timer is not None
     stand.pass_time(100)
@@ -255,16 +255,16 @@ def test_many_idle_entries_go_slice_by_slice() -> None:
 
 def test_puts_are_refused_in_an_emergency_and_accepted_after_it() -> None:
     stand = full()
-    stand.begin(1, 900, key(900), IMAGE)
+    stand.begin(1, 900, key(900), PAYLOAD)
     stand.press(refuse=True, reason="the host is at 97 %, and 96 % is the limit")
-    assert stand.put(901, IMAGE) == "UnderPressure"
+    assert stand.put(901, PAYLOAD) == "UnderPressure"
     done = stand.answers[1][-2]
     assert isinstance(done, messages.Committed) and done.error is not None
     assert "97 %" in done.error.text and "96 %" in done.error.text
-    assert stand.put(3, IMAGE) == "existed"
+    assert stand.put(3, PAYLOAD) == "existed"
     assert stand.store.status()["refusals"]["UnderPressure"] >= 1
     stand.press()
-    assert stand.put(901, IMAGE) == "stored"
+    assert stand.put(901, PAYLOAD) == "stored"
     stand.check()
 
 

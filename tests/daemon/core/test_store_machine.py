@@ -102,7 +102,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         number=NUMBERS,
-        image_bytes=st.integers(1, 24).map(lambda cells: cells * 100),
+        payload_bytes=st.integers(1, 24).map(lambda cells: cells * 100),
         tokens=st.integers(0, 12),
         ttl_s=st.sampled_from([None, None, 3.0, 50.0]),
         under_claim=st.booleans(),
@@ -111,7 +111,7 @@ class AnyOrder(RuleBasedStateMachine):
         self,
         data: st.DataObject,
         number: int,
-        image_bytes: int,
+        payload_bytes: int,
         tokens: int,
         ttl_s: float | None,
         under_claim: bool,
@@ -126,13 +126,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.requests += 1
         request = (client, self.requests)
         self.commits.add(request)
-        self.unsent[request] = image_bytes
+        self.unsent[request] = payload_bytes
         self.parts_sent[request] = 0
         self.stand.commit(
             client,
             self.requests,
             self.key(number),
-            image_bytes,
+            payload_bytes,
             tokens=tokens,
             ttl_s=ttl_s,
             claim=claim,
@@ -174,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.stand.records[piece.key] = piece.record
         self.stand.send(client, piece.commit(self.requests, tokens=tokens))
         for at in range(pieces):
-            self.stand.part(client, self.requests, piece.image_bytes // pieces, last=at == pieces - 1)
+            self.stand.part(client, self.requests, piece.payload_bytes // pieces, last=at == pieces - 1)
         if settles:
             self.stand.settle()
 

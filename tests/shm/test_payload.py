@@ -1,4 +1,4 @@
-"""An image arrives whole, in however many pieces, and nothing else is written."""
+"""A payload arrives whole, in however many pieces, and nothing else is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.errors import UsageError
-from tensord.shm.image import Image
+from tensord.shm.payload import Payload
 from tensord.shm.tree import Spec, encode, encode_spec
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +23,7 @@ def numbers(*shape: int, dtype: str = "<i4") -> Array:
     return np.arange(1, 1 + int(np.prod(shape))).astype(dtype).reshape(shape)
 
 
-IMAGES = [
+PAYLOADS = [
     encode(tree)
     for tree in (
         numbers(5, 7),
@@ -36,80 +36,80 @@ IMAGES = [
 ]
 
 
-def whole(image: Image) -> bytes:
-    root = np.full(image.image_bytes, 0xA5, np.uint8)
-    image.write_into(root)
+def whole(payload: Payload) -> bytes:
+    root = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    payload.write_into(root)
     return root.tobytes()
 
 
-def test_an_image_is_header_zeros_and_leaves_in_c_order() -> None:
-    image = encode([numbers(2, 3).T, np.ones(2, np.int8)])
-    expected = image.header.ljust(64, b"\0") + numbers(2, 3).T.tobytes().ljust(64, b"\0") + b"\1\1"
-    assert whole(image) == expected
-    assert [(leaf.offset, leaf.end) for leaf in image.leaves] == [(64, 88), (128, 130)]
+def test_a_payload_is_header_zeros_and_leaves_in_c_order() -> None:
+    payload = encode([numbers(2, 3).T, np.ones(2, np.int8)])
+    expected = payload.header.ljust(64, b"\0") + numbers(2, 3).T.tobytes().ljust(64, b"\0") + b"\1\1"
+    assert whole(payload) == expected
+    assert [(leaf.offset, leaf.end) for leaf in payload.leaves] == [(64, 88), (128, 130)]
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.sampled_from(IMAGES), st.data())
-def test_pieces_that_cut_anywhere_make_the_same_image(image: Image, data: st.DataObject) -> None:
-    places = st.integers(0, image.image_bytes)
-    cuts = [0, *sorted(data.draw(st.lists(places, max_size=6))), image.image_bytes]
+@given(st.sampled_from(PAYLOADS), st.data())
+def test_pieces_that_cut_anywhere_make_the_same_payload(payload: Payload, data: st.DataObject) -> None:
+    places = st.integers(0, payload.payload_bytes)
+    cuts = [0, *sorted(data.draw(st.lists(places, max_size=6))), payload.payload_bytes]
     pieces = []
     for start, stop in pairwise(cuts):
         piece = np.full(stop - start + 8, 0xA5, np.uint8)
-        image.write_range(piece, start, stop)
+        payload.write_range(piece, start, stop)
         assert (piece[stop - start :] == 0xA5).all()
         pieces.append(piece[: stop - start].tobytes())
-    assert b"".join(pieces) == whole(image)
+    assert b"".join(pieces) == whole(payload)
 
 
-@pytest.mark.parametrize("position", range(len(IMAGES)))
+@pytest.mark.parametrize("position", range(len(PAYLOADS)))
 def test_every_piece_of_a_few_bytes_is_that_of_the_whole(position: int) -> None:
-    image = IMAGES[position]
-    expected = whole(image)
+    payload = PAYLOADS[position]
+    expected = whole(payload)
     for size in (1, 3):
-        for start in range(image.image_bytes - size + 1):
+        for start in range(payload.payload_bytes - size + 1):
             piece = np.zeros(size, np.uint8)
-            image.write_range(piece, start, start + size)
+            payload.write_range(piece, start, start + size)
             assert piece.tobytes() == expected[start : start + size]
 
 
-def test_what_lies_behind_the_image_is_left_alone() -> None:
-    image = IMAGES[0]
-    memory = bytearray(b"\xa5" * (image.image_bytes + 100))
-    image.write_into(memoryview(memory))
-    assert memory[: image.image_bytes] == whole(image)
-    assert memory[image.image_bytes :] == b"\xa5" * 100
+def test_what_lies_behind_the_payload_is_left_alone() -> None:
+    payload = PAYLOADS[0]
+    memory = bytearray(b"\xa5" * (payload.payload_bytes + 100))
+    payload.write_into(memoryview(memory))
+    assert memory[: payload.payload_bytes] == whole(payload)
+    assert memory[payload.payload_bytes :] == b"\xa5" * 100
 
 
 def test_pieces_leave_a_reserved_leaf_as_its_owner_wrote_it() -> None:
-    image = encode_spec([Spec((10,), "f4"), numbers(3), Spec((5,), "u1")])
-    memory = np.full(image.image_bytes, 0xA5, np.uint8)
-    for start in range(0, image.image_bytes, 7):
-        stop = min(start + 7, image.image_bytes)
-        image.write_range(memory[start:stop], start, stop)
-    expected = image.header.ljust(64, b"\0") + (b"\xa5" * 40).ljust(64, b"\0")
+    payload = encode_spec([Spec((10,), "f4"), numbers(3), Spec((5,), "u1")])
+    memory = np.full(payload.payload_bytes, 0xA5, np.uint8)
+    for start in range(0, payload.payload_bytes, 7):
+        stop = min(start + 7, payload.payload_bytes)
+        payload.write_range(memory[start:stop], start, stop)
+    expected = payload.header.ljust(64, b"\0") + (b"\xa5" * 40).ljust(64, b"\0")
     assert memory.tobytes() == expected + numbers(3).tobytes().ljust(64, b"\0") + b"\xa5" * 5
 
 
 @pytest.mark.parametrize("span", [(-1, 5), (5, 4), (0, 10_000)])
-def test_a_range_outside_the_image_is_refused(span: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match=rf"\[{span[0]}, {span[1]}\) is not within the image's 204"):
-        IMAGES[0].write_range(np.zeros(20_000, np.uint8), *span)
+def test_a_range_outside_the_payload_is_refused(span: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match=rf"\[{span[0]}, {span[1]}\) is not within the payload's 204"):
+        PAYLOADS[0].write_range(np.zeros(20_000, np.uint8), *span)
 
 
-def test_a_buffer_that_cannot_take_the_image_is_refused() -> None:
+def test_a_buffer_that_cannot_take_the_payload_is_refused() -> None:
     with pytest.raises(UsageError, match=r"203 bytes \(writable: True\) was given for 204 bytes"):
-        IMAGES[0].write_into(bytearray(203))
+        PAYLOADS[0].write_into(bytearray(203))
     with pytest.raises(UsageError, match="writable: False"):
-        IMAGES[0].write_into(memoryview(bytes(204)))
+        PAYLOADS[0].write_into(memoryview(bytes(204)))
 
 
 @pytest.mark.parametrize("strided", [False, True])
 def test_other_threads_run_while_a_large_leaf_is_copied(strided: bool) -> None:
     array = np.zeros((2048, 8192), np.uint8)
-    image = encode(array[:, ::2] if strided else array)
-    memory = np.zeros(image.image_bytes, np.uint8)
+    payload = encode(array[:, ::2] if strided else array)
+    memory = np.zeros(payload.payload_bytes, np.uint8)
     gate = threading.Lock()
     gate.acquire()
     ran: list[bool] = []
@@ -125,7 +125,7 @@ def test_other_threads_run_while_a_large_leaf_is_copied(strided: bool) -> None:
     try:
         gate.release()
         for _ in range(200):
-            image.write_into(memory)
+            payload.write_into(memory)
             if ran:
                 break
         seen = bool(ran)

@@ -1,9 +1,9 @@
-"""An image on its way into memory: the tree header, then each leaf at the next multiple of 64.
+"""A payload on its way into memory: the tree header, then each leaf at the next multiple of 64.
 
 Owns: where the bytes of a payload come from, and copying any range of them. What the header says is
 tree.py's.
 
-Invariants: every byte of [0, image_bytes) is written, padding as zeros, except leaves that their
+Invariants: every byte of [0, payload_bytes) is written, padding as zeros, except leaves that their
 owner writes; two writes of ranges that meet equal one write of both.
 """
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Leaf(NamedTuple):
-    """`bytes` at `offset` from the image's start, copied from `array`; None: its owner writes it.
+    """`bytes` at `offset` from the payload's start, copied from `array`; None: its owner writes it.
 
     `array` has any strides, and a dtype as wide as the leaf's own.
     """
@@ -35,45 +35,45 @@ class Leaf(NamedTuple):
         return self.offset + self.bytes
 
 
-class Image:
-    """A payload as it will lie in memory: `header`, then `leaves` by offset, `image_bytes` in all.
+class Payload:
+    """A payload as it will lie in memory: `header`, then `leaves` by offset, `payload_bytes` in all.
 
     The leaves are sources, read when they are written: what changes in them meanwhile changes what
     arrives.
     """
 
-    __slots__ = ("header", "image_bytes", "leaves")
+    __slots__ = ("header", "leaves", "payload_bytes")
 
-    def __init__(self, header: bytes, leaves: list[Leaf], image_bytes: int) -> None:
+    def __init__(self, header: bytes, leaves: list[Leaf], payload_bytes: int) -> None:
         self.header = header
         self.leaves = leaves
-        self.image_bytes = image_bytes
+        self.payload_bytes = payload_bytes
 
     def write_into(self, buffer: memoryview | bytearray | Array) -> None:
-        """Writes the whole image to the first `image_bytes` of a writable, contiguous buffer.
+        """Writes the whole payload to the first `payload_bytes` of a writable, contiguous buffer.
 
         Raises:
             UsageError: the buffer is shorter, or read-only.
         """
-        self.write_range(buffer, 0, self.image_bytes)
+        self.write_range(buffer, 0, self.payload_bytes)
 
     def write_range(self, to: memoryview | bytearray | Array, start: int, stop: int) -> None:
-        """Writes the image's bytes [start, stop), which may cut anywhere, to the start of `to`.
+        """Writes the payload's bytes [start, stop), which may cut anywhere, to the start of `to`.
 
         Large leaves are copied without the GIL.
 
         Raises:
-            UsageError: a range outside the image, or `to` is shorter than it, or read-only.
+            UsageError: a range outside the payload, or `to` is shorter than it, or read-only.
         """
-        if not 0 <= start <= stop <= self.image_bytes:
-            raise UsageError(f"[{start}, {stop}) is not within the image's {self.image_bytes} bytes")
+        if not 0 <= start <= stop <= self.payload_bytes:
+            raise UsageError(f"[{start}, {stop}) is not within the payload's {self.payload_bytes} bytes")
         if start == stop:
             return
         piece: Array = np.frombuffer(to, np.uint8)
         if len(piece) < stop - start or not piece.flags.writeable:
             raise UsageError(
                 f"a buffer of {len(piece)} bytes (writable: {piece.flags.writeable}) was given for "
-                f"{stop - start} bytes of an image; give a writable one of at least that size"
+                f"{stop - start} bytes of a payload; give a writable one of at least that size"
             )
         at = min(stop, max(start, len(self.header)))
         if start < at:
