@@ -74,6 +74,8 @@ class Party:
         self.namespace = namespace(place.revision)
         self.random = Random(f"{place.seed} party")
         self.client: Any = self.connect()
+        # On a busy machine it takes longer than the client waits for it.
+        self.answered(self.client)
         self.outcomes: dict[str, tensord.Put] = {}
         self.taken: list[Any] = []
         self.forked: _Forked | None = None
