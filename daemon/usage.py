@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .. import __version__
+from tensord import __version__
+
 from .config import Config
 from .settings import COUNT, SHARE, SWITCH, Setting, flag_of, settings_of, variable_of
 

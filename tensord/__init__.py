@@ -113,10 +113,12 @@ _PLACES = {
 __all__ = ["__version__", *_PLACES]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'tensord' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name], __name__), name)
+if not TYPE_CHECKING:  # a type checker that sees it takes any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module 'tensord' has no attribute {name!r}")
+        return getattr(import_module(_PLACES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

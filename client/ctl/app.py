@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import click
 
-from ... import __version__
+from tensord import __version__
+
 from ...errors import TensordError
 from .completion import completion
 from .configuration import config

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast, get_args
 
-from ... import __version__
+from tensord import __version__
+
 from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel

@@ -15,7 +15,8 @@ from typing import Any, Final, assert_never
 
 import numpy as np
 
-from ... import __version__
+from tensord import __version__
+
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
 from ...shm.clock import unix_at_boot_s

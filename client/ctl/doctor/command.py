@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import click
 
-from .... import __version__
+from tensord import __version__
+
 from ....errors import BadConfiguration, TensordError
 from ....ipc.places import METRICS_NAME
 from ....ipc.quantities import read_size

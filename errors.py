@@ -1,0 +1,1 @@
+tensord/errors.py

@@ -1,0 +1,151 @@
+"""Uses of the public API as a user's type checker sees them. `test_types.py` checks this file; nothing runs it.
+
+A wrong use carries the comments with which mypy and pyright pass over an error. Both checkers report a comment that
+passes over none, so each wrong use must be an error.
+"""
+
+# ruff: noqa: B018
+
+from __future__ import annotations
+
+from typing import Any, Literal, assert_type
+
+import numpy as np
+
+import tensord
+from tensord.errors import DaemonUnavailable
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def right_lookups(cache: tensord.Client, ns: tensord.Namespace, picture: bytes) -> None:
+    assert_type(cache.current(ns), tensord.Namespace)
+    key = ns.key("encoder", "image", picture)
+    assert_type(key, bytes)
+    lease = cache.get(key, verify=True)
+    assert_type(lease, tensord.Lease | None)
+    if lease is not None:
+        with lease as held:
+            assert_type(held, tensord.Lease)
+            assert_type(held.handle(), bytes | None)
+    batch = cache.get_many([key, key])
+    assert_type(batch, tensord.Batch)
+    assert_type(batch[0], tensord.Lease | None)
+    assert_type(cache.get_many(key + key), tensord.Batch)
+    assert_type(cache.get_into(key, np.zeros(3)), bool)
+    assert_type(cache.contains(key), bool)
+    assert_type(cache.peek(key), tensord.Entry | None)
+    assert_type(cache.reuse(key), tensord.Reuse | None)
+    assert_type(cache.ring(), tensord.Ring | None)
+
+
+def right_puts(cache: tensord.Client, key: bytes, hidden: Array) -> None:
+    put = cache.put(key, {"hidden": hidden, "grid": (32, 32)}, tokens=1024, ttl_s=60.0, wait=True)
+    assert_type(put, tensord.Put)
+    assert_type(put.state, Literal["sent", "stored", "existed", "refused", "lost"])
+    assert_type(put.error, tensord.TensordError | None)
+    reserved = cache.reserve({"hidden": tensord.Spec((3,), "float32")}, timeout_s=1.0)
+    assert_type(reserved, tensord.Reservation)
+    assert_type(reserved.commit(key, tokens=3), tensord.Put)
+    assert_type(cache.touch(key, key), int)
+    assert_type(cache.clear(), int)
+    assert_type(cache.pin(key, 1.0), float)
+
+
+def right_compute_once(cache: tensord.Client, key: bytes, hidden: Array) -> None:
+    def encode() -> Array:
+        return hidden
+
+    assert_type(cache.get_or_compute(key, encode, tokens=1024), Array)
+    claim = cache.claim(key)
+    assert_type(claim, tensord.Claim)
+    assert_type(claim.state, Literal["asked", "waiting", "compute", "hit", "alone"])
+
+
+async def right_with_await(client: tensord.AsyncClient, key: bytes, hidden: Array) -> None:
+    async def encode() -> Array:
+        return hidden
+
+    assert_type(await client.get(key), tensord.Lease | None)
+    assert_type(await client.put(key, hidden), tensord.Put)
+    assert_type(await client.get_or_compute(key, lambda: 3), int)
+    embedding: Array = await client.get_or_compute(key, encode)
+    assert_type(await client.status(), dict[str, Any])
+    async with client as entered:
+        assert_type(entered, tensord.AsyncClient)
+    async for change in await client.on_mode():
+        assert_type(change, tensord.ModeChange)
+    del embedding
+
+
+def right_prefixes(cache: tensord.Client, ns: tensord.Namespace, kv: Array) -> None:
+    prefixes = tensord.PrefixCache(cache, ns, block_tokens=128)
+    tokens = np.arange(1000, dtype=np.uint32)
+    media = [tensord.Media(200, 64, "image", bytes(32))]
+    put = prefixes.put(tokens, [tensord.NormalLayer({"k": kv}), tensord.RotatingLayer(kv, window=128)], media=media)
+    assert_type(put, tensord.PrefixPut)
+    match = prefixes.match([1, 2, 3], media=media)
+    assert_type(match, tensord.PrefixMatch | None)
+    if match is not None:
+        assert_type(match.offset, int)
+
+
+def right_engines(cache: tensord.Client, ns: tensord.Namespace, key: bytes) -> None:
+    manager = tensord.EncoderCacheManager(2048, cache)
+    request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
+    assert_type(manager.can_allocate(request, 0, 8192), bool)
+    assert_type(manager.lease(request, 0), tensord.Lease | None)
+    visual = tensord.VisualCache(cache, ns, entries_max=4096)
+    assert_type(visual.lookup("image", b"picture").hit, bool)
+    processors = tensord.ProcessorCache(cache, ns)
+    features = processors.get_and_update_features([tensord.Feature("hash-1", tensord.Reference(key))])
+    assert_type(features, list[tensord.Feature])
+    advice = tensord.recommend_dp_mode(batch_images=3, resolution=(1024, 1024), encoder_depth=45)
+    assert_type(advice, tensord.Recommendation)
+
+
+def right_pressure(cache: tensord.Client, held: tensord.DeviceCache, key: bytes) -> None:
+    def listen(change: tensord.ModeChange) -> None:
+        assert_type(change.mode, tensord.Mode)
+
+    assert_type(cache.on_mode(listen, gauge="host"), tensord.Subscription)
+    assert_type(cache.modes(), dict[str, tensord.TierState])
+    assert_type(held.get(key, promote=True), tensord.DeviceLease | None)
+    with held.reserve(1 << 30) as reservation:
+        assert_type(reservation, tensord.DeviceReservation)
+    with cache.workflow("ticket-17", tensord.AgentStepGraph([tensord.AgentStep("planner")])) as workflow:
+        assert_type(workflow, tensord.Workflow)
+
+
+def right_errors(cache: tensord.Client) -> None:
+    try:
+        cache.status()
+    except DaemonUnavailable as error:
+        assert_type(error.code, str)
+
+
+def wrong_arguments(cache: tensord.Client, ns: tensord.Namespace, key: bytes) -> None:
+    cache.get("a string")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cache.get(key, True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    cache.put(key)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    cache.put(key, 1, ttl_s="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cache.put(key, 1, ttl=60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    cache.get_into(key, [0.0])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cache.get_or_compute(key, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    cache.on_mode(lambda: None)  # type: ignore[arg-type, misc]  # pyright: ignore[reportArgumentType]
+    cache.clear("my/vlm")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ns.key("encoder", "image", "a string")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tensord.Namespace("my/vlm", "9f3c", "float32", "1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tensord.Media(0, 64, "text", bytes(32))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def wrong_results(cache: tensord.Client, client: tensord.AsyncClient, ns: tensord.Namespace, key: bytes) -> None:
+    cache.get(key).tree  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    client.get(key).tree  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    cache.put(key, 1).state = "done"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    ns.model = "other"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    found: str = cache.get_or_compute(key, lambda: 3)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    del found
+
+
+tensord.NoSuchName  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
