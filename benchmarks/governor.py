@@ -75,21 +75,21 @@ def _pass_ms(entries: int, share: float, workflow: bool, seed: int) -> list[floa
     governor = Governor(GovernorLimits(sample_s=1.0))
     size_bytes = int(TOTAL_BYTES * ENTRIES_SHARE / entries)
     for owner in range(OWNERS):
-        governor.handle(events.ClientJoined(owner, f"owner {owner}", owner), 0.0)
-        governor.handle(events.Received(owner, messages.OpenDevice(1, DEVICE)), 0.0)
+        governor.handle(events.GovernorClientJoined(owner, f"owner {owner}", owner), 0.0)
+        governor.handle(events.GovernorReceived(owner, messages.OpenDevice(1, DEVICE)), 0.0)
     if workflow:
         steps = [messages.Step(f"agent {n}", n) for n in range(64)]
-        governor.handle(events.Received(0, messages.RegisterWorkflow(2, "bench", steps)), 0.0)
+        governor.handle(events.GovernorReceived(0, messages.RegisterWorkflow(2, "bench", steps)), 0.0)
     for number in range(entries):
         registered = messages.RegisterEntry(
             number + 10, DEVICE, _key(number), size_bytes, chance.randrange(1, 4096), f"agent {number % 64}"
         )
-        governor.handle(events.Received(number % OWNERS, registered), 0.001 * (number % 100))
+        governor.handle(events.GovernorReceived(number % OWNERS, registered), 0.001 * (number % 100))
     for owner in range(OWNERS):
         used = [_key(n) for n in range(owner, entries, OWNERS)]
         for start in range(0, len(used), 1024):
             some = [key for key in used[start : start + 1024] if chance.random() < 0.5]
-            governor.handle(events.Received(owner, messages.UseEntries(DEVICE, some)), 1.0)
+            governor.handle(events.GovernorReceived(owner, messages.UseEntries(DEVICE, some)), 1.0)
     governor.handle(_sampled(0.5, 2.0), 2.0)
     # As the daemon has it: a collection in the middle of a pass would be its own, and it makes few.
     gc.collect()
@@ -101,11 +101,11 @@ def _pass_ms(entries: int, share: float, workflow: bool, seed: int) -> list[floa
         before = time.perf_counter()
         told = governor.handle(event, now)
         calls_ms.append((time.perf_counter() - before) * 1e3)
-        orders += sum(isinstance(e, effects.Send) and isinstance(e.message, messages.Order) for e in told)
+        orders += sum(isinstance(e, effects.GovernorSend) and isinstance(e.message, messages.Order) for e in told)
         timer = governor.next_timer()
         if timer is None or timer > now:
             break
-        event = events.Tick()
+        event = events.GovernorTick()
     if not orders:
         raise RuntimeError(f"a pass at {share} ordered nothing")
     return calls_ms

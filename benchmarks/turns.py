@@ -34,10 +34,10 @@ from tensord.daemon.holders import Holders
 from tensord.daemon.lane_scan import LaneScan
 from tensord.daemon.policy.hazard import Hazard
 from tensord.ipc import messages
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.keys import make_key
 from tensord.shm.layout import LANE_WORDS, IndexGeometry, SpanHeader, span_id
-from tensord.shm.ring import Ring
 
 ENTRIES: Final = 262_144
 CLIENTS: Final = 64
@@ -88,7 +88,7 @@ class Scene:
             object_bytes_max=entries * SPAN_BYTES,
             pinned_bytes_max=entries * SPAN_BYTES,
         )
-        self.store = Store(self.index, Ring(entries * SPAN_BYTES), self.policy, self.limits, 2)
+        self.store = Store(self.index, SpanAllocator(entries * SPAN_BYTES), self.policy, self.limits, 2)
         for client in range(1, CLIENTS + 1):
             self.do(events.ClientJoined(client, 1000 + client % 4, f"client {client}"))
 
@@ -312,7 +312,7 @@ def leaves(scene: Scene) -> None:
     """A client leaves that has as many pins, puts and claims as it may."""
     scene.pin()
     for number in range(1024):
-        scene.send(1, messages.Claim(number, key_of(20_000_000 + number)))
+        scene.send(1, messages.RequestClaim(number, key_of(20_000_000 + number)))
     for number in range(PUTS_OF_EACH):
         scene.commit(1, 10_000_000 + number, key_of(10_000_000 + number))
     scene.longest_s = 0.0

@@ -27,10 +27,10 @@ from .fields import check_timeout
 from .governor import CHANGES_MAX, ModeChange, Subscription, TierState
 from .lease import Batch, Lease
 from .namespace import Namespace
-from .once import Answer, Compute, Store, Tally
+from .once import AwaitAnswer, Compute, ComputeTally, StoreValue
 from .puts import Put
 from .reservation import Reservation
-from .ring import Ring
+from .ring_reader import RingReader
 from .view import Entry, Reuse
 from .workflow import Workflow
 
@@ -164,7 +164,7 @@ class AsyncClient:
         return self._client.connected
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> ComputeTally:
         """Counts of what `get_or_compute` did in this client."""
         return self._client.tally
 
@@ -244,7 +244,7 @@ class AsyncClient:
         """
         return self._client.reuse(key)
 
-    async def ring(self) -> Ring | None:
+    async def ring(self) -> RingReader | None:
         """Returns the ring that is attached now, to read entries that another process pins; None without a daemon."""
         return self._client.ring()
 
@@ -329,13 +329,13 @@ class AsyncClient:
             outcome, error = None, None
             try:
                 match step:
-                    case Answer(future):
+                    case AwaitAnswer(future):
                         outcome = await self._answer(future, deadline)
                     case Compute() if inspect.iscoroutinefunction(compute):
                         outcome = await compute()
                     case Compute():
                         outcome = await asyncio.to_thread(compute)
-                    case Store(value, claim, cost_ms):
+                    case StoreValue(value, claim, cost_ms):
                         outcome = await asyncio.to_thread(
                             self._client.store, key, value, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms
                         )

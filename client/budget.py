@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BelowFloor
 from .puts import Put
-from .waiting import Event
+from .waiting import LockEvent
 
 __all__ = ["Budget", "Own"]
 
@@ -27,7 +27,7 @@ class Own:
     size_bytes: int
     put: Put | None = None
     """None while it is being copied."""
-    begun: Event = field(default_factory=Event)
+    begun: LockEvent = field(default_factory=LockEvent)
     """Set when it was copied, or given up."""
 
     @property

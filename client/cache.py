@@ -34,15 +34,15 @@ from .aside import aside
 from .claim import Claim
 from .device import reservation
 from .fields import check_key, check_name, check_seconds, check_socket, check_timeout, printable
-from .governor import Governor, ModeChange, Subscription, TierState
+from .governor import GovernorListener, ModeChange, Subscription, TierState
 from .inbox import Region
 from .lease import Batch, Lease
 from .link import Link
 from .namespace import Namespace
-from .once import Answer, Compute, Steps, Store, Tally, compute_once
+from .once import AwaitAnswer, Compute, ComputeTally, Steps, StoreValue, compute_once
 from .puts import Put
 from .reservation import Reservation
-from .ring import Ring
+from .ring_reader import RingReader
 from .terms import Terms
 from .view import Entry, Reuse, View
 from .workflow import Workflow
@@ -95,10 +95,10 @@ class Client:
         attach_s = check_timeout(attach_s, self._timeout_s, "attach_s")
         if name:
             check_name("name", name, NAME_CHARS_MAX)
-        self._tally = Tally()
+        self._tally = ComputeTally()
         program = printable(Path(sys.argv[0] or "python").name)[:NAME_CHARS_MAX]
         self._link = Link(path, name or program, self._timeout_s)
-        self._governor = Governor(self._link)
+        self._governor = GovernorListener(self._link)
         self._closed = weakref.finalize(self, self._link.close)
         forks.watch(self._link)
         self._link.start(attach_s)
@@ -188,8 +188,12 @@ class Client:
         view = self._link.view or self._attach()
         return view.reuse(key) if view is not None else None
 
-    def ring(self) -> Ring | None:
-        """The ring that is attached now, to read by `Ring.borrow` what another process pins; None if there is none."""
+    def ring(self) -> RingReader | None:
+        """The ring that is attached now, to read by `RingReader.borrow` what another process pins.
+
+        None if there is
+        none.
+        """
         view = self._link.view or self._attach()
         return view.ring if view is not None else None
 
@@ -305,11 +309,11 @@ class Client:
             outcome, error = None, None
             try:
                 match step:
-                    case Answer(future):
+                    case AwaitAnswer(future):
                         outcome = self._link.answer(future, deadline - time.monotonic())
                     case Compute():
                         outcome = compute()
-                    case Store(computed, claim, cost_ms):
+                    case StoreValue(computed, claim, cost_ms):
                         outcome = self.store(key, computed, tokens=tokens, ttl_s=ttl_s, claim=claim, cost_ms=cost_ms)
             except BaseException as raised:
                 error = raised
@@ -498,7 +502,7 @@ class Client:
         return self._link
 
     @property
-    def governor(self) -> Governor:
+    def governor(self) -> GovernorListener:
         """What hears of modes. For the library."""
         return self._governor
 
@@ -513,7 +517,7 @@ class Client:
         return self._link.connected
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> ComputeTally:
         """What `get_or_compute` did in this client."""
         return self._tally
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ..ipc import messages
 from .aside import aside
-from .link import SAY_S, Asked, Link
+from .link import SAY_S, Link, PendingRequest
 
 State = Literal["asked", "waiting", "compute", "hit", "alone"]
 
@@ -42,7 +42,7 @@ class Claim:
         self.key = key
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
-        self._answer: Asked = link.ask(lambda number: messages.Claim(number, key, within_s), timeout_s)
+        self._answer: PendingRequest = link.ask(lambda number: messages.RequestClaim(number, key, within_s), timeout_s)
 
     @property
     def state(self) -> State:

@@ -76,7 +76,7 @@ class Subscription:
         ['host']
     """
 
-    def __init__(self, governor: Governor, callback: Callable[[ModeChange], object], gauge: str | None) -> None:
+    def __init__(self, governor: GovernorListener, callback: Callable[[ModeChange], object], gauge: str | None) -> None:
         self._governor = governor
         self._callback = callback
         self.gauge = gauge
@@ -110,7 +110,7 @@ class Subscription:
         self.close()
 
 
-class Governor:
+class GovernorListener:
     """One client's ear for the daemon's governor. Hears the link, and is held by the client."""
 
     def __init__(self, link: Link) -> None:

@@ -35,7 +35,7 @@ class _Held:
     promised_to: set[int] = field(default_factory=set)
 
 
-class Holds:
+class HeldLeases:
     """See the module. Safe to use from several threads; the child of a fork holds nothing.
 
     Args:
@@ -198,10 +198,10 @@ class Holds:
                 self._start_timer()
 
 
-_everywhere: weakref.WeakSet[Holds] = weakref.WeakSet()
+_everywhere: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
 
 
-def _expire(of: weakref.ref[Holds]) -> None:
+def _expire(of: weakref.ref[HeldLeases]) -> None:
     holds = of()
     if holds is not None:
         holds._end_what_is_over()

@@ -22,8 +22,8 @@ from weakref import ref
 import numpy as np
 
 from ..errors import TensordError
+from ..shm.allocator import SpanAllocator
 from ..shm.layout import aligned
-from ..shm.ring import Ring
 from ..shm.segments import PREFAULT_PIECE_BYTES, create_inbox, prefault
 from ..shm.unshared import Unshared
 from .waiting import Condition
@@ -120,7 +120,7 @@ class Inbox:
         except OSError:
             self.close()
             raise
-        self._regions = Ring(self.size_bytes)
+        self._regions = SpanAllocator(self.size_bytes)
         self._changed = Condition()
         self._streams = 0
 

@@ -16,7 +16,7 @@ from ..errors import BadTree
 from ..shm.layout import SPAN_HEADER_BYTES
 from ..shm.recipe import Recipe
 from ..shm.tensors import tensor_copy, tensor_over
-from .ringmap import RingMap, mapping_under
+from .ring_mapping import RingMapping, mapping_under
 
 if TYPE_CHECKING:
     from .view import View
@@ -167,7 +167,7 @@ class ArrayLease(Lease):
             del self.tree
 
 
-def lease_over(memory: Array | RingMap, start: int, payload_bytes: int, known: Recipe) -> Lease:
+def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, known: Recipe) -> Lease:
     """A lease on the payload at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
     if known.single is None:
         return Lease(np.ndarray((payload_bytes,), np.uint8, memory, start), known, payload_bytes)

@@ -28,10 +28,10 @@ from ..shm import fence
 from ..shm.lanes import Lane
 from . import forks
 from .aside import aside
-from .puts import WENT, Puts
+from .puts import WENT, PutSender
 from .sweep import sweep_now_and_then
 from .view import View
-from .waiting import Answer, Event
+from .waiting import LockEvent, LockFuture
 
 SAY_S: Final = 1.0
 """How long sending one message to the daemon may take, where nobody waits for the answer."""
@@ -51,7 +51,7 @@ Push = messages.ModeChanged | messages.Order
 Told = Push | messages.Modes | messages.DeviceOpened
 
 
-class Listener(Protocol):
+class PushListener(Protocol):
     """Who hears what the daemon says by itself. Called in the link's thread, which must not be kept waiting."""
 
     def attached(self, connected: Connected) -> None:
@@ -67,7 +67,7 @@ class Listener(Protocol):
         """In the child of a fork: whatever was told to the daemon is the parent's, locks and threads are gone."""
 
 
-class Asked(Answer):
+class PendingRequest(LockFuture):
     """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come;
     `expected_at` (monotonic): when that one expects to have stored it, 0 where it did not tell."""
 
@@ -93,23 +93,23 @@ class Link:
         self._attach_timeout_s = attach_timeout_s
         self._ids = count(1)
         # Replaced, never changed, so that nobody needs a lock to go through them.
-        self._listeners: tuple[weakref.ref[Listener], ...] = ()
+        self._listeners: tuple[weakref.ref[PushListener], ...] = ()
         self._reset()
 
     def _reset(self) -> None:
         """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
-        self.puts = Puts(self.send, self.next_id, lambda: self.connection, self.refusal, self._shut)
+        self.puts = PutSender(self.send, self.next_id, lambda: self.connection, self.refusal, self._shut)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
         self._lane_given_up = False
         self._lock = threading.Lock()
-        self._answers: dict[int, Asked] = {}
-        self._claims: dict[int, tuple[float, weakref.ref[Asked]]] = {}
+        self._answers: dict[int, PendingRequest] = {}
+        self._claims: dict[int, tuple[float, weakref.ref[PendingRequest]]] = {}
         self._renew_at = 0.0
         self._thread: threading.Thread | None = None
-        self._attached = Event()
-        self._tried = Event()
-        self._stopping = Event()
+        self._attached = LockEvent()
+        self._tried = LockEvent()
+        self._stopping = LockEvent()
 
     # ---- for callers
 
@@ -165,7 +165,7 @@ class Link:
         """Whether `close` was called: there will be no other connection."""
         return self._stopping.is_set()
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: PushListener) -> None:
         """Tells `listener`, for as long as somebody else holds it. If there is a daemon, it is attached at once."""
         with self._lock:
             kept = tuple(ref for ref in self._listeners if ref() not in (None, listener))
@@ -174,11 +174,11 @@ class Link:
         if connected is not None:
             listener.attached(connected)
 
-    def listeners(self) -> list[Listener]:
+    def listeners(self) -> list[PushListener]:
         """Who listens now."""
         return [listener for ref in self._listeners if (listener := ref()) is not None]
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: PushListener) -> None:
         """Tells it no more."""
         with self._lock:
             self._listeners = tuple(ref for ref in self._listeners if ref() not in (None, listener))
@@ -210,7 +210,7 @@ class Link:
         *,
         connected: Connected | None = None,
         then: Callable[[Future[Any]], None] | None = None,
-    ) -> Asked:
+    ) -> PendingRequest:
         """Sends the request that `make` makes for an id, and gives the future of its answer.
 
         The future fails with the error the daemon answers, or DaemonUnavailable. `then` is called with it when it is
@@ -224,9 +224,9 @@ class Link:
         timeout_s: float,
         connected: Connected | None,
         then: Callable[[Future[Any]], None] | None,
-    ) -> Asked:
+    ) -> PendingRequest:
         number = self.next_id()
-        answer = Asked()
+        answer = PendingRequest()
         if then is not None:
             answer.add_done_callback(then)
         self._answers[number] = answer
@@ -260,7 +260,7 @@ class Link:
             # For the same reason as in `ask`.
             del future
 
-    def hold_claim(self, token: int, lasts_s: float, asked: Asked) -> None:
+    def hold_claim(self, token: int, lasts_s: float, asked: PendingRequest) -> None:
         """Renews a claim until `drop_claim`, or until nobody has the request any more that it was granted to: a signal
         handler's exception may have ended a call before it gave that to anybody.
         """
@@ -512,7 +512,7 @@ class Link:
         self._tell(lambda listener: listener.detached())
         self.puts.disconnected()
 
-    def _tell(self, say: Callable[[Listener], None]) -> None:
+    def _tell(self, say: Callable[[PushListener], None]) -> None:
         for listener in self.listeners():
             try:
                 say(listener)

@@ -21,7 +21,7 @@ from .puts import Put
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AwaitAnswer:
     """Wait for this answer of the daemon."""
 
     future: Future[messages.Claimed]
@@ -33,7 +33,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreValue:
     """Put the value under the claim (None: without one). `cost_ms`: how long computing it took."""
 
     value: Any
@@ -42,7 +42,7 @@ class Store:
 
 
 @dataclass(slots=True)
-class Tally:
+class ComputeTally:
     """What `get_or_compute` did: values found at once, waited for, and computed here."""
 
     found: int = 0
@@ -50,11 +50,11 @@ class Tally:
     computed: int = 0
 
 
-Steps = Generator[Answer | Compute | Store, Any, Any]
+Steps = Generator[AwaitAnswer | Compute | StoreValue, Any, Any]
 
 
 def compute_once(
-    key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: Tally, timeout_s: float
+    key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: ComputeTally, timeout_s: float
 ) -> Steps:
     """The steps of one `get_or_compute`; the generator's value is the payload.
 
@@ -65,9 +65,9 @@ def compute_once(
         tally.found += 1
         return lease.value
     token: int | None = None
-    asked = link.ask(lambda number: messages.Claim(number, key), timeout_s)
+    asked = link.ask(lambda number: messages.RequestClaim(number, key), timeout_s)
     try:
-        claimed: messages.Claimed | None = yield Answer(asked)
+        claimed: messages.Claimed | None = yield AwaitAnswer(asked)
     except TensordError:
         # No daemon, a limit, or no answer in time: the value is wanted all the same.
         claimed = _late(asked)
@@ -87,7 +87,7 @@ def compute_once(
         value = yield Compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
-        put: Put = yield Store(value, token, cost_ms)
+        put: Put = yield StoreValue(value, token, cost_ms)
     except BaseException:
         _abandon(link, token)
         raise

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .ringmap import mapping_under
+from .ring_mapping import mapping_under
 
 Array = np.ndarray[Any, Any]
 

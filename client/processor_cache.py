@@ -53,7 +53,7 @@ from ..shm.header import NODES_MAX
 from ..shm.recipe import Recipe
 from .cache import Client
 from .fields import check_seconds
-from .holds import Holds
+from .holds import HeldLeases
 from .lease import ArrayLease, Lease
 from .loans import Lender
 from .measures import item_bytes, leaf_count
@@ -189,7 +189,7 @@ class ProcessorCache:
         self._put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._copy = copy
         self._bytes_max = bytes_max
-        self._holds = Holds(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
         self._lender = Lender(seconds) if lend else None
         self._reader = Reader(cache)
         self._accepts = accepts

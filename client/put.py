@@ -13,7 +13,7 @@ from ..ipc import messages
 from ..ipc.words import DURATION_S_MAX
 from .fields import check_timeout
 from .inbox import Inbox, Region
-from .waiting import Event
+from .waiting import LockEvent
 
 PutState = Literal["sent", "stored", "existed", "refused", "lost"]
 
@@ -41,7 +41,7 @@ class Put:
         self.key = key
         self.state: PutState = "sent"
         self.error: TensordError | None = None
-        self._settled = Event()
+        self._settled = LockEvent()
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until it is known what became of it.
@@ -63,7 +63,7 @@ class Put:
 
     def disown(self) -> None:
         """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
-        self._settled = Event()
+        self._settled = LockEvent()
         self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
 
     def __repr__(self) -> str:

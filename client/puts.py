@@ -35,7 +35,7 @@ WENT: Final = "the daemon went away while the payload was on its way"
 CUT: Final = "an exception of a signal handler cut a put of this client short, which attaches anew: put it again"
 
 
-class Puts:
+class PutSender:
     """All puts of one client, over inboxes of which the first is made at the first of them.
 
     `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from ..ipc import messages
 from ..ipc.governance import ARRIVALS_MAX, BLOCKS_MAX
 from .fields import check_count, check_name, check_seconds
-from .governor import Governor
+from .governor import GovernorListener
 
 
-def arrived(governor: Governor, device: str, count: int) -> None:
+def arrived(governor: GovernorListener, device: str, count: int) -> None:
     """See `Client.request_arrived`."""
     check_name("device", device)
     count = check_count("count", count, ARRIVALS_MAX)
@@ -20,7 +20,7 @@ def arrived(governor: Governor, device: str, count: int) -> None:
         governor.tell(messages.RequestsArrived(device, count))
 
 
-def completed(governor: Governor, device: str, service_s: float, blocks: int) -> None:
+def completed(governor: GovernorListener, device: str, service_s: float, blocks: int) -> None:
     """See `Client.request_completed`."""
     check_name("device", device)
     served_s = check_seconds("service_s", service_s)

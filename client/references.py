@@ -18,7 +18,7 @@ from ..shm.recipe import Recipe
 from .cache import Client
 from .lease import Lease
 from .loans import Borrower
-from .ring import lease_of_copy
+from .ring_reader import lease_of_copy
 
 
 class Reference(NamedTuple):

@@ -37,8 +37,8 @@ from ..shm.layout import (
 from ..shm.recipe import Recipe
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
-from .ring import Ring, learned
-from .ringmap import RingMap
+from .ring_mapping import RingMapping
+from .ring_reader import RingReader, learned
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS: Final = 4
@@ -94,13 +94,15 @@ class View:
 
     __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes")
 
-    def __init__(self, ring: RingMap, index: IndexReader, superblock: Superblock, identity: tuple[int, int]) -> None:
+    def __init__(
+        self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
+    ) -> None:
         self._ring = ring
         self._index = index
         self._identity = identity
         self._recipes: dict[bytes, Recipe] = {}
         self.lane = ring.lane
-        self.ring = Ring(ring, self._recipes)
+        self.ring = RingReader(ring, self._recipes)
         self.ring_bytes = superblock.limit_bytes
 
     @classmethod
@@ -119,7 +121,7 @@ class View:
             raise LayoutMismatch(
                 f"an index of {index_bytes} bytes, by its superblock {superblock.geometry.index_bytes}"
             )
-        ring = RingMap(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
+        ring = RingMapping(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
         ring.begin(lane, ring_fd, superblock.instance_id)
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 

@@ -58,7 +58,7 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, th
             self._waiters.pop().release()
 
 
-class Event:
+class LockEvent:
     """`threading.Event`, over such a lock."""
 
     __slots__ = ("_changed", "_flag")
@@ -86,7 +86,7 @@ class Event:
         return self._flag
 
 
-class Answer(Future[Any]):
+class LockFuture(Future[Any]):
     """A future that stands on such a lock."""
 
     _condition: Any

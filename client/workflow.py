@@ -18,7 +18,7 @@ from ..ipc.governance import WORKFLOW_CHARS_MAX
 from ..ipc.steps import AgentStepGraph
 from ..ipc.words import NUMBER_MAX
 from .fields import check_count, check_name
-from .governor import Governor
+from .governor import GovernorListener
 from .link import SAY_S, Connected, Link
 
 _log = logging.getLogger("tensord")
@@ -37,7 +37,9 @@ class Workflow:
         1
     """
 
-    def __init__(self, link: Link, governor: Governor, name: str, graph: AgentStepGraph, timeout_s: float) -> None:
+    def __init__(
+        self, link: Link, governor: GovernorListener, name: str, graph: AgentStepGraph, timeout_s: float
+    ) -> None:
         check_name("name", name, WORKFLOW_CHARS_MAX)
         graph.validate_dag()
         self.name = name

@@ -23,8 +23,8 @@ from ..errors import BadConfiguration, TensordError
 from ..ipc.channel import AsyncChannel
 from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
+from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from ..shm.ring import Ring
 from . import ending, learned, logs, notify, usage
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
@@ -42,8 +42,8 @@ from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .limits import governor_limits, quota_rules, store_limits, wire_limits
-from .memory import Memory
 from .policy.replacement import Replacement, by_name
+from .segments import Segments
 from .sockets import Sockets
 
 _log = logs.logger("tensord")
@@ -96,7 +96,7 @@ class _Daemon:
     async def run(self) -> None:
         config = self._config
         began = time.monotonic()
-        memory = Memory.open(
+        memory = Segments.open(
             config.instance,
             config.ring_bytes,
             config.max_entries,
@@ -113,7 +113,7 @@ class _Daemon:
             memory.close(drop=drop or self._drop)
             self._notifier.close()
 
-    async def _serve(self, memory: Memory, sockets: Sockets, began: float) -> None:
+    async def _serve(self, memory: Segments, sockets: Sockets, began: float) -> None:
         config = self._config
         ring_bytes, max_entries = memory.superblock.limit_bytes, memory.superblock.max_entries
         for notice in memory.notices:
@@ -130,7 +130,7 @@ class _Daemon:
         policy = by_name(config.policy)
         store = Store(
             memory.index,
-            Ring(memory.ready_bytes),
+            SpanAllocator(memory.ready_bytes),
             policy,
             store_limits(config, ring_bytes, max_entries),
             memory.superblock.epoch,
@@ -267,7 +267,7 @@ class _Daemon:
             self._quotas.change_limits(quota_rules(reload.config), reload.config.quotas.requests_per_s_max)
             logs.level(reload.config.log.level)
             actor.inbox.tell_now(Reconfigured(stores, reload.config))
-            governor.inbox.tell_now(governor_events.LimitsChanged(governors))
+            governor.inbox.tell_now(governor_events.GovernorLimitsChanged(governors))
             for key, before, after in reload.applied:
                 _log.info("setting changed", key=key, before=before, after=after)
             for key, before, after in reload.waiting:
@@ -279,7 +279,7 @@ class _Daemon:
             self._notifier.send(notify.WATCHDOG)
             await asyncio.sleep(self._notifier.watchdog_s)
 
-    async def _grow(self, memory: Memory, actor: StoreActor) -> None:
+    async def _grow(self, memory: Segments, actor: StoreActor) -> None:
         """Has the rest of the ring allocated and prefaulted, piece by piece, while the first is in use."""
         ready = memory.ready_bytes
         while ready < memory.superblock.ring_bytes:
@@ -296,7 +296,7 @@ class _Daemon:
             await actor.inbox.tell(Grown(ready))
 
 
-async def _scrub(memory: Memory, actor: StoreActor) -> None:
+async def _scrub(memory: Segments, actor: StoreActor) -> None:
     """Checks what a former daemon left, span by span; until then every reader checks for itself."""
     for number, slot in enumerate(memory.index.slots()):
         if number % _SLOTS_AT_ONCE == 0:
@@ -308,7 +308,7 @@ async def _scrub(memory: Memory, actor: StoreActor) -> None:
         await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
 
 
-async def _keep_learned(memory: Memory, policy: Replacement) -> None:
+async def _keep_learned(memory: Segments, policy: Replacement) -> None:
     """Saves what the policy has learned from time to time, for a daemon that is killed."""
     while True:
         await asyncio.sleep(learned.SAVE_EVERY_S)
@@ -319,14 +319,14 @@ async def _keep_learned(memory: Memory, policy: Replacement) -> None:
         await asyncio.to_thread(_save, memory, policy.name, parts)
 
 
-def _save(memory: Memory, policy: str, data: list[bytes]) -> None:
+def _save(memory: Segments, policy: str, data: list[bytes]) -> None:
     try:
         learned.save(memory.instance, memory.superblock.instance_id, policy, data)
     except TensordError as error:
         _log.warning("what the policy learned was not saved; after a restart it learns anew", why=str(error))
 
 
-def _recall(memory: Memory, policy: Replacement) -> None:
+def _recall(memory: Segments, policy: Replacement) -> None:
     """Takes over what a former daemon's policy had learned, if it fits."""
     data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
     if data is None:

@@ -21,9 +21,9 @@ from typing import Any, Final
 from ..errors import BadConfiguration
 from ..ipc import places
 from ..shm import segments
-from .governing import Device, Gauges, Metrics, Pressure, Queueing
+from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .policy.modes import Thresholds
-from .sections import DAY_S, GIB, KIB, MIB, TIB, Limits, Log, Memory, Queues, Quotas
+from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
 from .settings import (
     COUNT,
     DURATION,
@@ -61,7 +61,7 @@ INSTANCE: Final = Kind(
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SettingInForce:
     """One setting as it is in force."""
 
     key: str
@@ -161,16 +161,16 @@ class Config:
     drop: bool = setting(
         SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False
     )
-    memory: Memory
-    limits: Limits
-    quotas: Quotas
-    queues: Queues
-    gauges: Gauges
-    pressure: Pressure
-    device: Device
-    queueing: Queueing
-    metrics: Metrics
-    log: Log
+    memory: MemorySection
+    limits: LimitsSection
+    quotas: QuotasSection
+    queues: QueuesSection
+    gauges: GaugesSection
+    pressure: PressureSection
+    device: DeviceSection
+    queueing: QueueingSection
+    metrics: MetricsSection
+    log: LogSection
     sources: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -216,10 +216,10 @@ class Config:
             found = getattr(found, name)
         return found
 
-    def explain(self) -> list[Row]:
+    def explain(self) -> list[SettingInForce]:
         """What `tensorctl config check` shows: every setting, its value and its source."""
         return [
-            Row(key, said.show(self.value(key)), self.sources[key], said.reload)
+            SettingInForce(key, said.show(self.value(key)), self.sources[key], said.reload)
             for key, said, _ in settings_of(Config)
         ]
 

@@ -16,7 +16,7 @@ ENDING_S_MAX: Final = 2.0
 _LOOK_EVERY_S: Final = 0.005
 
 
-class Ending(Protocol):
+class Settling(Protocol):
     """What has something to finish."""
 
     @property
@@ -25,14 +25,14 @@ class Ending(Protocol):
         ...
 
 
-class Hearing(Ending, Protocol):
+class Hearing(Settling, Protocol):
     """A session."""
 
     def hear_no_more(self) -> None:
         """Takes up what has arrived, and nothing after it."""
 
 
-async def finish(sessions: Collection[Hearing], store: Ending) -> None:
+async def finish(sessions: Collection[Hearing], store: Settling) -> None:
     """Waits until all that has arrived on `sessions` is carried out and answered, ENDING_S_MAX at most."""
     for session in list(sessions):
         session.hear_no_more()

@@ -15,7 +15,7 @@ from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice,
 
 
 @dataclasses.dataclass(frozen=True)
-class Gauges:
+class GaugesSection:
     """Where it is read how full a tier is."""
 
     device: str = setting(
@@ -44,7 +44,7 @@ class Gauges:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pressure:
+class PressureSection:
     """The modes: where each begins, and what it does to entries that are idle."""
 
     normal: float = setting(SHARE, "share of a tier at which it is normal", 0.70, low=0.01, high=0.99, reload=True)
@@ -111,7 +111,7 @@ class Pressure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class DeviceSection:
     """Budgets of each device's entries, and limits on what clients say of them."""
 
     max_bytes: int | None = setting(
@@ -143,7 +143,7 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Queueing:
+class QueueingSection:
     """The queueing floor: how much cache a device needs so that its requests do not queue up without end."""
 
     block_bytes: int = setting(
@@ -155,7 +155,7 @@ class Queueing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Metrics:
+class MetricsSection:
     """Prometheus text, over HTTP."""
 
     socket: Path = setting(PATH, "the Unix socket it is served on", derived="metrics.sock beside the control socket")

@@ -33,7 +33,7 @@ from ..shm.layout import (
     aligned,
 )
 from .core.recovery import confirmed
-from .sizes import Asked, settled
+from .sizes import ConfiguredSizes, settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Opened:
     shortage: str = ""
 
 
-def opened(instance: str, asked: Asked) -> Opened:
+def opened(instance: str, asked: ConfiguredSizes) -> Opened:
     """The instance's ring and index as a former daemon left them, else new ones of which nothing is allocated yet.
 
     Raises:
@@ -80,7 +80,7 @@ def opened(instance: str, asked: Asked) -> Opened:
         raise
 
 
-def _found(instance: str, lock_fd: int, asked: Asked) -> Opened | None:
+def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
     """What a former daemon left; None if that is not whole."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
@@ -185,7 +185,7 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
         return None
 
 
-def _made(instance: str, lock_fd: int, asked: Asked) -> Opened:
+def _made(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
     # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.

@@ -1,7 +1,7 @@
 """The tables of the configuration: [limits], [queues], [memory] and [log].
 
 Owns: their settings, defaults and bounds. Does not own: the rest of the tree (config.py). Each
-table can be made by itself, `Limits()`, with its defaults.
+table can be made by itself, `LimitsSection()`, with its defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAY_S: Final = 24 * HOUR_S
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class LimitsSection:
     """A limit on everything; each refusal names the one that was reached."""
 
     clients_max: int = setting(COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True)
@@ -155,7 +155,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quotas:
+class QuotasSection:
     """What one uid, or one client, may take of what all share; see docs/quotas.md."""
 
     clients_share_max: float = setting(
@@ -210,7 +210,7 @@ class Quotas:
 
 
 @dataclasses.dataclass(frozen=True)
-class Queues:
+class QueuesSection:
     """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
 
     store_inbox_max: int = setting(
@@ -231,7 +231,7 @@ class Queues:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class MemorySection:
     """How the ring's memory is made and filled."""
 
     prefault: bool = setting(SWITCH, "touch the whole ring at start, in the background, not at first use", True)
@@ -243,7 +243,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Log:
+class LogSection:
     """What the daemon writes to its standard error."""
 
     level: str = setting(

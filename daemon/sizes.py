@@ -15,7 +15,7 @@ from ..shm.layout import Superblock, aligned
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConfiguredSizes:
     """What the configuration asks for. `derived`: those of "ring_bytes" and "max_entries" that nobody has set."""
 
     ring_bytes: int
@@ -28,7 +28,7 @@ class Asked:
         return None if name in self.derived else int(getattr(self, name))
 
 
-def settled(former: Superblock, asked: Asked) -> tuple[Superblock, list[str]]:
+def settled(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
     """The superblock with the sizes that hold from now on, and what an operator should know of them."""
     limit_bytes = aligned(asked.configured("ring_bytes") or min(former.limit_bytes, former.ring_bytes))
     wanted = asked.configured("max_entries")

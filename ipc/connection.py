@@ -36,8 +36,8 @@ from .states import (
     PUSHES,
     REMEDIES,
     STATUS_ALLOWED,
+    ConnectionState,
     Kind,
-    State,
 )
 from .words import PROTOCOL_VERSION, Limits, Message
 
@@ -62,7 +62,7 @@ class Connection:
     """The protocol of one side of one socket. Make it with one of the four class methods."""
 
     def __init__(self, *, serving: bool, control: bool, limits: Limits) -> None:
-        self.state = State.FRESH
+        self.state = ConnectionState.FRESH
         self.serving = serving
         self.limits = limits
         self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
@@ -101,7 +101,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is ConnectionState.CLOSED
 
     @property
     def open_requests(self) -> int:
@@ -121,9 +121,9 @@ class Connection:
         """
         arrival = Arrival()
         self._fds.extend(fds)
-        if self.state is not State.CLOSED:
+        if self.state is not ConnectionState.CLOSED:
             self._read(data, cut, arrival)
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             arrival.discarded += self.close()
         return arrival
 
@@ -146,7 +146,7 @@ class Connection:
 
     def close(self) -> list[int]:
         """The peer is gone, or we are. Returns descriptors that nobody took, to be closed."""
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         left = list(self._fds)
         self._fds.clear()
         return left
@@ -183,7 +183,7 @@ class Connection:
 
     def _check_version(self, found: object) -> None:
         """Before the fields are looked at: another version may have other fields."""
-        if self.state not in (State.FRESH, State.GREETING) or type(found) is not dict:
+        if self.state not in (ConnectionState.FRESH, ConnectionState.GREETING) or type(found) is not dict:
             return
         if found.get("type") != ("Hello" if self.serving else "Welcome"):
             return
@@ -224,7 +224,7 @@ class Connection:
         Raises UsageError for what is not allowed now, LimitReached and MessageTooLarge for what is
         over a limit, DaemonUnavailable on a closed connection.
         """
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
         declared = 0
         packed: list[bytes] = []
@@ -349,5 +349,5 @@ class Connection:
         assert self._parts_due <= self._commits
         open_commits = {n for n, kind in self._open.items() if kind is m.Commit}
         assert self._commits == open_commits | self._parts_due
-        assert self.state is not State.CLOSED or not self._fds
+        assert self.state is not ConnectionState.CLOSED or not self._fds
         assert len(self._fds) <= FDS_MAX

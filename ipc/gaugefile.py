@@ -36,7 +36,7 @@ _SHOWN_CHARS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DrillReading:
     """At `at_s` seconds after a drill's begin, `gauge` shows `used_bytes` of `total_bytes`."""
 
     at_s: float
@@ -59,14 +59,14 @@ def read_gauges(text: str) -> dict[str, tuple[int, int]]:
     return gauges
 
 
-def read_drill(text: str) -> list[Reading]:
+def read_drill(text: str) -> list[DrillReading]:
     """A drill's readings, in the order of the lines, which is that of time; none for a text without lines.
 
     Readings of several gauges may stand at the same second, one of each.
 
     Raises BadGaugeFile, which names line, field, value and what is wanted.
     """
-    readings: list[Reading] = []
+    readings: list[DrillReading] = []
     together: set[str] = set()  # gauges that have a reading at the last second
     for number, fields in _lines(text, ("SECONDS", "NAME", "USED", "TOTAL"), READINGS_MAX):
         at_s = _seconds(number, fields[0])
@@ -78,7 +78,7 @@ def read_drill(text: str) -> list[Reading]:
         if name in together:
             _refuse(number, "NAME", name, f"a gauge that has no reading at {at_s:g} s yet")
         together.add(name)
-        readings.append(Reading(at_s, name, *_reading(number, fields[2], fields[3])))
+        readings.append(DrillReading(at_s, name, *_reading(number, fields[2], fields[3])))
     return readings
 
 

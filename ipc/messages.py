@@ -147,7 +147,7 @@ class Part(Message, frozen=True):
     last: bool
 
 
-class Claim(Message, frozen=True):
+class RequestClaim(Message, frozen=True):
     """`within_s`: in how many seconds the client expects to have stored it, if it is the one to compute; 0: it cannot
     tell."""
 
@@ -439,7 +439,7 @@ ControlRequest = (
     | CloseInbox
     | Commit
     | Part
-    | Claim
+    | RequestClaim
     | Renew
     | Abandon
     | Evict

@@ -24,7 +24,7 @@ from .places import CONTROL_NAME, STATUS_NAME
 from .words import Message
 
 
-class State(StrEnum):
+class ConnectionState(StrEnum):
     FRESH = "fresh"
     GREETING = "greeting"
     GREETED = "greeted"
@@ -45,41 +45,41 @@ ATTACHED: Final[frozenset[Kind]] = frozenset(kinds(m.ControlRequest).values()) -
     m.Attach,
 }
 
-CONTROL_ALLOWED: Final[dict[State, frozenset[Kind]]] = {
-    State.FRESH: frozenset({m.Hello}),
-    State.GREETING: frozenset(),
-    State.GREETED: UNATTACHED | {m.Attach},
-    State.ATTACHING: UNATTACHED,
-    State.ATTACHED: ATTACHED,
-    State.CLOSED: frozenset(),
+CONTROL_ALLOWED: Final[dict[ConnectionState, frozenset[Kind]]] = {
+    ConnectionState.FRESH: frozenset({m.Hello}),
+    ConnectionState.GREETING: frozenset(),
+    ConnectionState.GREETED: UNATTACHED | {m.Attach},
+    ConnectionState.ATTACHING: UNATTACHED,
+    ConnectionState.ATTACHED: ATTACHED,
+    ConnectionState.CLOSED: frozenset(),
 }
 QUERIES: Final[frozenset[Kind]] = frozenset(kinds(m.StatusRequest).values())
-STATUS_ALLOWED: Final[dict[State, frozenset[Kind]]] = {
-    State.FRESH: QUERIES,
-    State.OPEN: QUERIES,
-    State.CLOSED: frozenset(),
+STATUS_ALLOWED: Final[dict[ConnectionState, frozenset[Kind]]] = {
+    ConnectionState.FRESH: QUERIES,
+    ConnectionState.OPEN: QUERIES,
+    ConnectionState.CLOSED: frozenset(),
 }
 
-MOVES: Final[dict[tuple[State, Kind], State]] = {
-    (State.FRESH, m.Hello): State.GREETING,
-    (State.GREETING, m.Welcome): State.GREETED,
-    (State.GREETED, m.Attach): State.ATTACHING,
-    (State.ATTACHING, m.Attached): State.ATTACHED,
-    **{(State.FRESH, query): State.OPEN for query in QUERIES},
+MOVES: Final[dict[tuple[ConnectionState, Kind], ConnectionState]] = {
+    (ConnectionState.FRESH, m.Hello): ConnectionState.GREETING,
+    (ConnectionState.GREETING, m.Welcome): ConnectionState.GREETED,
+    (ConnectionState.GREETED, m.Attach): ConnectionState.ATTACHING,
+    (ConnectionState.ATTACHING, m.Attached): ConnectionState.ATTACHED,
+    **{(ConnectionState.FRESH, query): ConnectionState.OPEN for query in QUERIES},
 }
-MOVES_WHEN_REFUSED: Final[dict[Kind, State]] = {
-    m.Hello: State.CLOSED,
-    m.Attach: State.GREETED,
+MOVES_WHEN_REFUSED: Final[dict[Kind, ConnectionState]] = {
+    m.Hello: ConnectionState.CLOSED,
+    m.Attach: ConnectionState.GREETED,
 }
 
-REMEDIES: Final[dict[State, str]] = {
-    State.FRESH: "send Hello first, and wait for Welcome",
-    State.GREETING: "wait for Welcome",
-    State.GREETED: "send Attach first, and wait for Attached",
-    State.ATTACHING: "wait for Attached",
-    State.ATTACHED: "Hello and Attach are sent once; connect anew to attach again",
-    State.OPEN: "send queries only",
-    State.CLOSED: "connect anew",
+REMEDIES: Final[dict[ConnectionState, str]] = {
+    ConnectionState.FRESH: "send Hello first, and wait for Welcome",
+    ConnectionState.GREETING: "wait for Welcome",
+    ConnectionState.GREETED: "send Attach first, and wait for Attached",
+    ConnectionState.ATTACHING: "wait for Attached",
+    ConnectionState.ATTACHED: "Hello and Attach are sent once; connect anew to attach again",
+    ConnectionState.OPEN: "send queries only",
+    ConnectionState.CLOSED: "connect anew",
 }
 
 COUNTS: Final[frozenset[Kind]] = frozenset({m.Counted, m.Done})
@@ -88,7 +88,7 @@ ANSWERS: Final[dict[Kind, frozenset[Kind]]] = {
     m.Attach: frozenset({m.Attached}),
     m.OpenInbox: COUNTS,
     m.Commit: frozenset({m.Committed}),
-    m.Claim: frozenset({m.Claimed}),
+    m.RequestClaim: frozenset({m.Claimed}),
     m.Evict: COUNTS,
     m.Touch: COUNTS,
     m.Clear: COUNTS,

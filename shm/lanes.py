@@ -299,7 +299,7 @@ HOLDING: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class LaneRecords:
     """What a lane recorded since it was last drained: `span_ids` of hits in order, (n,) uint64; how many records were
     `lost`, overwritten or left out before they were read; and how many lookups found nothing. The first `again` of the
     ids were recorded before the lane was found: somebody else has counted them."""
@@ -346,7 +346,7 @@ class LaneReader:
         self.pinned = len(found)
         return found
 
-    def drain(self, most: int = LANE_LOG_WORDS) -> Drained | None:
+    def drain(self, most: int = LANE_LOG_WORDS) -> LaneRecords | None:
         """What was recorded since the last call, the latest `most` of it; None if nothing was."""
         header = self._header
         if self._fd < 0 or os.preadv(self._fd, [header.data], 0) < header.nbytes:
@@ -367,7 +367,7 @@ class LaneReader:
         self._seen = max(self._seen, self.hits)
         self._seen_misses = max(self._seen_misses, self.misses)
         again = min(kept, max(0, self._found_at - (self.hits - kept)))
-        return Drained(ids, max(0, fresh) - kept, max(0, misses), again)
+        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), again)
 
     def abandoned(self) -> bool:
         """Whether no process holds the lane any more, by descriptor or mapping. True at most once: it stays locked."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .client.processor_cache import Reference as Reference
     from .client.puts import Put as Put
     from .client.reservation import Reservation as Reservation
-    from .client.ring import Ring as Ring
+    from .client.ring_reader import RingReader as RingReader
     from .client.view import Entry as Entry
     from .client.view import Reuse as Reuse
     from .client.visual_cache import VisualCache as VisualCache
@@ -95,7 +95,7 @@ _PLACES = {
     "Registration": ".client.device.entries",
     "Reservation": ".client.reservation",
     "Reuse": ".client.view",
-    "Ring": ".client.ring",
+    "RingReader": ".client.ring_reader",
     "RotatingLayer": ".client.prefix_layers",
     "SharedLayer": ".client.prefix_layers",
     "Spec": ".shm.tree",

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from tensord.client.view import View
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
 from tensord.shm.index import IndexWriter, Slot
@@ -30,7 +31,6 @@ from tensord.shm.layout import (
     span_bytes,
     span_id,
 )
-from tensord.shm.ring import Ring
 from tensord.shm.tree import encode
 
 
@@ -81,7 +81,7 @@ class MemoryBench:
         packed = self.superblock.pack()
         self._index_map[: len(packed)] = packed
         self.index = IndexWriter.create(self.geometry, self._index_map)
-        self.ring = Ring(ring_bytes)
+        self.ring = SpanAllocator(ring_bytes)
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mmap(self.ring_fd, ring_bytes), np.uint8)
         self.readers: list[LaneReader] = []
         self.evicted: dict[int, Slot] = {}

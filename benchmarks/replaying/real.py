@@ -20,7 +20,7 @@ from replaying.counts import Counts
 from replaying.ideal import TAG, key_of
 from replaying.traces import Request, Restart, Step, Trace
 from tensord.daemon.core.effects import Allocate, Copy, Drain, Effect, Move, Punch, Scan, Send
-from tensord.daemon.core.entries import Entry
+from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
@@ -40,10 +40,10 @@ from tensord.daemon.core.recovery import Recovered
 from tensord.daemon.core.store import Store
 from tensord.daemon.policy.replacement import Replacement, by_name
 from tensord.ipc import messages
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
 from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, Piece
-from tensord.shm.ring import Ring
 
 BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16
@@ -202,7 +202,7 @@ class Real:
 
     def _new_store(self, policy: Replacement) -> Store:
         self._epoch += 1
-        ring = Ring(self._limits.ring_bytes)
+        ring = SpanAllocator(self._limits.ring_bytes)
         return Store(self._index, ring, policy, self._limits, self._epoch, read=self._read, seed=1)
 
     def _do(self, event: Event) -> None:
@@ -289,7 +289,7 @@ class Real:
         return self._numbers
 
 
-def _header(entry: Entry) -> SpanHeader:
+def _header(entry: SpanEntry) -> SpanHeader:
     return SpanHeader(
         entry.key,
         entry.span_id,

@@ -19,7 +19,7 @@ import click
 
 from ...errors import BadGaugeFile
 from ...ipc import messages
-from ...ipc.gaugefile import FILE_CHARS_MAX, Reading, read_drill
+from ...ipc.gaugefile import FILE_CHARS_MAX, DrillReading, read_drill
 from ...ipc.modes import HOST_GAUGE
 from .daemon import Daemon, pass_daemon, understood
 from .parameters import FILE_OR_DASH, Factor
@@ -31,7 +31,7 @@ _SPEED_MIN, _SPEED_MAX = 0.001, 1e6
 _STDIN: Final = "-"
 
 
-def readings_of(file: Path) -> list[Reading]:
+def readings_of(file: Path) -> list[DrillReading]:
     """The drill's readings; `-` is standard input.
 
     Raises:
@@ -59,7 +59,7 @@ def _refused(why: str) -> click.BadParameter:
     return click.BadParameter(why, param_hint="'FILE'")
 
 
-def heading(readings: Sequence[Reading], *, act: bool, speed: float, there: Sequence[str] | None = None) -> str:
+def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there: Sequence[str] | None = None) -> str:
     """What is about to happen, and the table's head. `there`: the daemon's gauges, where they are known."""
     gauges = sorted({reading.gauge for reading in readings})
     named = ", ".join(map(printable, gauges))
@@ -79,7 +79,7 @@ def heading(readings: Sequence[Reading], *, act: bool, speed: float, there: Sequ
     return f"{said}\n\n{_row(_HEAD)}"
 
 
-def line(reading: Reading, told: messages.Drilled) -> str:
+def line(reading: DrillReading, told: messages.Drilled) -> str:
     """One reading and what came of it, within 100 columns but for what goes."""
     mode = told.state.mode.value
     if told.before is not told.state.mode:

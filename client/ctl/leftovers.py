@@ -23,7 +23,7 @@ _SECTOR_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LeftoverSegment:
     """One segment. `taken_bytes` of memory; `held`: some process still has it open or mapped (lanes only)."""
 
     name: str
@@ -37,7 +37,7 @@ class Leftover:
     """An instance's segments. `served`: a daemon holds the lock; None where that cannot be told."""
 
     instance: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LeftoverSegment, ...]
     served: bool | None
 
     @property
@@ -52,7 +52,7 @@ class Leftover:
         return next((uids[name] for name in names if name in uids), self.pieces[0].uid)
 
     @property
-    def foreign(self) -> list[Piece]:
+    def foreign(self) -> list[LeftoverSegment]:
         """Files under its names that are another user's: no daemon uses them."""
         return [piece for piece in self.pieces if piece.uid != self.uid]
 
@@ -107,14 +107,14 @@ def remove(instance: str) -> Leftover:
     return Leftover(instance, tuple(pieces), False)
 
 
-def _removed(piece: Piece) -> bool:
+def _removed(piece: LeftoverSegment) -> bool:
     try:
         return segments.remove(piece.name)
     except SegmentError:
         return False
 
 
-def _pieces(instance: str) -> Iterator[Piece]:
+def _pieces(instance: str) -> Iterator[LeftoverSegment]:
     for name in segments.existing(instance):
         path = segments.SHM_FOLDER / name.lstrip("/")
         try:
@@ -125,7 +125,7 @@ def _pieces(instance: str) -> Iterator[Piece]:
             held = ".lane." in name and _locked(path) is True
         except FileNotFoundError:
             continue
-        yield Piece(name, status.st_blocks * _SECTOR_BYTES, status.st_uid, held)
+        yield LeftoverSegment(name, status.st_blocks * _SECTOR_BYTES, status.st_uid, held)
 
 
 def _served(instance: str) -> bool | None:

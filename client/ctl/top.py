@@ -35,7 +35,7 @@ _ENTRIES_EVERY_S: Final = 5.0
 _QUIT: Final = b"qQ\x04"
 
 
-class View:
+class TopView:
     """What is known of a daemon, asked anew at each `draw`."""
 
     def __init__(self, daemon: Daemon, console: Console) -> None:
@@ -100,7 +100,7 @@ def top(daemon: Daemon, interval: float, once: bool) -> None:
     except ImportError:
         raise click.ClickException("top draws with rich, which is not installed: pip install 'tensord[top]'") from None
     console = Console(highlight=False, markup=False, emoji=False)
-    view = View(daemon, console)
+    view = TopView(daemon, console)
     if once or not console.is_terminal or console.is_dumb_terminal:
         width = console.width if console.is_terminal else WIDTH
         Console(highlight=False, markup=False, emoji=False, width=width).print(view.draw(width))
@@ -111,7 +111,7 @@ def top(daemon: Daemon, interval: float, once: bool) -> None:
         return
 
 
-def _watch(view: View, console: Console, interval_s: float) -> None:
+def _watch(view: TopView, console: Console, interval_s: float) -> None:
     from rich.live import Live
 
     with (

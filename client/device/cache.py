@@ -18,7 +18,7 @@ from ...ipc.words import NUMBER_MAX
 from ..aside import aside
 from ..fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..lease import Lease
-from .entries import DeviceEntry, DeviceLease, DeviceTally, Entries, Registration, ToHost
+from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, Registration, ToHost
 from .interface import Device
 from .reservation import DeviceReservation
 from .upkeep import Upkeep
@@ -62,7 +62,7 @@ class DeviceCache:
                 )
         self._client = client
         self._device = device
-        self._entries = Entries()
+        self._entries = DeviceEntries()
         self._upkeep = Upkeep(client, device, self._entries, uses_every_s)
         self._closed = weakref.finalize(self, self._upkeep.stop)
         self._upkeep.start()

@@ -22,7 +22,7 @@ from ...ipc.words import DURATION_S_MAX
 from ..fields import check_timeout
 from ..lease import Lease
 from ..puts import PutState
-from ..waiting import Event
+from ..waiting import LockEvent
 from .interface import Device, Mark
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
@@ -74,7 +74,7 @@ class Registration:
         self.key = key
         self.state: RegistrationState = "sent"
         self.error: TensordError | None = None
-        self._settled = Event()
+        self._settled = LockEvent()
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Waits until it is known what became of it.
@@ -94,7 +94,7 @@ class Registration:
 
     def disown(self) -> None:
         """In the child of a fork. Takes no lock that a thread of the parent may hold."""
-        self._settled = Event()
+        self._settled = LockEvent()
         self.settle("lost", DaemonUnavailable("this process was forked off: the tensors are its parent's"))
 
     def __repr__(self) -> str:
@@ -167,12 +167,12 @@ class DeviceLease:
         self.tier: DeviceTier = tier
         self.host = host
         self._entry: DeviceEntry | None = None
-        self._entries: Entries | None = None
+        self._entries: DeviceEntries | None = None
         self._device: Device | None = None
         self._number = 0
 
     @classmethod
-    def of(cls, entry: DeviceEntry, entries: Entries, device: Device) -> Self:
+    def of(cls, entry: DeviceEntry, entries: DeviceEntries, device: Device) -> Self:
         """A lease on an entry. Holds `entries.lock`."""
         lease = cls(entry.tree, "device")
         lease._number = next(_leases)
@@ -239,7 +239,7 @@ class DeviceTally:
     freed_bytes: int = 0
 
 
-class Entries:
+class DeviceEntries:
     """The table, with the sums over it."""
 
     def __init__(self) -> None:

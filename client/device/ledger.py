@@ -25,7 +25,7 @@ from typing import Any, Final
 from ...errors import TensordError, Unavailable
 from ...ipc import messages
 from ..link import SAY_S, Connected, Link
-from .entries import DeviceEntry, Entries
+from .entries import DeviceEntries, DeviceEntry
 
 _WINDOW: Final = 256
 _USES_MAX: Final = 16_384
@@ -44,7 +44,7 @@ class Ledger:
     refused. `resume_at`: until when nothing is told, on the monotonic clock; 0 if nothing holds it up.
     """
 
-    def __init__(self, link: Link, device_name: str, entries: Entries, post: Post) -> None:
+    def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:
         self.connected: Connected | None = None
         self.told: dict[bytes, int] = {}
         self.under_way: dict[bytes, DeviceEntry] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
 from ..lease import Lease
-from .entries import DeviceEntry, Entries, HostCopy, Registration
+from .entries import DeviceEntries, DeviceEntry, HostCopy, Registration
 from .interface import Device, Mark
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _log = logging.getLogger("tensord")
 
 
 @dataclass(slots=True)
-class Moved:
+class MoveResult:
     """What became of keys, each in one of the lists. `unknown`: not here, or deleted meanwhile. `stayed`: those of
     `kept` of which the host tier has no copy."""
 
@@ -46,7 +46,7 @@ class Moved:
 class Moves:
     """Moves entries of one cache. Remembers tokens and agent of what was offloaded, for when it comes back."""
 
-    def __init__(self, client: Client, device: Device, entries: Entries) -> None:
+    def __init__(self, client: Client, device: Device, entries: DeviceEntries) -> None:
         self._client = client
         self._device = device
         self._entries = entries
@@ -54,13 +54,13 @@ class Moves:
 
     def away(
         self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
-    ) -> Moved:
+    ) -> MoveResult:
         """Copies entries into the ring (`offload`), drops them here, gives their memory back to the driver.
 
         What cannot be copied is dropped, or kept without `may_drop`; what is in use is kept; so is all of it once the
         daemon has gone.
         """
-        moved = Moved()
+        moved = MoveResult()
         leaving: list[tuple[DeviceEntry, int, HostCopy | None]] = []
         deadline = time.monotonic() + _MARK_S
         for key in keys:
@@ -124,7 +124,7 @@ class Moves:
         tokens, agent = self._remembered.get(key) or (self._tokens(key), "")
         return DeviceEntry(key, tree, size_bytes, tokens, agent, Registration(key), [self._device.mark()])
 
-    def _copied(self, entry: DeviceEntry, moved: Moved) -> HostCopy | None:
+    def _copied(self, entry: DeviceEntry, moved: MoveResult) -> HostCopy | None:
         marks = list(entry.marks)
         try:
             host = self._device.to_host(entry.tree, marks[-1])

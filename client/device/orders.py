@@ -25,10 +25,10 @@ from typing import Any, Final, Literal
 from ...errors import UnknownOrder
 from ...ipc import messages
 from ..link import SAY_S, Connected, Link
-from ..waiting import Event
-from .entries import Entries
+from ..waiting import LockEvent
+from .entries import DeviceEntries
 from .ledger import Ledger, Post
-from .moves import Moved, Moves
+from .moves import MoveResult, Moves
 
 ORDERS_MAX: Final = 4096
 """Orders that wait; more are not taken, and the daemon hears nothing of them."""
@@ -47,7 +47,7 @@ class Leaving:
     def __init__(self, count: int) -> None:
         self.count = count
         self.gone = 0
-        self._ended = Event()
+        self._ended = LockEvent()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until each was tried once; False if that was not so within `timeout_s`."""
@@ -70,11 +70,11 @@ class Errand:
     leaving: Leaving | None = None
 
 
-class Orders:
+class OrderRunner:
     """The orders for one cache, done one after the other, a slice of entries at a time."""
 
     def __init__(
-        self, link: Link, device_name: str, entries: Entries, moves: Moves, ledger: Ledger, post: Post
+        self, link: Link, device_name: str, entries: DeviceEntries, moves: Moves, ledger: Ledger, post: Post
     ) -> None:
         self._link = link
         self._device_name = device_name
@@ -167,7 +167,7 @@ class Orders:
         try:
             if errand.leaving is not None and self._link.connection is None:
                 # Nobody is there to take a copy, so none is made.
-                moved = Moved(kept=keys, stayed=list(keys))
+                moved = MoveResult(kept=keys, stayed=list(keys))
             else:
                 moved = self._moves.away(
                     keys,
@@ -177,7 +177,7 @@ class Orders:
                 )
         except Exception:
             # Wherever it ended, what is here still is kept, and what is not is gone.
-            moved = Moved()
+            moved = MoveResult()
             for key in keys:
                 (moved.kept if key in self._entries else moved.dropped).append(key)
             self._finish(errand, moved)
@@ -211,7 +211,7 @@ class Orders:
 
     # ---- saying so
 
-    def _finish(self, errand: Errand, moved: Moved) -> None:
+    def _finish(self, errand: Errand, moved: MoveResult) -> None:
         tally = self._entries.tally
         tally.offloaded += len(moved.offloaded)
         tally.dropped += len(moved.dropped)
@@ -229,7 +229,7 @@ class Orders:
         if moved.offloaded or moved.dropped or moved.kept:
             self._acknowledge(errand.order, moved, connected)
 
-    def _finish_leaving(self, errand: Errand, leaving: Leaving, moved: Moved) -> None:
+    def _finish_leaving(self, errand: Errand, leaving: Leaving, moved: MoveResult) -> None:
         gone = [*moved.offloaded, *moved.dropped]
         leaving.gone += len(moved.offloaded)
         self._entries.tally.stayed += len(moved.stayed)
@@ -249,7 +249,7 @@ class Orders:
         with self._entries.lock:
             self._entries.untold.update(dict.fromkeys(keys))
 
-    def _acknowledge(self, order: int, moved: Moved, connected: Connected) -> None:
+    def _acknowledge(self, order: int, moved: MoveResult, connected: Connected) -> None:
         self._link.ask(
             lambda number: messages.AcknowledgeOrder(
                 number, self._device_name, order, moved.offloaded, moved.dropped, moved.kept, moved.freed_bytes
@@ -259,7 +259,7 @@ class Orders:
             then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),
         )
 
-    def _on_acknowledged(self, order: int, moved: Moved, connected: Connected, answer: Future[Any]) -> None:
+    def _on_acknowledged(self, order: int, moved: MoveResult, connected: Connected, answer: Future[Any]) -> None:
         error = answer.exception()
         if error is None or connected is not self._ledger.connected:
             return
@@ -269,7 +269,7 @@ class Orders:
             freed_bytes = moved.freed_bytes
             for name in ("offloaded", "dropped", "kept"):
                 for key in getattr(moved, name):
-                    one = Moved(freed_bytes=freed_bytes)
+                    one = MoveResult(freed_bytes=freed_bytes)
                     getattr(one, name).append(key)
                     self._acknowledge(order, one, connected)
                     freed_bytes = 0

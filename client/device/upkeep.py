@@ -24,12 +24,12 @@ from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
 from ..aside import aside
 from ..link import SAY_S, Connected, Link, Told
-from ..waiting import Event
-from .entries import Entries
+from ..waiting import LockEvent
+from .entries import DeviceEntries
 from .interface import Device
 from .ledger import Ledger
 from .moves import Moves
-from .orders import Leaving, Orders
+from .orders import Leaving, OrderRunner
 
 if TYPE_CHECKING:
     from ..cache import Client
@@ -46,7 +46,7 @@ class Upkeep:
     `state`: how full the device is, as the daemon last told; None without a daemon or a gauge.
     """
 
-    def __init__(self, client: Client, device: Device, entries: Entries, uses_every_s: float) -> None:
+    def __init__(self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float) -> None:
         self.device = device
         self.state: messages.TierState | None = None
         self._error: Exception | None = None
@@ -61,10 +61,12 @@ class Upkeep:
     def _begin(self) -> None:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._awake = False
-        self._stopping = Event()
+        self._stopping = LockEvent()
         self._thread: threading.Thread | None = None
         self.ledger = Ledger(self._link, self.device.name, self._entries, self._events.put)
-        self._orders = Orders(self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put)
+        self._orders = OrderRunner(
+            self._link, self.device.name, self._entries, self.moves, self.ledger, self._events.put
+        )
         self._flush_at = self._report_at = self._give_back_at = 0.0
 
     @property

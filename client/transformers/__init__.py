@@ -20,10 +20,10 @@ import torch
 from ...errors import UsageError
 from ..cache import Client
 from ..namespace import Namespace
-from .calls import Encoder, Tally
+from .calls import Encoder, EncoderTally
 from .seams import SEAMS, Seam
 
-__all__ = ["Tally", "cached", "refresh", "tally", "uncached"]
+__all__ = ["EncoderTally", "cached", "refresh", "tally", "uncached"]
 
 Model = TypeVar("Model")
 
@@ -81,9 +81,9 @@ def refresh(model: Model) -> Model:
     return model
 
 
-def tally(model: Any) -> Tally:
+def tally(model: Any) -> EncoderTally:
     """What the model's wrapped encoders did so far, in this process."""
-    total = Tally()
+    total = EncoderTally()
     for module in _wrapped_modules(model):
         total.add(module._tensord.tally)
     return total

@@ -33,14 +33,14 @@ from ..namespace import Namespace
 from ..puts import Put
 from .conditions import Untouchable, check_still, plain_tensor
 from .functions import functions_called
-from .outputs import Batch, NotSplittable
+from .outputs import CallItems, NotSplittable
 from .seams import Seam
 
-__all__ = ["Encoder", "Tally"]
+__all__ = ["Encoder", "EncoderTally"]
 
 Arguments = dict[str, Any]
 Part = Any
-"""An item's share of an output, as `Batch.split` gives it."""
+"""An item's share of an output, as `CallItems.split` gives it."""
 
 _KIND: Final = "transformers"
 _ANSWER_S: Final = 0.1
@@ -54,7 +54,7 @@ _PAUSE_S_MAX: Final = 0.005
 
 
 @dataclass(slots=True)
-class Tally:
+class EncoderTally:
     """What became of items: found, waited for while another process encoded them, and encoded here; and how many calls
     went through untouched."""
 
@@ -63,7 +63,7 @@ class Tally:
     encoded: int = 0
     passed: int = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: EncoderTally) -> None:
         """Sums another one up into this."""
         self.found += other.found
         self.waited += other.waited
@@ -80,7 +80,7 @@ class _Call:
     """The output of all, as the model gives it."""
     encode: Callable[[Sequence[int]], Any]
     """The output of some."""
-    batch: Callable[[Sequence[int]], Batch]
+    batch: Callable[[Sequence[int]], CallItems]
     device: Any
 
 
@@ -91,7 +91,7 @@ class Encoder:
     """
 
     def __init__(self, plain: type, seam: Seam, cache: Client, namespace: Namespace | None, *, exact: bool) -> None:
-        self.tally = Tally()
+        self.tally = EncoderTally()
         self._seam = seam
         self._cache = cache
         self._namespace = namespace
@@ -326,7 +326,7 @@ class Encoder:
             return self._original(module, *args, **kwargs)
 
         if self._exact:
-            exact = Batch(None, modules=self._modules)
+            exact = CallItems(None, modules=self._modules)
             return _Call([key(0, count)], whole, lambda _: whole(), lambda _: exact, items.device)
 
         def encode(positions: Sequence[int]) -> Any:
@@ -337,8 +337,8 @@ class Encoder:
                     chosen[name] = given[name][list(positions)]
             return self._original(module, **chosen)
 
-        def batch(positions: Sequence[int]) -> Batch:
-            return Batch([rows[at] for at in positions], listed=seam.listed, modules=self._modules)
+        def batch(positions: Sequence[int]) -> CallItems:
+            return CallItems([rows[at] for at in positions], listed=seam.listed, modules=self._modules)
 
         return _Call([key(at, at + 1) for at in range(count)], whole, encode, batch, items.device)
 

@@ -22,7 +22,7 @@ from transformers.utils.generic import ModelOutput
 
 from ...errors import BadTree, UnsupportedLeaf
 
-__all__ = ["Batch", "NotSplittable"]
+__all__ = ["CallItems", "NotSplittable"]
 
 _SCALARS: Final = (bool, int, float, str)
 
@@ -31,7 +31,7 @@ class NotSplittable(UnsupportedLeaf):
     """An output of which nobody can say which part belongs to which item."""
 
 
-class Batch:
+class CallItems:
     """The items of one call: how many rows each has.
 
     Args:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .connector import TensordECConnector as TensordECConnector
-    from .encoder_cache import EncoderCacheManager as EncoderCacheManager
+    from .encoder_cache import TensordEncoderCacheManager as TensordEncoderCacheManager
 
-_PLACES = {"EncoderCacheManager": ".encoder_cache", "TensordECConnector": ".connector"}
+_PLACES = {"TensordEncoderCacheManager": ".encoder_cache", "TensordECConnector": ".connector"}
 
 __all__ = list(_PLACES)
 

@@ -18,7 +18,7 @@ from typing import Final
 from ...errors import TensordError
 from ..aside import aside
 from ..cache import Client
-from .stats import Counts
+from .stats import LookupCounts
 
 JOBS_MAX: Final = 1024
 LATE_S: Final = 0.25
@@ -68,7 +68,7 @@ class Background:
     """
 
     def __init__(
-        self, socket: str | None, client_name: str, name: str, tick: Callable[[Client], float], counts: Counts
+        self, socket: str | None, client_name: str, name: str, tick: Callable[[Client], float], counts: LookupCounts
     ) -> None:
         self._socket = socket
         self._client_name = client_name

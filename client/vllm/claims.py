@@ -56,7 +56,7 @@ class Wanted:
         self.users: set[Hashable] = set()
 
 
-class Claims:
+class EncodeClaims:
     """Args:
     computes: whether this engine stores what it encodes. One that does not waits for others, and gives back what it
         is granted.

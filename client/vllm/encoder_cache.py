@@ -3,7 +3,7 @@
 Owns: who is told of it in this process. What is cached, and for how long, is decided by vLLM's class unchanged, so that
 the scheduler sees in every version what it expects; sharing between engines is the connector's.
 
-    ec_manager_config={"encoder_cache_manager_cls": "tensord.client.vllm.EncoderCacheManager"}
+    ec_manager_config={"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager"}
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class _TellsOfResets:
         tell_listeners()
 
 
-class EncoderDecoderCacheManager(_TellsOfResets, theirs.EncoderDecoderCacheManager):
-    """The one for models with an encoder and a decoder; `EncoderCacheManager.create_manager` makes it for them."""
+class TensordEncoderDecoderCacheManager(_TellsOfResets, theirs.EncoderDecoderCacheManager):
+    """The one for models with an encoder and a decoder, as `create_manager` makes it for them."""
 
 
-class EncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
+class TensordEncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
     """vLLM's manager, whose `reset` ends what the host's engines share of this model."""
 
     @classmethod
@@ -81,5 +81,5 @@ class EncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
             )
         # vLLM takes a configured class for every model, though those with an encoder and a decoder need another.
         if vllm_config.model_config.is_encoder_decoder:
-            return EncoderDecoderCacheManager(cache_size=cache_size)
+            return TensordEncoderDecoderCacheManager(cache_size=cache_size)
         return cls(cache_size=cache_size)

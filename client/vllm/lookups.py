@@ -31,7 +31,7 @@ from ..identity.engine import with_adapter
 from ..lease import Lease
 from ..namespace import Namespace
 from .claims import Wanted
-from .stats import Counts
+from .stats import LookupCounts
 
 RETRY_S: Final = 1.0
 _log = logging.getLogger("tensord")
@@ -67,7 +67,7 @@ class Lookups:
     """
 
     def __init__(
-        self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: Counts
+        self, namespace: Namespace | None, dtype: str, width_fits: Callable[[str, int], bool], counts: LookupCounts
     ) -> None:
         self._namespace = namespace
         self._revision = namespace.revision if namespace is not None else ""

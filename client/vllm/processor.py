@@ -49,7 +49,7 @@ from ..identity.content import DIGEST_ATTRIBUTE, content_digest
 from ..identity.engine import processor_namespace
 from ..loans import LOAN_BYTES
 from ..processor_cache import Copy, Feature, ProcessorCache, Reference
-from ..ringmap import HANDLE_BYTES
+from ..ring_mapping import HANDLE_BYTES
 from .claims import ANSWER_S
 from .forms import Forms, forms_of
 from .hashes import follows_from_content, note_hashes

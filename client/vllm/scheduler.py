@@ -41,10 +41,10 @@ from ..link import SAY_S
 from ..namespace import Namespace
 from .background import Background
 from .canary import Canary
-from .claims import Claims, Wanted
+from .claims import EncodeClaims, Wanted
 from .lookups import Input, Lookups
 from .presence import Presence
-from .stats import CONNECTED, Counts, TensordECStats
+from .stats import CONNECTED, LookupCounts, TensordECStats
 from .step import NOTHING, Check, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
@@ -129,7 +129,7 @@ class SchedulerSide:
         self._shares = shares
         self._presence: Presence | None = None
         self._connected_told: bool | None = None
-        self._counts = Counts()
+        self._counts = LookupCounts()
         self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
         # Requests, and what of their inputs is in the engine's own encoder cache.
         self._asking: dict[str, _Asking] = {}
@@ -154,7 +154,7 @@ class SchedulerSide:
         self._rows_wanted: int | None = None
         self._busy_until = 0.0
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
-        self._claims = Claims(self._background, computes=producer)
+        self._claims = EncodeClaims(self._background, computes=producer)
         self._background.start()
 
     # ---- is it there

@@ -39,7 +39,7 @@ CONNECTED: Final = "connected"
 _CONNECTED_TEXT: Final = "1 while the engine is connected to tensord and that answers, as of the engine's last step."
 
 
-class Counts:
+class LookupCounts:
     """Sums, added to by several threads and taken by one."""
 
     __slots__ = ("_lock", "_sums")

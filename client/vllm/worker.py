@@ -30,10 +30,10 @@ from ...shm.tensors import tensor_copy
 from ..cache import Client
 from ..link import SAY_S
 from ..puts import Put
-from ..ring import Ring
+from ..ring_reader import RingReader
 from .background import IDLE_S, SOON_S, Background
 from .canary import TOLERANCES, difference
-from .stats import Counts
+from .stats import LookupCounts
 from .step import Load, Report, Save, StepMetadata
 
 SAVE_BYTES_MAX: Final = 512 << 20
@@ -66,16 +66,16 @@ class WorkerSide:
         self._saves = saves
         self._dtype = dtype
         self._device = device
-        self._counts = Counts()
+        self._counts = LookupCounts()
         # Between the threads. Each is replaced or appended to in one operation.
-        self._ring: Ring | None = None
+        self._ring: RingReader | None = None
         self._lock = Lock()
         self._news = Report()
         self._has_news = False
         self._saving_bytes = 0
         # The step's.
         self._loaded = 0
-        self._rings: dict[bytes, Ring] = {}
+        self._rings: dict[bytes, RingReader] = {}
         self._told = b""
         self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._began_s = 0.0

@@ -16,7 +16,7 @@ from ..core import events as store_events
 from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..logs import logger
-from .inbox import Inbox
+from .mailbox import Mailbox
 from .pump import Pump
 from .words import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
 
@@ -40,7 +40,7 @@ class GovernorActor:
         tell_watchers: Callable[[Happened], object],
         unix_at_zero: Callable[[], float] = lambda: time.time() - time.monotonic(),
     ) -> None:
-        self.inbox: Inbox[GovernorMessage] = Inbox(inbox_max)
+        self.inbox: Mailbox[GovernorMessage] = Mailbox(inbox_max)
         self._governor = governor
         self._clock = clock
         self._press = press
@@ -66,7 +66,7 @@ class GovernorActor:
             self._pump.turn()
             timer = self._governor.next_timer()
             if timer is not None and timer <= self._clock():
-                self._handle(events.Tick())
+                self._handle(events.GovernorTick())
             if self.sample_every_s < self._every_s:
                 self._hasten()
             self._every_s = self.sample_every_s
@@ -86,15 +86,15 @@ class GovernorActor:
                     self._reading(reading)
             case Governed(client, request):
                 if client in self._clients:
-                    self._handle(events.Received(client, request))
-            case events.Sampled() | events.HostHolds() | events.LimitsChanged():
+                    self._handle(events.GovernorReceived(client, request))
+            case events.Sampled() | events.HostHolds() | events.GovernorLimitsChanged():
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message
-                self._handle(events.ClientJoined(message.client, message.name, message.pid))
+                self._handle(events.GovernorClientJoined(message.client, message.name, message.pid))
             case Left(client):
                 if self._clients.pop(client, None) is not None:
-                    self._handle(events.ClientLeft(client))
+                    self._handle(events.GovernorClientLeft(client))
             case Question():
                 if not message.answer.cancelled():
                     message.answer.set_result(self._tell(message.message))
@@ -104,13 +104,13 @@ class GovernorActor:
     def _handle(self, event: events.Event) -> None:
         for effect in self._governor.handle(event, self._clock()):
             match effect:
-                case effects.Send(client, message):
+                case effects.GovernorSend(client, message):
                     self._clients[client].deliver(Deliver(message))
                 case effects.Press(resident_bytes_max, idle_s, refuse, reason):
                     self._press(store_events.Pressed(resident_bytes_max, idle_s, refuse, reason))
-                case effects.Announce(body):
+                case effects.GovernorAnnounce(body):
                     self._tell_watchers(Happened(body))
-                case effects.Log(level, event_name, fields):
+                case effects.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)
                 case _:
                     assert_never(effect)

@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from ...shm.lanes import Drained
+from ...shm.lanes import LaneRecords
 from ...shm.layout import LANE_WORDS
 from ..core import events
 from ..holders import Count, Holders
 from ..lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
 from ..logs import logger
-from ..memory import Memory
+from ..segments import Segments
 from .words import Fenced
 
 DRAIN_EVERY_S: Final = 0.1
@@ -46,7 +46,7 @@ class LaneJobs:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: Segments,
         *,
         clock: Callable[[], float],
         handle: Callable[[events.Event], None],
@@ -147,7 +147,7 @@ class LaneJobs:
             if drained is not None or number % LANES_AT_ONCE == 0:
                 yield
 
-    def _tell(self, drained: Drained) -> Iterator[None]:
+    def _tell(self, drained: LaneRecords) -> Iterator[None]:
         ids = drained.span_ids.tolist()
         self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost, drained.again))
         for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from .inbox import Inbox
+from .mailbox import Mailbox
 
 TURN_S: Final = 0.0005
 """Seconds after which a turn begins no further item; one item takes 2 to 3 ms at most. A put goes through the loop four
@@ -28,7 +28,7 @@ class Pump(Generic[Message]):
     """One actor's work: `receive` takes the messages of `inbox`; `clock` gives monotonic seconds."""
 
     def __init__(
-        self, inbox: Inbox[Message], receive: Callable[[Message], None], clock: Callable[[], float]
+        self, inbox: Mailbox[Message], receive: Callable[[Message], None], clock: Callable[[], float]
     ) -> None:
         self._inbox = inbox
         self._receive = receive

@@ -22,17 +22,17 @@ from ...ipc.words import PROTOCOL_VERSION, Limits
 from ..core.events import Request
 from ..core.rates import Rates
 from ..logs import logger
-from .inbox import Inbox, Sender
+from .mailbox import Mailbox, Sender
 from .pace import paced
 from .repeats import Repeats
 from .words import (
-    Asked,
     Deliver,
     Governed,
     GovernorMessage,
     HangUp,
     Joined,
     Left,
+    MemoryRequest,
     Requested,
     SessionInbox,
     StoreMessage,
@@ -52,15 +52,15 @@ class Session:
         client: int,
         channel: AsyncChannel,
         peer: Peer,
-        store: Inbox[StoreMessage],
-        governor: Inbox[GovernorMessage],
+        store: Mailbox[StoreMessage],
+        governor: Mailbox[GovernorMessage],
         rates: Rates,
         *,
         welcome: Callable[[int], messages.Welcome],
         outbox_max: int,
         hello_s_max: float,
     ) -> None:
-        self.inbox: SessionInbox = Inbox(outbox_max)
+        self.inbox: SessionInbox = Mailbox(outbox_max)
         self._client = client
         self._channel = channel
         self._peer = peer
@@ -137,7 +137,7 @@ class Session:
     async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
         match message:
             case messages.Attach() | messages.OpenInbox() | messages.CloseInbox():
-                await self._store.tell(Asked(self._client, message, fds), self._sender)
+                await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
             case messages.Hello():
                 pass
             case messages.MatchPrefix():

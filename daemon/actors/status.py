@@ -15,7 +15,7 @@ from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ..core.rates import Rates
 from ..logs import logger
-from .inbox import Inbox, Sender
+from .mailbox import Mailbox, Sender
 from .pace import paced
 from .words import GovernorMessage, Happened, Question, StoreMessage
 
@@ -74,7 +74,7 @@ class _Watcher:
 class Documents:
     """What is told of the daemon, put together from what the store and the governor each know."""
 
-    def __init__(self, store: Inbox[StoreMessage], governor: Inbox[GovernorMessage]) -> None:
+    def __init__(self, store: Mailbox[StoreMessage], governor: Mailbox[GovernorMessage]) -> None:
         self._store = store
         self._governor = governor
 

@@ -27,19 +27,19 @@ from ..core import effects, events
 from ..core.governor.events import HostHolds
 from ..core.store import Store
 from ..logs import logger
-from ..memory import Memory
-from .inbox import Inbox
+from ..segments import Segments
 from .lane_room import LaneRoom
 from .lanes import LaneJobs
+from .mailbox import Mailbox
 from .pump import Pump
 from .words import (
-    Asked,
     Deliver,
     Fenced,
     Grown,
     Happened,
     Joined,
     Left,
+    MemoryRequest,
     Question,
     Reconfigured,
     Requested,
@@ -60,7 +60,7 @@ class StoreActor:
     def __init__(
         self,
         store: Store,
-        memory: Memory,
+        memory: Segments,
         config: Config,
         *,
         clock: Callable[[], float],
@@ -68,7 +68,7 @@ class StoreActor:
         tell_governor: Callable[[HostHolds], object] = lambda _: None,
         unix_at_zero: Callable[[], float] = unix_at_boot_s,
     ) -> None:
-        self.inbox: Inbox[StoreMessage] = Inbox(config.queues.store_inbox_max)
+        self.inbox: Mailbox[StoreMessage] = Mailbox(config.queues.store_inbox_max)
         self._store = store
         self._memory = memory
         self._config = config
@@ -162,7 +162,7 @@ class StoreActor:
             case Joined():
                 self._clients[message.client] = message
                 self._handle(events.ClientJoined(message.client, message.peer.uid, message.name))
-            case Asked():
+            case MemoryRequest():
                 self._serve_memory(message)
             case Left(client):
                 if self._clients.pop(client, None) is not None:
@@ -207,7 +207,7 @@ class StoreActor:
                     self._lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self._pages.submit(self._carry_out, effect)
-                case effects.Holds(resident_bytes, wanted_bytes, settled):
+                case effects.ReportHostHolds(resident_bytes, wanted_bytes, settled):
                     self._tell_governor(HostHolds(resident_bytes, wanted_bytes, settled))
                 case effects.Discard(client, put_id):
                     self._copier.discard(client, put_id)
@@ -281,7 +281,7 @@ class StoreActor:
             _log.error("a recovered entry is not what was stored; evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
-    def _serve_memory(self, asked: Asked) -> None:
+    def _serve_memory(self, asked: MemoryRequest) -> None:
         client = self._clients.get(asked.client)
         if isinstance(asked.message, messages.CloseInbox):
             self._copier.close_inbox(asked.client, asked.message.inbox)

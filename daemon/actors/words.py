@@ -15,7 +15,7 @@ from ..core.effects import Copy
 from ..core.events import Allocated, Copied, Moved, Pressed, Punched, Request
 from ..core.governor import events as governor
 from ..core.limits import StoreLimits
-from .inbox import Inbox
+from .mailbox import Mailbox
 
 
 class Deliver(Struct, frozen=True):
@@ -32,7 +32,7 @@ class HangUp(Struct, frozen=True):
     reason: str
 
 
-SessionInbox = Inbox[Deliver | HangUp]
+SessionInbox = Mailbox[Deliver | HangUp]
 
 
 class Joined(Struct, frozen=True):
@@ -53,7 +53,7 @@ class Joined(Struct, frozen=True):
         return False
 
 
-class Asked(Struct, frozen=True):
+class MemoryRequest(Struct, frozen=True):
     """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
 
     client: int
@@ -120,7 +120,7 @@ class Reconfigured(Struct, frozen=True):
 
 StoreMessage = (
     Joined
-    | Asked
+    | MemoryRequest
     | Requested
     | Left
     | Copy
@@ -138,7 +138,7 @@ StoreMessage = (
 
 
 GovernorMessage = (
-    Joined | Left | Governed | Question | governor.Sampled | governor.HostHolds | governor.LimitsChanged
+    Joined | Left | Governed | Question | governor.Sampled | governor.HostHolds | governor.GovernorLimitsChanged
 )
 
 

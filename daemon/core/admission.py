@@ -21,12 +21,12 @@ from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
 from .arrivals import Arrivals
 from .limits import StoreLimits
-from .memory import Budget, Memory
 from .residency import Residency
 from .room import Need
+from .span_table import RingBudget, SpanTable
 
 
-def unfit(commit: messages.Commit, limits: StoreLimits, budget: Budget, ring_bytes: int) -> TensordError | None:
+def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring_bytes: int) -> TensordError | None:
     """Why a put can never be stored, however empty the store; `ring_bytes` is the ring's size once grown."""
     if commit.tree_bytes > commit.payload_bytes:
         return BadMessage(
@@ -139,7 +139,7 @@ def not_worth_it(need: Need) -> StoreFull:
     )
 
 
-def over_share(need: Need, memory: Memory) -> StoreFull:
+def over_share(need: Need, memory: SpanTable) -> StoreFull:
     """The uid has more than its share, and nothing that gives way would make the put fit."""
     holding, budget = memory.holdings.of(need.uid), memory.budget
     return StoreFull(
@@ -151,7 +151,7 @@ def over_share(need: Need, memory: Memory) -> StoreFull:
 
 
 def no_room(
-    need: Need, obstacle: str | None, memory: Memory, staying_bytes: int, residency: Residency
+    need: Need, obstacle: str | None, memory: SpanTable, staying_bytes: int, residency: Residency
 ) -> StoreFull | UnderPressure:
     """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
     ring = memory.ring

@@ -18,7 +18,7 @@ from .deadlines import Deadlines
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from .puts import Put
+    from .puts import PutProgress
 
 HOLD_S: Final = 1.0
 
@@ -31,8 +31,8 @@ class Arrivals:
         self._of_client: dict[int, int] = {}
         self._of_uid: dict[int, int] = {}
         self._came_at: dict[int, float] = {}
-        self._held: Turns[Put] = Turns()
-        self._due: Deadlines[Put] = Deadlines()
+        self._held: Turns[PutProgress] = Turns()
+        self._due: Deadlines[PutProgress] = Deadlines()
 
     @property
     def announced_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Arrivals:
         """When a held put is due."""
         return self._due.next_timer()
 
-    def began(self, put: Put, now: float) -> bool:
+    def began(self, put: PutProgress, now: float) -> bool:
         """The put's first part has come. False: it is held."""
         missing_bytes = put.missing_bytes
         if not missing_bytes:
@@ -70,13 +70,13 @@ class Arrivals:
         self._due.set(put, now + HOLD_S)
         return False
 
-    def came(self, put: Put, part_bytes: int, now: float) -> None:
+    def came(self, put: PutProgress, part_bytes: int, now: float) -> None:
         """More of the put has come."""
         if put.admitted:
             self._count(put, -part_bytes)
             self._came_at[put.uid] = now
 
-    def ended(self, put: Put) -> None:
+    def ended(self, put: PutProgress) -> None:
         """The put was answered, or nobody wants an answer: no more of it is to come."""
         if put.admitted:
             if missing_bytes := put.missing_bytes:
@@ -85,9 +85,9 @@ class Arrivals:
         elif self._held.remove(put.uid, put.client, put):
             self._due.drop(put)
 
-    def admit(self, uid: int) -> list[Put]:
+    def admit(self, uid: int) -> list[PutProgress]:
         """Lets in what the uid may announce now, client by client."""
-        admitted: list[Put] = []
+        admitted: list[PutProgress] = []
         if not self._held:
             return admitted
         while fits := [put for put in self._held.firsts(uid) if self._admits(put)]:
@@ -99,7 +99,7 @@ class Arrivals:
             admitted.append(put)
         return admitted
 
-    def overdue(self, now: float) -> Put | None:
+    def overdue(self, now: float) -> PutProgress | None:
         """A held put for whose uid no bytes have come for HOLD_S. It is held still, and to be refused."""
         while (put := self._due.pop_due(now)) is not None:
             due_at = self._came_at.get(put.uid, -HOLD_S) + HOLD_S
@@ -108,7 +108,7 @@ class Arrivals:
             self._due.set(put, due_at)
         return None
 
-    def check_invariants(self, puts: list[Put]) -> None:
+    def check_invariants(self, puts: list[PutProgress]) -> None:
         """Asserts that the sums are those of `puts`, and that held ones are due."""
         self._due.check_invariants()
         self._held.check_invariants()
@@ -123,14 +123,14 @@ class Arrivals:
             assert put.received_bytes and not put.admitted and put in self._due
             assert put.uid in self._of_uid, "held for nothing"
 
-    def _admits(self, put: Put) -> bool:
+    def _admits(self, put: PutProgress) -> bool:
         mine, of_uid = put.missing_bytes, self._of_uid.get(put.uid, 0)
         if not mine or not of_uid:
             return True
         of_client = self._of_client.get(put.client, 0)
         return of_uid + mine <= self._uid_max and (not of_client or of_client + mine <= self._client_max)
 
-    def _count(self, put: Put, size_bytes: int) -> None:
+    def _count(self, put: PutProgress, size_bytes: int) -> None:
         for table, number in ((self._of_uid, put.uid), (self._of_client, put.client)):
             left = table.get(number, 0) + size_bytes
             if left:

@@ -77,7 +77,7 @@ class _Stake:
         return len(self.held) + len(self.waits)
 
 
-class Claims:
+class ClaimTable:
     """The table of claims of one daemon. `tag_bytes` leading bytes of a key name its namespace."""
 
     def __init__(

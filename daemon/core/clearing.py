@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...shm.ring import Ring
+from ...shm.allocator import SpanAllocator
 
 CLUSTER_PAGES: Final = 16
 
@@ -21,7 +21,7 @@ class Clearing:
     """Spans that are to go, as `add` chose them, and the whole pages that this gives."""
 
     def __init__(
-        self, ring: Ring, may_go: Callable[[int], bool], warmth: Callable[[int], Any], spans_max: int
+        self, ring: SpanAllocator, may_go: Callable[[int], bool], warmth: Callable[[int], Any], spans_max: int
     ) -> None:
         """`may_go` and `warmth` (lower is colder) take a span's offset."""
         self._ring = ring

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from .entries import Entry
-from .memory import Memory
+from .entries import SpanEntry
 from .pins import Pins
+from .span_table import SpanTable
 
 LOOKS_MAX: Final = 256
 """Entries that one walk looks at, besides those that it is told to skip."""
@@ -24,20 +24,20 @@ LOOKS_MAX: Final = 256
 
 @dataclass(slots=True)
 class _Walk:
-    order: Iterator[Entry]
-    found: list[Entry] = field(default_factory=list)
+    order: Iterator[SpanEntry]
+    found: list[SpanEntry] = field(default_factory=list)
     looks: int = 0
 
 
 class Coldest:
     """Walks, one for each set of owners."""
 
-    def __init__(self, memory: Memory, pins: Pins, may_go: Callable[[Entry], bool]) -> None:
+    def __init__(self, memory: SpanTable, pins: Pins, may_go: Callable[[SpanEntry], bool]) -> None:
         self._memory = memory
         self._pins = pins
         self._may_go = may_go
         self._walks: dict[frozenset[int] | None, _Walk] = {}
-        self._in_the_way: list[Entry] = []
+        self._in_the_way: list[SpanEntry] = []
         self._looked_for: tuple[AbstractSet[int], int, int] | None = None
         self._unlooked = 0
         self.more = False
@@ -61,7 +61,7 @@ class Coldest:
             self._looked_for, self._unlooked = now_for, memory.set_aside_count
         self._unlooked -= memory.look_again(min(self._unlooked, LOOKS_MAX), self._may_go)
 
-    def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[Entry]:
+    def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[SpanEntry]:
         """Entries that may go, coldest first and leaf first, behind the first `skip`; of `owners` if given. Lazy: valid
         until the next change, before which `begin` is called."""
         walk = self._walks.get(owners)

@@ -10,7 +10,7 @@ from .histogram import Departures
 
 
 @dataclass(slots=True)
-class Counters:
+class StoreCounters:
     """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
     `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained

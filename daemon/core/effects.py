@@ -95,7 +95,7 @@ class Allocate(Struct, frozen=True):
     size_bytes: int
 
 
-class Holds(Struct, frozen=True):
+class ReportHostHolds(Struct, frozen=True):
     """To the governor: the bytes of the ring that are in memory, and those it would have unpressed, as of now.
 
     `settled`: no more comes of what was last asked for, until something else happens.
@@ -137,5 +137,17 @@ class Again(Struct, frozen=True):
 
 
 Effect = (
-    Send | Copy | Move | WriteExpiry | Drain | Scan | Punch | Allocate | Holds | Discard | Forget | Announce | Again
+    Send
+    | Copy
+    | Move
+    | WriteExpiry
+    | Drain
+    | Scan
+    | Punch
+    | Allocate
+    | ReportHostHolds
+    | Discard
+    | Forget
+    | Announce
+    | Again
 )

@@ -23,7 +23,7 @@ LOOKS_MAX: Final = 4096
 """Entries that one page looks at: 1 to 2 ms."""
 
 
-class State(Enum):
+class EntryState(Enum):
     """The life of a span's entry."""
 
     FILLING = "filling"
@@ -33,7 +33,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class SpanEntry:
     """One allocated span and what is known of it. Times are seconds of the store's clock.
 
     `number` is the id of the first span that the entry had: it stays when the entry is moved to another span.
@@ -61,17 +61,17 @@ class Entry:
     used_at: float = 0.0
     uses: int = 0
     sequence: int = 0
-    state: State = State.FILLING
+    state: EntryState = EntryState.FILLING
     reason: str = ""
     worth: float = 0.0
     cost_ms: float = 0.0
     agent: str = ""
     prefix_bytes: int = 0
-    parent: Entry | None = field(default=None, repr=False)
+    parent: SpanEntry | None = field(default=None, repr=False)
     followers: int = 0
-    follower: Entry | None = field(default=None, repr=False)
-    sibling: Entry | None = field(default=None, repr=False)
-    sibling_before: Entry | None = field(default=None, repr=False)
+    follower: SpanEntry | None = field(default=None, repr=False)
+    sibling: SpanEntry | None = field(default=None, repr=False)
+    sibling_before: SpanEntry | None = field(default=None, repr=False)
     depth: int = 0
     before_bytes: int = 0
     may_go: bool = False
@@ -87,15 +87,15 @@ class Entry:
         return self.key[:NAMESPACE_TAG_BYTES]
 
 
-class Entries:
+class EntryTable:
     """The tables. `entry.state` is set here, and nowhere else, once an entry is published."""
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, Entry] = {}
-        self._hidden: dict[bytes, Entry] = {}
-        self._by_number: dict[int, Entry] = {}
-        self._by_tag: dict[bytes, dict[int, Entry]] = {}
-        self._shelves: dict[int, dict[bytes, Entry]] = {}
+        self._by_key: dict[bytes, SpanEntry] = {}
+        self._hidden: dict[bytes, SpanEntry] = {}
+        self._by_number: dict[int, SpanEntry] = {}
+        self._by_tag: dict[bytes, dict[int, SpanEntry]] = {}
+        self._shelves: dict[int, dict[bytes, SpanEntry]] = {}
         self._last_sequence = 0
 
     def __len__(self) -> int:
@@ -111,19 +111,19 @@ class Entries:
     def namespace_count(self) -> int:
         return len(self._by_tag)
 
-    def find(self, key: bytes) -> Entry | None:
+    def find(self, key: bytes) -> SpanEntry | None:
         """The published entry of a key."""
         return self._by_key.get(key)
 
-    def hidden(self, key: bytes) -> Entry | None:
+    def hidden(self, key: bytes) -> SpanEntry | None:
         """The victim of a key, which may be published again."""
         return self._hidden.get(key)
 
-    def numbered(self, number: int) -> Entry | None:
+    def numbered(self, number: int) -> SpanEntry | None:
         """The entry of a number, published or hidden."""
         return self._by_number.get(number)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SpanEntry) -> None:
         """A new entry, published. A victim of its key must be removed before."""
         assert entry.key not in self._hidden, "published while a victim may come back"
         self._last_sequence += 1
@@ -132,9 +132,9 @@ class Entries:
         self._by_tag.setdefault(entry.tag, {})[entry.number] = entry
         self.show(entry)
 
-    def hide(self, entry: Entry) -> None:
+    def hide(self, entry: SpanEntry) -> None:
         """A published entry becomes a victim."""
-        entry.state = State.VICTIM
+        entry.state = EntryState.VICTIM
         assert entry.key not in self._hidden, "two victims of one key"
         self._hidden[entry.key] = entry
         del self._by_key[entry.key]
@@ -143,19 +143,19 @@ class Entries:
         if not self._shelves[number]:
             del self._shelves[number]
 
-    def show(self, entry: Entry) -> None:
+    def show(self, entry: SpanEntry) -> None:
         """A victim (or a new entry) is published."""
         assert entry.key not in self._by_key, "published twice"
-        entry.state = State.LIVE
+        entry.state = EntryState.LIVE
         self._hidden.pop(entry.key, None)
         self._by_key[entry.key] = entry
         self._shelves.setdefault(_shelf_number(entry.key), {})[entry.key] = entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: SpanEntry) -> None:
         """The entry is stored no more; its span may be for a while."""
-        if entry.state is State.LIVE:
+        if entry.state is EntryState.LIVE:
             self.hide(entry)
-        entry.state = State.RETIRED
+        entry.state = EntryState.RETIRED
         del self._hidden[entry.key]
         del self._by_number[entry.number]
         same = self._by_tag[entry.tag]
@@ -163,14 +163,14 @@ class Entries:
         if not same:
             del self._by_tag[entry.tag]
 
-    def first(self, tag: bytes | None, up_to: int, most: int) -> list[Entry]:
+    def first(self, tag: bytes | None, up_to: int, most: int) -> list[SpanEntry]:
         """Up to `most` entries of a namespace (or of all), victims included, oldest first, none newer than `up_to`."""
         table = self._by_number if tag is None else self._by_tag.get(tag, {})
         return [entry for entry in islice(table.values(), most) if entry.sequence <= up_to]
 
     def page(
         self, after: bytes | None, most: int, tag: bytes | None, looks: int = LOOKS_MAX
-    ) -> tuple[list[Entry], bytes | None]:
+    ) -> tuple[list[SpanEntry], bytes | None]:
         """Published entries behind the key `after`, in an order that does not change: up to `most` of them, among about
         `looks` entries.
 
@@ -180,7 +180,7 @@ class Entries:
         start = None if after is None else _order(after)
         same = self._by_tag.get(tag, {}) if tag is not None else None
         if same is not None and len(same) <= _DIRECT_MAX:
-            live = [e for e in same.values() if e.state is State.LIVE]
+            live = [e for e in same.values() if e.state is EntryState.LIVE]
             found = list(islice(_behind(live, start), most))
             return found, found[-1].key if len(found) == most else None
         found = []
@@ -198,10 +198,10 @@ class Entries:
                 return found, _end_of_shelf(number)
         return found, None
 
-    def sample(self, key: bytes, most: int) -> list[Entry]:
+    def sample(self, key: bytes, most: int) -> list[SpanEntry]:
         """Up to `most` published entries whose digests come after the key's, from the first on again after the last. As
         a digest says nothing of its entry, they are a fair sample; the key's own entry is mostly among them."""
-        found: list[Entry] = []
+        found: list[SpanEntry] = []
         first = _shelf_number(key)
         for number in (*range(first, 1 << _SHELF_BITS), *range(first)):
             shelf = self._shelves.get(number)
@@ -211,15 +211,15 @@ class Entries:
                     break
         return found
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SpanEntry]:
         """Every entry, published or hidden. For tests and recovery: it walks them all."""
         return iter(self._by_number.values())
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
-        live = {e.key: e for e in self._by_number.values() if e.state is State.LIVE}
+        live = {e.key: e for e in self._by_number.values() if e.state is EntryState.LIVE}
         assert self._by_key == live
-        hidden = {e.key: e for e in self._by_number.values() if e.state is State.VICTIM}
+        hidden = {e.key: e for e in self._by_number.values() if e.state is EntryState.VICTIM}
         assert self._hidden == hidden
         assert len(hidden) + len(live) == len(self._by_number)
         assert not hidden.keys() & live.keys(), "a key is published, and may be republished"
@@ -229,7 +229,7 @@ class Entries:
         assert len(set(sequences)) == len(sequences)
         for number, entry in self._by_number.items():
             assert entry.number == number
-            assert entry.state in (State.LIVE, State.VICTIM)
+            assert entry.state in (EntryState.LIVE, EntryState.VICTIM)
             assert self._by_tag[entry.tag][number] is entry
         assert sum(map(len, self._by_tag.values())) == len(self._by_number)
         assert all(self._by_tag.values())
@@ -251,6 +251,6 @@ def _end_of_shelf(number: int) -> bytes:
     return b"\xff" * NAMESPACE_TAG_BYTES + last.to_bytes(2, "big") + b"\xff" * (KEY_BYTES - NAMESPACE_TAG_BYTES - 2)
 
 
-def _behind(entries: list[Entry], start: bytes | None) -> Iterator[Entry]:
+def _behind(entries: list[SpanEntry], start: bytes | None) -> Iterator[SpanEntry]:
     ordered = sorted(((_order(e.key), e) for e in entries), key=lambda pair: pair[0])
     return (entry for order, entry in ordered if start is None or order > start)

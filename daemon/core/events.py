@@ -23,7 +23,7 @@ from .limits import StoreLimits
 Request = (
     messages.Commit
     | messages.Part
-    | messages.Claim
+    | messages.RequestClaim
     | messages.Renew
     | messages.Abandon
     | messages.Evict

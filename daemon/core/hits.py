@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..policy.shadow import Shadow, keys_for
 from .departed import MADE_ROOM
-from .entries import Entry
+from .entries import SpanEntry
 
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
@@ -70,25 +70,25 @@ class Hits:
         """Lookups that lanes counted."""
         self._add((hits, hits + misses, 0, 0, 0), now)
 
-    def used(self, entries: Iterable[Entry], capacity_bytes: int, now: float) -> None:
+    def used(self, entries: Iterable[SpanEntry], capacity_bytes: int, now: float) -> None:
         """Requests for entries that were there."""
         before = self._shadow.counts.as_tuple()
         for entry in entries:
             self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=True)
         self._add_requests(before, now)
 
-    def stored(self, entry: Entry, capacity_bytes: int, now: float) -> None:
+    def stored(self, entry: SpanEntry, capacity_bytes: int, now: float) -> None:
         """A request for what was not there, and is stored now."""
         self._put_bytes += entry.span_bytes
         before = self._shadow.counts.as_tuple()
         self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=False)
         self._add_requests(before, now)
 
-    def recovered(self, entry: Entry, capacity_bytes: int) -> None:
+    def recovered(self, entry: SpanEntry, capacity_bytes: int) -> None:
         """An entry of a former daemon, which any policy would begin with."""
         self._shadow.hold(entry.key, entry.span_bytes, capacity_bytes)
 
-    def went(self, entry: Entry, reason: str) -> None:
+    def went(self, entry: SpanEntry, reason: str) -> None:
         """An entry went."""
         if reason not in MADE_ROOM:
             self._shadow.ended(entry.key)

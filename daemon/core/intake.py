@@ -36,18 +36,18 @@ from .admission import (
     wrong_part,
 )
 from .arrivals import Arrivals
-from .claims import Claims
+from .claims import ClaimTable
 from .effects import Copy, Discard
-from .entries import Entry
+from .entries import SpanEntry
 from .events import Copied
 from .limits import StoreLimits
-from .memory import Memory
-from .outbox import Outbox
-from .puts import Put, Puts, Stage
+from .outbox import StoreOutbox
+from .puts import PutProgress, PutTable, Stage
 from .reclaim import Reclaim
 from .residency import Residency
 from .room import Room
-from .tenure import Ending, Tenure
+from .span_table import SpanTable
+from .tenure import ExpiryProgress, Tenure
 
 SERVED_MAX: Final = 64
 """Waiting puts that are placed or answered in one go: 1 to 2 ms. Looking for room in vain ends it at once."""
@@ -58,13 +58,13 @@ class Intake:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: SpanTable,
         room: Room,
         residency: Residency,
         reclaim: Reclaim,
         tenure: Tenure,
-        claims: Claims,
-        outbox: Outbox,
+        claims: ClaimTable,
+        outbox: StoreOutbox,
         limits: StoreLimits,
     ) -> None:
         self._memory = memory
@@ -75,7 +75,7 @@ class Intake:
         self._claims = claims
         self._outbox = outbox
         self._limits = limits
-        self.puts = Puts(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
+        self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
         self.stirred = False
@@ -199,7 +199,7 @@ class Intake:
             return
         self.looking = True
 
-    def _judge(self, put: Put) -> Callable[[int], bool] | None:
+    def _judge(self, put: PutProgress) -> Callable[[int], bool] | None:
         """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
         memory, commit = self._memory, put.commit
         parent = memory.entries.find(commit.follows) if commit.follows is not None else None
@@ -256,7 +256,7 @@ class Intake:
                 continue
             self.refuse(put, overdue(put.received_bytes, put.commit, self._limits))
 
-    def refuse(self, put: Put, error: TensordError) -> None:
+    def refuse(self, put: PutProgress, error: TensordError) -> None:
         """Answers a put with an error, and lets go of what it has."""
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
@@ -273,7 +273,7 @@ class Intake:
             return None
         return predecessor_gone(follows)
 
-    def _ended_meanwhile(self, put: Put, now: float) -> bool:
+    def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
         gone = self._past(put.key) or self._without_predecessor(put.commit)
         if gone is not None:
@@ -288,7 +288,7 @@ class Intake:
         self._existed(put, now)
         return True
 
-    def _hand_over(self, put: Put) -> None:
+    def _hand_over(self, put: PutProgress) -> None:
         """Gives the parts that have arrived to the copier."""
         entry, commit = put.entry, put.commit
         assert entry is not None
@@ -314,7 +314,7 @@ class Intake:
             )
         assert put.handed_bytes <= commit.payload_bytes
 
-    def _header(self, put: Put) -> SpanHeader:
+    def _header(self, put: PutProgress) -> SpanHeader:
         entry, commit = put.entry, put.commit
         assert entry is not None
         # From the last part on, however long the others and the room took.
@@ -335,7 +335,7 @@ class Intake:
             ttl_s=ttl_s or 0.0,
         )
 
-    def _publish(self, put: Put, piece: Piece | None, now: float) -> None:
+    def _publish(self, put: PutProgress, piece: Piece | None, now: float) -> None:
         entry, commit = put.entry, put.commit
         assert entry is not None
         past = self._past(put.key)
@@ -347,7 +347,7 @@ class Intake:
             return
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
-            self._tenure.end(victim, Ending(victim.reason))
+            self._tenure.end(victim, ExpiryProgress(victim.reason))
         try:
             self._show(put, entry, piece, now)
         except TensordError as error:
@@ -368,7 +368,7 @@ class Intake:
         self._outbox.tell(self._claims.committed(put.key))
         self._end(put)
 
-    def _show(self, put: Put, entry: Entry, piece: Piece | None, now: float) -> None:
+    def _show(self, put: PutProgress, entry: SpanEntry, piece: Piece | None, now: float) -> None:
         """Publishes what was copied.
 
         Raises:
@@ -388,7 +388,7 @@ class Intake:
             raise refusal
         self._memory.publish(entry, now, piece, parent)
 
-    def _existed(self, put: Put, now: float) -> None:
+    def _existed(self, put: PutProgress, now: float) -> None:
         stored = self._memory.entries.find(put.key)
         assert stored is not None
         self._tenure.used([stored], now)
@@ -396,7 +396,7 @@ class Intake:
         self._outbox.send(put.client, messages.Committed(put.commit.id, "existed"))
         self._end(put)
 
-    def _no_room(self, put: Put) -> None:
+    def _no_room(self, put: PutProgress) -> None:
         """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""
         if not self._room.knows and not self._room.surveyed():
             # It is asked for again.
@@ -424,11 +424,11 @@ class Intake:
         if commit.claim is not None:
             self._outbox.tell(self._claims.refused(commit.claim, uid, commit.key))
 
-    def _acknowledge(self, put: Put, inbox_offset: int) -> None:
+    def _acknowledge(self, put: PutProgress, inbox_offset: int) -> None:
         if put.commit.acks:
             self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
-    def _end(self, put: Put) -> None:
+    def _end(self, put: PutProgress) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
         self.stirred = True
         if put.commit.follows is not None:
@@ -441,7 +441,7 @@ class Intake:
         if put.stage is not Stage.ENDING:
             self._discard(put)
 
-    def _discard(self, put: Put) -> None:
+    def _discard(self, put: PutProgress) -> None:
         self.stirred = True
         if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))

@@ -18,9 +18,9 @@ from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import SCOPE_BYTES
 from .events import PrefixAsked
-from .memory import Memory
-from .outbox import Outbox
+from .outbox import StoreOutbox
 from .prefix_index import Found
+from .span_table import SpanTable
 from .tenure import Tenure
 
 USES_SLICE: Final = 1024
@@ -34,7 +34,9 @@ ANSWERS_SLICE: Final = 16
 class Matching:
     """Answers queries over `memory`'s sequences."""
 
-    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox, prefix_tokens_max: int, wait_s: float) -> None:
+    def __init__(
+        self, memory: SpanTable, tenure: Tenure, outbox: StoreOutbox, prefix_tokens_max: int, wait_s: float
+    ) -> None:
         self._memory = memory
         self._tenure = tenure
         self._outbox = outbox

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .entries import Entry
-from .memory import Memory
+from .entries import SpanEntry
+from .span_table import SpanTable
 from .windows import Price, Prices
 
 STRETCHES_MAX: Final = 16
@@ -29,15 +29,15 @@ COPIED_SHARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MovePlan:
     """What frees a stretch: `moves` (an entry, and the hole that it goes to, in this order), and `victims`, with which
     `lost` goes."""
 
     lost: Price
     gone_bytes: int
     copied_bytes: int
-    moves: list[tuple[Entry, int]]
-    victims: list[Entry]
+    moves: list[tuple[SpanEntry, int]]
+    victims: list[SpanEntry]
 
 
 class Moving:
@@ -45,10 +45,10 @@ class Moving:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: SpanTable,
         prices: Prices,
-        may_move: Callable[[Entry], bool],
-        may_go: Callable[[Entry], bool],
+        may_move: Callable[[SpanEntry], bool],
+        may_go: Callable[[SpanEntry], bool],
     ) -> None:
         self._memory = memory
         self._prices = prices
@@ -56,9 +56,9 @@ class Moving:
         self._may_go = may_go
         self._looks = 0
 
-    def best(self, size_bytes: int) -> Plan | None:
+    def best(self, size_bytes: int) -> MovePlan | None:
         """The plan by which least is lost; None where none was found among the stretches that are looked at."""
-        best: Plan | None = None
+        best: MovePlan | None = None
         self._looks = 0
         for hole in self._memory.ring.largest_holes(STRETCHES_MAX):
             plan = self._around(hole, size_bytes)
@@ -68,7 +68,7 @@ class Moving:
                 break
         return best
 
-    def _around(self, hole: int, size_bytes: int) -> Plan | None:
+    def _around(self, hole: int, size_bytes: int) -> MovePlan | None:
         memory, ring = self._memory, self._memory.ring
 
         def share_taken(offset: int) -> float:
@@ -98,8 +98,8 @@ class Moving:
         if not all(map(self._may_go, victims)):
             return None
         gone_bytes = sum(entry.span_bytes for entry in victims)
-        return Plan(self._prices.total(victims), gone_bytes, copied_bytes, moves, victims)
+        return MovePlan(self._prices.total(victims), gone_bytes, copied_bytes, moves, victims)
 
 
-def _cost(plan: Plan) -> tuple[Price, int, int]:
+def _cost(plan: MovePlan) -> tuple[Price, int, int]:
     return plan.lost, plan.gone_bytes, plan.copied_bytes

@@ -11,23 +11,23 @@ from typing import Any
 from ...errors import TensordError
 from ...ipc import messages
 from .claims import Verdict
-from .counters import Counters
+from .counters import StoreCounters
 from .effects import Announce, Answer, Effect, Send
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class StoreClient:
     """Who is on the other side, as the socket knows it."""
 
     uid: int
     name: str
 
 
-class Outbox:
+class StoreOutbox:
     """Collects effects until `take`."""
 
-    def __init__(self, counters: Counters) -> None:
-        self.clients: dict[int, Client] = {}
+    def __init__(self, counters: StoreCounters) -> None:
+        self.clients: dict[int, StoreClient] = {}
         self.counters = counters
         self.now = 0.0
         """The time of the event whose effects these are."""

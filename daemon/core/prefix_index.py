@@ -39,8 +39,8 @@ from .prefix_tree import (
     COUNT_MASK,
     Extra,
     Node,
-    Order,
     Read,
+    Siblings,
     Snapshot,
     Tree,
     common,
@@ -76,7 +76,7 @@ class PrefixIndex:
 
     def __init__(self, read: Read, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS) -> None:
         self._checkpoint_tokens = checkpoint_tokens
-        self._order = Order(read)
+        self._order = Siblings(read)
         self._start = beginning(seed)
         self._nodes: dict[bytes, Node | Snapshot] = {}
         self._trees: dict[bytes, dict[bytes, dict[tuple[bytes, int, bool], Tree]]] = {}

@@ -17,7 +17,7 @@ from typing import Final
 from ...errors import BadPrefix
 from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, unpacked_media
 from .prefix_query import Query, stand
-from .prefix_tree import COUNT_MASK, Extra, Node, Order, Snapshot, Tree
+from .prefix_tree import COUNT_MASK, Extra, Node, Siblings, Snapshot, Tree
 
 LOOKS_MAX: Final = 1024
 """In one tree for one match."""
@@ -26,7 +26,7 @@ LOOKS_MAX: Final = 1024
 class Snapshots:
     """The table; `start`: the digest of nothing."""
 
-    def __init__(self, order: Order, start: int) -> None:
+    def __init__(self, order: Siblings, start: int) -> None:
         self._order = order
         self._start = start
         self._table: dict[int, dict[Snapshot, None]] = {}

@@ -157,7 +157,7 @@ def common(ours: bytes, theirs: bytes) -> int:
     return low
 
 
-class Order:
+class Siblings:
     """Siblings in their order: finds, adds and takes out, with O(log n) texts read."""
 
     def __init__(self, read: Read) -> None:

@@ -7,17 +7,17 @@ that something follows which is not idle.
 
 from __future__ import annotations
 
-from .entries import Entry
+from .entries import SpanEntry
 from .events import Pressed
-from .memory import Memory
 from .room import Room
+from .span_table import SpanTable
 from .sweeps import SLICE
 
 
 class Pressing:
     """The pressure, and the walk under way."""
 
-    def __init__(self, memory: Memory, room: Room) -> None:
+    def __init__(self, memory: SpanTable, room: Room) -> None:
         self._memory = memory
         self._room = room
         self._after: bytes | None = None
@@ -47,7 +47,7 @@ class Pressing:
             return
         page, behind = self._memory.entries.page(self._after, SLICE, None)
 
-        def is_idle(entry: Entry) -> bool:
+        def is_idle(entry: SpanEntry) -> bool:
             return now - entry.used_at >= idle_s and self._room.may_go(entry)
 
         idle = self._room.leaves_first(filter(is_idle, page), is_idle, SLICE)

@@ -24,7 +24,7 @@ from ...ipc import messages
 from ...shm.layout import span_bytes
 from .arrivals import Arrivals
 from .deadlines import Deadlines
-from .entries import Entry
+from .entries import SpanEntry
 from .room import Need
 from .turns import Turns
 
@@ -39,7 +39,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Put:
+class PutProgress:
     """One put. `received_bytes` of the payload have come, by parts; `handed_bytes` were given to the copier.
     `admitted`: it may take room for what has not come.
     """
@@ -49,7 +49,7 @@ class Put:
     uid: int
     commit: messages.Commit
     stage: Stage = Stage.ANNOUNCED
-    entry: Entry | None = None
+    entry: SpanEntry | None = None
     parts: deque[messages.Part] = field(default_factory=deque)
     copying: deque[int] = field(default_factory=deque)
     received_bytes: int = 0
@@ -76,21 +76,21 @@ class Put:
         return Need(commit.key, span_bytes(commit.payload_bytes), commit.tokens, self.uid)
 
 
-class Puts:
+class PutTable:
     """The table. A put idle for `idle_s` while parts are missing is due to be refused."""
 
     def __init__(self, idle_s: float, arrivals: Arrivals) -> None:
         self._idle_s = idle_s
         self.arrivals = arrivals
         self._made = 0
-        self._by_number: dict[int, Put] = {}
-        self._by_request: dict[tuple[int, int], Put] = {}
+        self._by_number: dict[int, PutProgress] = {}
+        self._by_request: dict[tuple[int, int], PutProgress] = {}
         self._by_client: dict[int, set[int]] = {}
         self._keys: dict[bytes, int] = {}
         self._settling: set[int] = set()
         self._idle: Deadlines[int] = Deadlines()
-        self.queue: Turns[Put] = Turns()
-        self.parked: deque[Put] = deque()
+        self.queue: Turns[PutProgress] = Turns()
+        self.parked: deque[PutProgress] = deque()
         self.announced = 0
         """Puts of which nothing has come."""
 
@@ -102,10 +102,10 @@ class Puts:
         """Whether spans of puts are about to be published or freed without their senders' doing."""
         return bool(self._settling)
 
-    def begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> Put:
+    def begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> PutProgress:
         """A new put, of which nothing has come."""
         self._made += 1
-        put = Put(self._made, client, uid, commit)
+        put = PutProgress(self._made, client, uid, commit)
         self.announced += 1
         self._by_number[put.number] = put
         self._by_request[client, commit.id] = put
@@ -114,15 +114,15 @@ class Puts:
         self._idle.set(put.number, now + self._idle_s)
         return put
 
-    def number(self, number: int) -> Put:
+    def number(self, number: int) -> PutProgress:
         """The put that a copy belongs to."""
         return self._by_number[number]
 
-    def of_request(self, client: int, request: int) -> Put | None:
+    def of_request(self, client: int, request: int) -> PutProgress | None:
         """The put that a client's part belongs to, unless it was answered already."""
         return self._by_request.get((client, request))
 
-    def of_client(self, client: int) -> list[Put]:
+    def of_client(self, client: int) -> list[PutProgress]:
         """A client's puts, oldest first."""
         return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
 
@@ -133,7 +133,7 @@ class Puts:
     def count_of(self, client: int) -> int:
         return len(self._by_client.get(client, ()))
 
-    def received(self, put: Put, part: messages.Part, now: float) -> None:
+    def received(self, put: PutProgress, part: messages.Part, now: float) -> None:
         """The put's next part has arrived. With the first it waits for room, unless it is held."""
         put.received_bytes += part.part_bytes
         put.parts.append(part)
@@ -152,14 +152,14 @@ class Puts:
         else:
             self._idle.set(put.number, now + self._idle_s)
 
-    def placed(self, put: Put, entry: Entry) -> None:
+    def placed(self, put: PutProgress, entry: SpanEntry) -> None:
         """The put has its span."""
         put.entry = entry
         put.stage = Stage.FILLING
         if put.whole:
             self._settling.add(put.number)
 
-    def answered(self, put: Put) -> None:
+    def answered(self, put: PutProgress) -> None:
         """The put's outcome was told: it is ENDING while copies are under way, else to be forgotten."""
         put.parts.clear()
         self.arrivals.ended(put)
@@ -173,7 +173,7 @@ class Puts:
             put.stage = Stage.ENDING
             self._settling.add(put.number)
 
-    def forget(self, put: Put) -> None:
+    def forget(self, put: PutProgress) -> None:
         """Nothing of the put is under way any more."""
         del self._by_number[put.number]
         self.announced -= put.stage is Stage.ANNOUNCED
@@ -183,11 +183,11 @@ class Puts:
         if not own:
             del self._by_client[put.client]
 
-    def renew(self, put: Put, now: float) -> None:
+    def renew(self, put: PutProgress, now: float) -> None:
         """The put is not idle."""
         self._idle.set(put.number, now + self._idle_s)
 
-    def idle(self, now: float) -> Put | None:
+    def idle(self, now: float) -> PutProgress | None:
         """A put whose next part is overdue."""
         number = self._idle.pop_due(now)
         return None if number is None else self._by_number[number]
@@ -196,7 +196,7 @@ class Puts:
         timers = (self._idle.next_timer(), self.arrivals.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
-    def leave_queue(self, put: Put) -> None:
+    def leave_queue(self, put: PutProgress) -> None:
         """The put waits for room no longer."""
         if not self.queue.remove(put.uid, put.client, put) and put in self.parked:
             self.parked.remove(put)
@@ -212,7 +212,7 @@ class Puts:
         """Puts of which something has come, and that have no room."""
         return len(self.queue) + len(self.parked) + self.arrivals.held
 
-    def __iter__(self) -> Iterator[Put]:
+    def __iter__(self) -> Iterator[PutProgress]:
         return iter(self._by_number.values())
 
     def change_idle(self, idle_s: float) -> None:

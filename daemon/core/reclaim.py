@@ -18,13 +18,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from .claims import Claims
+from .claims import ClaimTable
 from .effects import Drain, Move, Scan, WriteExpiry
-from .entries import Entry
-from .memory import Memory
-from .outbox import Outbox
+from .entries import SpanEntry
+from .outbox import StoreOutbox
 from .residency import Residency
 from .room import Choice, Cursor, Need, Room
+from .span_table import SpanTable
 from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
@@ -52,12 +52,12 @@ class Reclaim:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: SpanTable,
         room: Room,
         residency: Residency,
         tenure: Tenure,
-        claims: Claims,
-        outbox: Outbox,
+        claims: ClaimTable,
+        outbox: StoreOutbox,
         rescan_s: float,
     ) -> None:
         self._memory = memory
@@ -304,7 +304,7 @@ class Reclaim:
         self._time_rescan(now, something_freed=False)
         return False
 
-    def _move(self, moves: Iterable[tuple[Entry, int]]) -> bool:
+    def _move(self, moves: Iterable[tuple[SpanEntry, int]]) -> bool:
         """Begins the moves; whether there is any."""
         for entry, offset in moves:
             move = self._memory.begin_move(entry, offset)
@@ -325,7 +325,7 @@ class Reclaim:
         self._outbox.counters.scans += 1
         self._outbox.add(Scan())
 
-    def _spares(self, pinned: AbstractSet[int]) -> Callable[[Entry], bool]:
+    def _spares(self, pinned: AbstractSet[int]) -> Callable[[SpanEntry], bool]:
         """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is
         to follow one has come since it was chosen.
         """
@@ -351,7 +351,7 @@ class Reclaim:
         self._rescan_at = now + self._rescan_s
 
 
-def _dearest(choice: Choice, need: Need) -> Entry:
+def _dearest(choice: Choice, need: Need) -> SpanEntry:
     """The last of the victims that the need takes; those behind it go in view of the puts to come."""
     left_bytes = need.span_bytes
     for entry in choice.victims:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from ...shm.index import Slot
 from ...shm.layout import SpanHeader, span_bytes
 from ...shm.prefix import Piece
-from .counters import Counters
-from .entries import Entry
-from .memory import Memory
+from .counters import StoreCounters
+from .entries import SpanEntry
+from .span_table import SpanTable
 from .tenure import Tenure
 
 
@@ -39,7 +39,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
-    entry: Entry
+    entry: SpanEntry
     header: SpanHeader
     piece: Piece | None
 
@@ -47,9 +47,9 @@ class _Adopted:
 def recover(
     records: Iterable[Recovered],
     now: float,
-    memory: Memory,
+    memory: SpanTable,
     tenure: Tenure,
-    counters: Counters,
+    counters: StoreCounters,
 ) -> None:
     """Makes the records' spans known to an empty `memory`."""
     adopted: list[_Adopted] = []
@@ -109,8 +109,8 @@ def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
     )
 
 
-def _entry(slot: Slot, header: SpanHeader | None) -> Entry:
-    entry = Entry(
+def _entry(slot: Slot, header: SpanHeader | None) -> SpanEntry:
+    entry = SpanEntry(
         slot.key,
         slot.span_id,
         slot.number,

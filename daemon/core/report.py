@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from .entries import Entry
+from .entries import SpanEntry
 from .events import Pressed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _pressed(pressed: Pressed) -> dict[str, Any] | None:
     return None if pressed == Pressed() else asdict(pressed)
 
 
-def _prefix(store: Store, entry: Entry) -> dict[str, Any] | None:
+def _prefix(store: Store, entry: SpanEntry) -> dict[str, Any] | None:
     piece = store.memory.sequences.piece(entry)
     if piece is None:
         return None
@@ -79,7 +79,7 @@ def _prefix(store: Store, entry: Entry) -> dict[str, Any] | None:
     }
 
 
-def entry(store: Store, entry: Entry) -> dict[str, Any]:
+def entry(store: Store, entry: SpanEntry) -> dict[str, Any]:
     """One entry. `key` and `namespace` are hexadecimal, times Unix seconds. `prefix`: of a piece of a cached sequence,
     from which token on it has how many, the key of the piece before, and how many follow; None of anything else.
     """

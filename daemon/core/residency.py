@@ -22,8 +22,8 @@ from typing import Final
 
 from ...errors import TensordError
 from .effects import Allocate, Punch
-from .memory import Memory
-from .outbox import Outbox
+from .outbox import StoreOutbox
+from .span_table import SpanTable
 
 PIECE_BYTES: Final = 64 << 20
 PIECE_BYTES_MIN: Final = 64 << 10
@@ -49,7 +49,7 @@ class Exchange:
 class Residency:
     """What of `memory`'s ring is in memory."""
 
-    def __init__(self, memory: Memory, outbox: Outbox) -> None:
+    def __init__(self, memory: SpanTable, outbox: StoreOutbox) -> None:
         self._memory = memory
         self._ring = memory.ring
         self._outbox = outbox

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
 
-from ...shm.ring import Window
+from ...shm.allocator import Window
 from .clearing import Clearing
 from .coldest import LOOKS_MAX, Coldest
-from .entries import Entry, State
+from .entries import EntryState, SpanEntry
 from .holdings import Capacity, Holding
-from .memory import Memory
 from .moving import Moving
 from .pins import Pins
+from .span_table import SpanTable
 from .survey import SURVEYED_MAX, Survey
 from .windows import ANCHORS_MAX, Prices, Windows
 
@@ -79,8 +79,8 @@ class Choice:
     `exchange`: with no victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
     """
 
-    victims: dict[Entry, str] = field(default_factory=dict)
-    moves: list[tuple[Entry, int]] = field(default_factory=list)
+    victims: dict[SpanEntry, str] = field(default_factory=dict)
+    moves: list[tuple[SpanEntry, int]] = field(default_factory=list)
     looking: bool = False
     exchange: tuple[int, int] | None = None
 
@@ -88,12 +88,12 @@ class Choice:
 class Room:
     """Chooses victims in `memory`."""
 
-    def __init__(self, memory: Memory, pins: Pins) -> None:
+    def __init__(self, memory: SpanTable, pins: Pins) -> None:
         self._memory = memory
         self._pins = pins
-        self._kept: set[Entry] = set()
+        self._kept: set[SpanEntry] = set()
         self._kept_for: tuple[AbstractSet[int], int] | None = None
-        self._awaited: set[Entry] = set()
+        self._awaited: set[SpanEntry] = set()
         self._awaited_for = -1
         self._survey: Survey | None = None
         self._surveyed_for: tuple[AbstractSet[int], int] | None = None
@@ -223,9 +223,7 @@ class Room:
         if need.key is not None:
             if not len(survey.gaps(need.span_bytes, filling)[0]):
                 return "ring"
-            if not any(
-                entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)
-            ):
+            if not any(entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)):
                 return "index bucket"
         return None
 
@@ -234,25 +232,27 @@ class Room:
         survey = self._stays()
         return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
 
-    def _must_stay(self, entry: Entry) -> bool:
-        if entry.state is State.FILLING or entry.span_id in self._memory.last_pinned:
+    def _must_stay(self, entry: SpanEntry) -> bool:
+        if entry.state is EntryState.FILLING or entry.span_id in self._memory.last_pinned:
             return True
-        if entry.state is not State.LIVE:
+        if entry.state is not EntryState.LIVE:
             return False
         if self._pins.holds(entry.span_id):
             return True
         return entry.prefix_bytes > 0 and (entry in self._awaited_pieces() or entry in self._kept_pieces())
 
-    def may_go(self, entry: Entry) -> bool:
+    def may_go(self, entry: SpanEntry) -> bool:
         """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
-        return entry.state is State.LIVE and not self._must_stay(entry)
+        return entry.state is EntryState.LIVE and not self._must_stay(entry)
 
-    def leaves_first(self, wanted: Iterable[Entry], test: Callable[[Entry], bool], most: int) -> list[Entry]:
+    def leaves_first(
+        self, wanted: Iterable[SpanEntry], test: Callable[[SpanEntry], bool], most: int
+    ) -> list[SpanEntry]:
         """Those of `wanted` that pass `test`, as does all that follows them, in the order in which they may be hidden;
         what follows them is among them. No more than `most`, and of trees that are large, perhaps a part of the leaves.
         """
-        chosen: dict[Entry, None] = {}
-        stay: set[Entry] = set()
+        chosen: dict[SpanEntry, None] = {}
+        stay: set[SpanEntry] = set()
         looks = LOOKS_MAX
         for entry in wanted:
             below = self._memory.sequences.leaves_first(entry, chosen)
@@ -266,13 +266,13 @@ class Room:
                     stay.add(each.parent)
         return list(chosen)
 
-    def _with_followers(self, victims: dict[Entry, str]) -> dict[Entry, str]:
+    def _with_followers(self, victims: dict[SpanEntry, str]) -> dict[SpanEntry, str]:
         """The victims in the order in which they may be hidden, with all that follows them. No more than VICTIMS_MAX:
         then some of what was to go is left for the next round.
         """
         if not any(entry.followers for entry in victims):
             return victims
-        whole: dict[Entry, str] = {}
+        whole: dict[SpanEntry, str] = {}
         for entry, reason in victims.items():
             for each in self._memory.sequences.leaves_first(entry, whole):
                 if len(whole) >= VICTIMS_MAX:
@@ -280,7 +280,7 @@ class Room:
                 whole[each] = reason
         return whole
 
-    def _kept_pieces(self) -> set[Entry]:
+    def _kept_pieces(self) -> set[SpanEntry]:
         """The pieces of sequences that come before something that is pinned."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
@@ -291,7 +291,7 @@ class Room:
         self._kept_for = kept_for
         return self._kept
 
-    def _awaited_pieces(self) -> set[Entry]:
+    def _awaited_pieces(self) -> set[SpanEntry]:
         """The pieces that something is to follow which is on its way, and what comes before them."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
@@ -321,7 +321,7 @@ class Room:
         spans = chain(map(memory.span, chain(pinned, besides)), pieces)
         return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
 
-    def _is_pinned(self, entry: Entry) -> bool:
+    def _is_pinned(self, entry: SpanEntry) -> bool:
         return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
 
     def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
@@ -361,7 +361,7 @@ class Room:
                 return Choice(self._with_followers(dict.fromkeys(spare, "capacity")))
         return Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)
 
-    def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[Entry]:
+    def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[SpanEntry]:
         """The coldest, so many that they have as many bytes."""
         found = []
         for entry in islice(self._coldest.walk(owners=owners), VICTIMS_MAX):
@@ -384,15 +384,14 @@ class Room:
             or (None if owners is None else self._window_of(need, windows, owners))
         )
 
-    def _of(self, owners: frozenset[int] | None) -> Callable[[Entry], bool]:
+    def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
         """Whether an entry may go, and is of one of the owners."""
         if owners is None:
             return self.may_go
         return lambda entry: entry.owner_uid in owners and self.may_go(entry)
 
     def _window_of(self, need: Need, windows: Windows, owners: frozenset[int]) -> Window | None:
-        """A window of the owners' entries, which may take several rounds: found by looking further than one round goes.
-        """
+        """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
         wide = Windows(self._memory, need.span_bytes, self._of(owners), LOOKS_MAX)
         for entry in islice(self._coldest.walk(owners=owners), ANCHORS_MAX):
             found = wide.around(entry.offset, through=True)
@@ -416,7 +415,7 @@ class Room:
         # Whatever stands in the widest gap is warm; but it is all there is.
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
-    def _bucket(self, key: bytes) -> list[Entry | None]:
+    def _bucket(self, key: bytes) -> list[SpanEntry | None]:
         """What stands where `key` may stand."""
         index = self._memory.index
         return [self._memory.span(index.read(slot).span_id) for slot in index.candidates(key)]
@@ -424,15 +423,13 @@ class Room:
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
         return any(entry is None or entry in choice.victims for entry in self._bucket(key))
 
-    def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> Entry | None:
+    def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> SpanEntry | None:
         test = self._of(owners)
         may_go = [entry for entry in self._bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.number)), default=None)
 
-    def _meet_budgets(
-        self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None
-    ) -> Choice:
+    def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
         """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""
         over, want = self._wanted(need, choice)
         if max(want.values()) <= 0:

@@ -22,7 +22,7 @@ from typing import Final
 from ...errors import PredecessorGone, TensordError
 from ...shm.layout import SPAN_HEADER_BYTES, aligned
 from ...shm.prefix import Piece
-from .entries import Entry, State
+from .entries import EntryState, SpanEntry
 from .prefix_index import PrefixIndex
 
 REBUILD_SLICE: Final = 32
@@ -41,9 +41,9 @@ class Sequences:
         self.changes = 0
         """Rises whenever other entries than before are awaited."""
         self._read = read
-        self._heads: dict[bytes, dict[Entry, None]] = {}
+        self._heads: dict[bytes, dict[SpanEntry, None]] = {}
         self._followed: dict[bytes, int] = {}
-        self._rebuilding: dict[Entry, Piece] = {}
+        self._rebuilding: dict[SpanEntry, Piece] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Sequences:
             del self._followed[key]
         self.changes += 1
 
-    def is_awaited(self, entry: Entry) -> bool:
+    def is_awaited(self, entry: SpanEntry) -> bool:
         """Whether something that is to follow the entry is on its way."""
         return entry.key in self._followed
 
@@ -85,7 +85,7 @@ class Sequences:
 
     # ---- entries, as Memory tells of them
 
-    def begin(self, entry: Entry, piece: Piece, parent: Entry | None) -> None:
+    def begin(self, entry: SpanEntry, piece: Piece, parent: SpanEntry | None) -> None:
         """A piece is about to be published.
 
         Raises:
@@ -97,12 +97,12 @@ class Sequences:
         self.index.add(entry.key, piece, self._text_at(entry, piece))
         self._link(entry, parent)
 
-    def found(self, entry: Entry, piece: Piece, parent: Entry | None) -> None:
+    def found(self, entry: SpanEntry, piece: Piece, parent: SpanEntry | None) -> None:
         """A piece that a former daemon left is about to be an entry again; it is matched once it was rebuilt."""
         self._rebuilding[entry] = piece
         self._link(entry, parent)
 
-    def hidden(self, entry: Entry) -> None:
+    def hidden(self, entry: SpanEntry) -> None:
         """It was unpublished, and may come back."""
         if not entry.prefix_bytes:
             return
@@ -112,7 +112,7 @@ class Sequences:
         if entry not in self._rebuilding:
             self.index.hide(entry.key)
 
-    def shown(self, entry: Entry) -> None:
+    def shown(self, entry: SpanEntry) -> None:
         """It came back."""
         if not entry.prefix_bytes:
             return
@@ -123,7 +123,7 @@ class Sequences:
         if entry not in self._rebuilding:
             self.index.show(entry.key)
 
-    def left(self, entry: Entry, *, published: bool) -> None:
+    def left(self, entry: SpanEntry, *, published: bool) -> None:
         """It is stored no more; `published`: until now it was. Nothing that follows it is matched from now on."""
         if not entry.prefix_bytes:
             return
@@ -135,7 +135,7 @@ class Sequences:
 
     # ---- what has to go, or to stay, together
 
-    def leaves_first(self, entry: Entry, done: Collection[Entry]) -> Iterator[Entry]:
+    def leaves_first(self, entry: SpanEntry, done: Collection[SpanEntry]) -> Iterator[SpanEntry]:
         """The published entries that follow `entry`, each after all that follows it, and then `entry` itself.
 
         Nothing of `done` comes, nor what follows it: that is done too. The caller may add what came to `done`.
@@ -145,7 +145,7 @@ class Sequences:
         path, ahead = [entry], [entry.follower]
         while path:
             child = ahead[-1]
-            while child is not None and (child.state is not State.LIVE or child in done):
+            while child is not None and (child.state is not EntryState.LIVE or child in done):
                 child = child.sibling
             if child is None:
                 ahead.pop()
@@ -155,9 +155,9 @@ class Sequences:
                 path.append(child)
                 ahead.append(child.follower)
 
-    def before(self, entries: Iterable[Entry | None]) -> set[Entry]:
+    def before(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
         """All that the entries follow, directly or not."""
-        found: set[Entry] = set()
+        found: set[SpanEntry] = set()
         for entry in entries if self._count else ():
             before = entry.parent if entry is not None else None
             while before is not None and before not in found:
@@ -165,25 +165,25 @@ class Sequences:
                 before = before.parent
         return found
 
-    def lineage(self, entry: Entry) -> list[Entry] | None:
+    def lineage(self, entry: SpanEntry) -> list[SpanEntry] | None:
         """The hidden pieces that come before a hidden one, the nearest first; None where one before it is gone."""
-        hidden: list[Entry] = []
+        hidden: list[SpanEntry] = []
         before = entry.parent
-        while before is not None and before.state is not State.LIVE:
-            if before.state is State.RETIRED:
+        while before is not None and before.state is not EntryState.LIVE:
+            if before.state is EntryState.RETIRED:
                 return None
             hidden.append(before)
             before = before.parent
         return hidden
 
-    def heads(self, tag: bytes, up_to: int, most: int) -> list[Entry]:
+    def heads(self, tag: bytes, up_to: int, most: int) -> list[SpanEntry]:
         """Up to `most` first pieces of a namespace, oldest first, none published after the `up_to`-th entry."""
         heads = self._heads.get(tag, {})
         return list(islice(takewhile(lambda entry: entry.sequence <= up_to, heads), most))
 
     # ---- the index
 
-    def piece(self, entry: Entry) -> Piece | None:
+    def piece(self, entry: SpanEntry) -> Piece | None:
         """What the record of a stored piece says; None where it is none."""
         if not entry.prefix_bytes:
             return None
@@ -192,7 +192,7 @@ class Sequences:
         except TensordError:
             return None
 
-    def rebuild(self) -> list[Entry]:
+    def rebuild(self) -> list[SpanEntry]:
         """Puts a slice of what was found back into the index.
 
         Returns:
@@ -201,7 +201,7 @@ class Sequences:
         first = islice(takewhile(_is_published, self._rebuilding), REBUILD_SLICE)
         return [entry for entry in list(first) if not self._rebuild(entry)]
 
-    def check_invariants(self, entries: Iterable[Entry]) -> None:
+    def check_invariants(self, entries: Iterable[SpanEntry]) -> None:
         """Asserts what the module's docstring promises, of all that are stored."""
         pieces = {entry for entry in entries if entry.prefix_bytes}
         assert len(pieces) == self._count
@@ -211,23 +211,23 @@ class Sequences:
         for entry in pieces:
             listed = list(_followers(entry))
             assert set(listed) == {each for each in pieces if each.parent is entry}
-            assert entry.followers == sum(each.state is State.LIVE for each in listed)
+            assert entry.followers == sum(each.state is EntryState.LIVE for each in listed)
             assert (entry in self._rebuilding) != (entry.key in self.index), "neither indexed nor about to be"
         assert self._rebuilding.keys() <= pieces
         assert len(self.index) == len(pieces) - len(self._rebuilding)
         assert all(self._followed.values())
         self.index.check_invariants()
 
-    def _restored(self, entry: Entry) -> bool:
+    def _restored(self, entry: SpanEntry) -> bool:
         """Whether the entry is in the index, into which it is put, with all before it, unless that would take long."""
-        path: list[Entry] = []
-        before: Entry | None = entry
+        path: list[SpanEntry] = []
+        before: SpanEntry | None = entry
         while before is not None and before in self._rebuilding:
             path.append(before)
             before = before.parent
         return len(path) <= PATH_MAX and all(map(self._rebuild, reversed(path)))
 
-    def _rebuild(self, entry: Entry) -> bool:
+    def _rebuild(self, entry: SpanEntry) -> bool:
         """Whether it could be put into the index."""
         piece = self._rebuilding[entry]
         try:
@@ -237,10 +237,10 @@ class Sequences:
         del self._rebuilding[entry]
         return True
 
-    def _text_at(self, entry: Entry, piece: Piece) -> int:
+    def _text_at(self, entry: SpanEntry, piece: Piece) -> int:
         return _record_at(entry) + piece.text_at
 
-    def _link(self, entry: Entry, parent: Entry | None) -> None:
+    def _link(self, entry: SpanEntry, parent: SpanEntry | None) -> None:
         self._count += 1
         entry.parent = parent
         if parent is None:
@@ -255,7 +255,7 @@ class Sequences:
         if self.is_awaited(entry):
             self.changes += 1
 
-    def _unlink(self, entry: Entry) -> None:
+    def _unlink(self, entry: SpanEntry) -> None:
         self._count -= 1
         if entry.parent is None:
             heads = self._heads[entry.tag]
@@ -272,15 +272,15 @@ class Sequences:
         entry.sibling = entry.sibling_before = None
 
 
-def _is_published(entry: Entry) -> bool:
-    return entry.state is State.LIVE
+def _is_published(entry: SpanEntry) -> bool:
+    return entry.state is EntryState.LIVE
 
 
-def _record_at(entry: Entry) -> int:
+def _record_at(entry: SpanEntry) -> int:
     return entry.offset + SPAN_HEADER_BYTES + aligned(entry.tree_bytes)
 
 
-def _followers(entry: Entry) -> Iterator[Entry]:
+def _followers(entry: SpanEntry) -> Iterator[SpanEntry]:
     follower = entry.follower
     while follower is not None:
         yield follower

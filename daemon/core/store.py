@@ -27,15 +27,15 @@ from typing import Any, Final
 
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
+from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
-from ...shm.ring import Ring
 from ..policy.replacement import Replacement
 from . import report, why
-from .claims import Claims
-from .counters import Counters
+from .claims import ClaimTable
+from .counters import StoreCounters
 from .departed import Departed
-from .effects import Again, Effect, Forget, Holds
-from .entries import Entry
+from .effects import Again, Effect, Forget, ReportHostHolds
+from .entries import SpanEntry
 from .events import (
     Accessed,
     Allocated,
@@ -60,8 +60,7 @@ from .hits import Hits
 from .intake import Intake
 from .limits import StoreLimits
 from .matching import Matching
-from .memory import Budget, Memory
-from .outbox import Client, Outbox
+from .outbox import StoreClient, StoreOutbox
 from .pins import Pins
 from .pressing import Pressing
 from .quotas import Quotas
@@ -70,8 +69,9 @@ from .recovery import Recovered, recover
 from .residency import Residency
 from .room import Room
 from .sequences import Read, Sequences
+from .span_table import RingBudget, SpanTable
 from .sweeps import SLICE, Sweeps
-from .tenure import Ending, Tenure
+from .tenure import ExpiryProgress, Tenure
 
 ROWS_MAX: Final = 256
 """Entries that one question is told: 2 to 3 ms."""
@@ -97,7 +97,7 @@ class Store:
     def __init__(
         self,
         index: IndexWriter,
-        ring: Ring,
+        ring: SpanAllocator,
         policy: Replacement,
         limits: StoreLimits,
         epoch: int,
@@ -110,15 +110,15 @@ class Store:
         self.limits = limits
         self.epoch = epoch
         self.unix_at_zero_s = unix_at_zero_s
-        self.counters = Counters()
-        self.budget = Budget(limits.max_entries, limits.max_bytes, limits.max_tokens)
-        self.memory = Memory(index, ring, policy, Sequences(read, seed), self.budget, epoch)
+        self.counters = StoreCounters()
+        self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
+        self.memory = SpanTable(index, ring, policy, Sequences(read, seed), self.budget, epoch)
         self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self.claims = Claims(
+        self.claims = ClaimTable(
             limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch
         )
         self.quotas = quotas or Quotas({}, own_uid=0)
-        self._outbox = Outbox(self.counters)
+        self._outbox = StoreOutbox(self.counters)
         self.departed = Departed(limits.max_entries)
         self.hits = Hits(limits.ring_bytes)
         self._tenure = Tenure(
@@ -127,7 +127,7 @@ class Store:
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.pressing = Pressing(self.memory, self._room)
-        self._holds: Holds | None = None
+        self._holds: ReportHostHolds | None = None
         self._holds_of: tuple[int, int, bool, bool] | None = None
         self._reclaim = Reclaim(
             self.memory, self._room, self.residency, self._tenure, self.claims, self._outbox, limits.rescan_s
@@ -170,7 +170,7 @@ class Store:
         self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
             messages.Commit: self.intake.commit,
             messages.Part: self.intake.part,
-            messages.Claim: self._claim,
+            messages.RequestClaim: self._claim,
             messages.Renew: self._renew,
             messages.Abandon: self._abandon,
             messages.Clear: self._clear,
@@ -321,7 +321,7 @@ class Store:
 
     def _client_joined(self, event: ClientJoined, now: float) -> None:
         assert event.client not in self._outbox.clients, "client numbers are not used again"
-        self._outbox.clients[event.client] = Client(event.uid, event.name)
+        self._outbox.clients[event.client] = StoreClient(event.uid, event.name)
         self.memory.holdings.joined(event.uid)
 
     def _client_left(self, event: ClientLeft, now: float) -> None:
@@ -420,7 +420,7 @@ class Store:
         wanted_bytes = residency.wanted_bytes(
             self.limits.ring_bytes if self.intake.ring_is_growing else self.memory.ring.capacity_bytes
         )
-        holds = Holds(residency.resident_bytes, wanted_bytes, settled)
+        holds = ReportHostHolds(residency.resident_bytes, wanted_bytes, settled)
         if holds != self._holds:
             self._holds = holds
             self._outbox.add(holds)
@@ -471,9 +471,9 @@ class Store:
         if entry is not None:
             self._end_corrupt(entry)
 
-    def _end_corrupt(self, entry: Entry) -> None:
+    def _end_corrupt(self, entry: SpanEntry) -> None:
         self.counters.found_corrupt += 1
-        self._tenure.end(entry, Ending("corrupt"))
+        self._tenure.end(entry, ExpiryProgress("corrupt"))
 
     def _tick(self, event: Tick, now: float) -> None:
         self._outbox.tell(self.claims.expire(now, DUE_MAX))
@@ -488,7 +488,7 @@ class Store:
         self._reclaim.tick(now)
         self.intake.stirred |= self.intake.looking
 
-    def _claim(self, client: int, request: messages.Claim, now: float) -> None:
+    def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
         past = self.memory.index.generations.refusal(request.key)
         if past is not None:
             raise past
@@ -516,14 +516,14 @@ class Store:
             self._tenure.touch(entries, now)
         else:
             for entry in entries:
-                self._tenure.end(entry, Ending("explicit"))
+                self._tenure.end(entry, ExpiryProgress("explicit"))
         counted += len(entries)
         if len(keys) > SLICE:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
         else:
             self._outbox.send(client, messages.Counted(request.id, counted))
 
-    def _stored(self, keys: list[bytes]) -> list[Entry]:
+    def _stored(self, keys: list[bytes]) -> list[SpanEntry]:
         """The keys' entries, victims included: one that comes back must not have missed it."""
         entries = self.memory.entries
         found = [entries.find(key) or entries.hidden(key) for key in keys]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .entries import Entry, State
+from .entries import EntryState, SpanEntry
 
 SURVEYED_MAX: Final = 1024
 """Spans that one call looks at: 1 ms; 5 ms where all of them are cold memory."""
@@ -24,7 +24,9 @@ Array = np.ndarray[Any, Any]
 class Survey:
     """Spans that must stay, those being filled excepted. `spans` may name spans that need not: `must_stay` decides."""
 
-    def __init__(self, spans: Iterable[Entry | None], must_stay: Callable[[Entry], bool], ring_bytes: int) -> None:
+    def __init__(
+        self, spans: Iterable[SpanEntry | None], must_stay: Callable[[SpanEntry], bool], ring_bytes: int
+    ) -> None:
         self._spans = iter(spans)
         self._must_stay = must_stay
         self._ring_bytes = ring_bytes
@@ -44,7 +46,7 @@ class Survey:
         if len(some) < SURVEYED_MAX:
             self._end()
 
-    def gaps(self, size_bytes: int, besides: Iterable[Entry]) -> tuple[Array, Array]:
+    def gaps(self, size_bytes: int, besides: Iterable[SpanEntry]) -> tuple[Array, Array]:
         """Stretches of the ring, at least `size_bytes` long, in which nothing must stay, nor one of `besides` stands:
         where they begin and where they end, (n,) int64 each, by offset."""
         wide = self._highs - self._lows >= size_bytes
@@ -59,12 +61,12 @@ class Survey:
             lows, highs = lows[wide], highs[wide]
         return lows, highs
 
-    def _kept(self, spans: Iterable[Entry | None]) -> Iterator[Entry]:
+    def _kept(self, spans: Iterable[SpanEntry | None]) -> Iterator[SpanEntry]:
         for entry in spans:
-            if entry is None or entry.state is State.FILLING or not self._must_stay(entry):
+            if entry is None or entry.state is EntryState.FILLING or not self._must_stay(entry):
                 continue
             self.size_bytes += entry.span_bytes
-            if entry.state is not State.RETIRED:
+            if entry.state is not EntryState.RETIRED:
                 self.entries += 1
                 self.tokens += entry.tokens
             yield entry

@@ -16,11 +16,11 @@ from typing import Final
 
 from ...ipc import messages
 from .effects import Answer
-from .entries import Entry
-from .memory import Memory
-from .outbox import Outbox
+from .entries import SpanEntry
+from .outbox import StoreOutbox
 from .quotas import Quotas
-from .tenure import Ending, Tenure
+from .span_table import SpanTable
+from .tenure import ExpiryProgress, Tenure
 
 SLICE: Final = 256
 
@@ -31,9 +31,9 @@ class _Sweep:
 
     client: int
     tag: bytes | None
-    first: Callable[[int], list[Entry]]
+    first: Callable[[int], list[SpanEntry]]
     event: str
-    ending: Ending
+    ending: ExpiryProgress
     answer: Callable[[int], Answer]
     walked: bool = False
 
@@ -41,7 +41,7 @@ class _Sweep:
 class Sweeps:
     """The jobs, first come first served."""
 
-    def __init__(self, memory: Memory, tenure: Tenure, outbox: Outbox, quotas: Quotas) -> None:
+    def __init__(self, memory: SpanTable, tenure: Tenure, outbox: StoreOutbox, quotas: Quotas) -> None:
         self._memory = memory
         self._tenure = tenure
         self._outbox = outbox
@@ -127,10 +127,10 @@ class Sweeps:
         event: str,
         reason: str,
         answer: Callable[[int], Answer],
-        first: Callable[[int], list[Entry]] | None = None,
+        first: Callable[[int], list[SpanEntry]] | None = None,
     ) -> None:
         entries, up_to = self._memory.entries, self._memory.entries.last_sequence
         first = first or (lambda most: entries.first(tag, up_to, most))
-        self._jobs.append(_Sweep(client, tag, first, event, Ending(reason, announce=False), answer))
+        self._jobs.append(_Sweep(client, tag, first, event, ExpiryProgress(reason, announce=False), answer))
         if len(self._jobs) == 1:
             self.go_on()

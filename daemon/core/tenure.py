@@ -15,18 +15,18 @@ from typing import Final
 from .deadlines import Deadlines
 from .departed import Departed, Gone
 from .effects import WriteExpiry
-from .entries import Entry, State
+from .entries import EntryState, SpanEntry
 from .hits import Hits
-from .memory import Memory
-from .outbox import Outbox
+from .outbox import StoreOutbox
 from .pins import Pins
+from .span_table import SpanTable
 
 PUT_OFF_S: Final = 5.0
 """When to look again at what stays for others that follow it; the end of the last of these is heard of at once."""
 
 
 @dataclass(slots=True, eq=False)
-class Ending:
+class ExpiryProgress:
     """Why entries end, and how many have. `waiting`: ended ones that something followed which has yet to end."""
 
     reason: str
@@ -40,9 +40,9 @@ class Tenure:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: SpanTable,
         pins: Pins,
-        outbox: Outbox,
+        outbox: StoreOutbox,
         departed: Departed,
         hits: Hits,
         default_ttl_s: float | None,
@@ -53,8 +53,8 @@ class Tenure:
         self._departed = departed
         self._hits = hits
         self._default_ttl_s = default_ttl_s
-        self._expiry: Deadlines[Entry] = Deadlines()
-        self._followed: deque[tuple[Entry, Ending]] = deque()
+        self._expiry: Deadlines[SpanEntry] = Deadlines()
+        self._followed: deque[tuple[SpanEntry, ExpiryProgress]] = deque()
 
     @property
     def ending(self) -> bool:
@@ -73,34 +73,34 @@ class Tenure:
         """When `expire` has something to do."""
         return self._expiry.next_timer()
 
-    def published(self, entry: Entry, now: float) -> None:
+    def published(self, entry: SpanEntry, now: float) -> None:
         """An entry was published; its header says when it ends."""
         self._hits.stored(entry, self._memory.budget.put_bytes_max, now)
         self._begin(entry, now, entry.expires_at)
 
-    def recovered(self, entry: Entry, expires_at: float | None) -> None:
+    def recovered(self, entry: SpanEntry, expires_at: float | None) -> None:
         """An entry was found by a new daemon."""
         self._hits.recovered(entry, self._memory.budget.put_bytes_max)
         self._begin(entry, entry.created_at, expires_at)
 
-    def _begin(self, entry: Entry, used_at: float, expires_at: float | None) -> None:
+    def _begin(self, entry: SpanEntry, used_at: float, expires_at: float | None) -> None:
         entry.used_at = used_at
         if expires_at is not None:
             self._expires(entry, expires_at)
 
-    def _expires(self, entry: Entry, when: float) -> None:
+    def _expires(self, entry: SpanEntry, when: float) -> None:
         """Gives the entry a (new) end."""
         entry.expires_at = when
         self._expiry.set(entry, when)
 
-    def seen(self, entries: Iterable[Entry], now: float, agent: str = "") -> None:
+    def seen(self, entries: Iterable[SpanEntry], now: float, agent: str = "") -> None:
         """Uses that were counted before, in their order: they renew recency alone."""
         accessed = self._memory.policy.accessed
         for entry in entries:
             entry.used_at = now
             accessed(entry.number, now, agent)
 
-    def used(self, entries: Collection[Entry], now: float, agent: str = "") -> None:
+    def used(self, entries: Collection[SpanEntry], now: float, agent: str = "") -> None:
         """Hits, or puts of what is there, in their order; an entry as often as it was used. `agent`: for whom."""
         self.seen(entries, now, agent)
         for entry in entries:
@@ -108,7 +108,7 @@ class Tenure:
         self._hits.used(entries, self._memory.budget.put_bytes_max, now)
         self._memory.index.show_uses({entry.slot: entry.uses for entry in entries})
 
-    def touch(self, entries: Collection[Entry], now: float) -> None:
+    def touch(self, entries: Collection[SpanEntry], now: float) -> None:
         """Renews recency and time to live."""
         self.used(entries, now)
         for entry in entries:
@@ -116,7 +116,7 @@ class Tenure:
                 self._expires(entry, now + entry.ttl_s)
                 self._outbox.add(WriteExpiry(entry.offset, now + entry.ttl_s))
 
-    def end(self, entry: Entry, ending: Ending) -> None:
+    def end(self, entry: SpanEntry, ending: ExpiryProgress) -> None:
         """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
         once, and goes with `end_followers`.
         """
@@ -138,7 +138,7 @@ class Tenure:
                 self.end(gone.follower, ending)
                 most -= 1
 
-    def victim_gone(self, entry: Entry) -> None:
+    def victim_gone(self, entry: SpanEntry) -> None:
         """A victim's span was freed."""
         self._gone(entry, entry.reason, announce=True)
 
@@ -155,7 +155,7 @@ class Tenure:
             elif entry.followers or self._memory.sequences.is_awaited(entry):
                 self._expiry.set(entry, now + PUT_OFF_S)
             else:
-                self.end(entry, Ending("ttl"))
+                self.end(entry, ExpiryProgress("ttl"))
 
     def check_invariants(self) -> None:
         """Asserts that deadlines and pins belong to entries that are stored."""
@@ -168,14 +168,14 @@ class Tenure:
         assert all(entry in self._expiry for entry in limited)
         ended = {gone for gone, _ in self._followed}
         for entry in stored.values():
-            if entry.parent is not None and entry.parent.state is State.RETIRED:
+            if entry.parent is not None and entry.parent.state is EntryState.RETIRED:
                 assert entry.parent in ended, "kept without what it follows"
 
-    def _gone(self, entry: Entry, reason: str, *, announce: bool) -> None:
+    def _gone(self, entry: SpanEntry, reason: str, *, announce: bool) -> None:
         self._expiry.drop(entry)
         self._pins.span_gone(entry.span_id)
         parent = entry.parent
-        if parent is not None and parent.state is State.LIVE and parent.expires_at is not None:
+        if parent is not None and parent.state is EntryState.LIVE and parent.expires_at is not None:
             # Perhaps it was put off for this one, and its own time is over.
             self._expiry.set(parent, parent.expires_at)
         counters = self._outbox.counters

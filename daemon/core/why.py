@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ..policy.explained import Explained
 from . import report
 from .departed import Gone
-from .entries import Entry
+from .entries import SpanEntry
 
 if TYPE_CHECKING:
     from .store import Store
@@ -54,7 +54,7 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
     }
 
 
-def standing(store: Store, entry: Entry, now: float) -> dict[str, Any]:
+def standing(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
     """How a stored entry stands among the others.
 
     `compared`: with so many others that nobody holds; `colder`: how many of these would go before it. `place`: 1 for
@@ -82,7 +82,7 @@ def standing(store: Store, entry: Entry, now: float) -> dict[str, Any]:
     }
 
 
-def _goes_before(store: Store, entry: Entry) -> tuple[list[str], int | None]:
+def _goes_before(store: Store, entry: SpanEntry) -> tuple[list[str], int | None]:
     """Some keys of those that would go before the entry; and its place in that order."""
     keys: list[str] = []
     place = 1
@@ -96,7 +96,7 @@ def _goes_before(store: Store, entry: Entry) -> tuple[list[str], int | None]:
     return keys, None
 
 
-def _held(store: Store, entry: Entry) -> str | None:
+def _held(store: Store, entry: SpanEntry) -> str | None:
     if store.pins.holds(entry.span_id):
         return "pin"
     return "lease" if entry.span_id in store.memory.last_pinned else None

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from ...shm.ring import Window
-from .entries import Entry
-from .memory import Memory
+from ...shm.allocator import Window
+from .entries import SpanEntry
+from .span_table import SpanTable
 
 ANCHORS_MAX: Final = 32
 TAKEN_MAX: Final = 2048
@@ -30,17 +30,17 @@ class Prices:
     """What is lost with entries, in one round: of each byte what it is worth beyond the bytes of the entry that is
     asked for first, the coldest, which would go anyhow. Where a policy knows no worth, the ranks decide."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SpanTable) -> None:
         self._memory = memory
         self._floor: float | None = None
 
-    def of(self, entry: Entry) -> Price:
+    def of(self, entry: SpanEntry) -> Price:
         rank = self._memory.policy.rank(entry.number)
         if self._floor is None:
             self._floor = rank[0]
         return max(rank[0] - self._floor, 0.0) * entry.span_bytes, rank
 
-    def total(self, entries: Iterable[Entry]) -> Price:
+    def total(self, entries: Iterable[SpanEntry]) -> Price:
         """Of all of them together."""
         price = FREE
         for entry in entries:
@@ -51,16 +51,16 @@ class Prices:
 class Windows:
     """The windows that are open to one put, in one round: ranks are asked for once."""
 
-    def __init__(self, memory: Memory, size_bytes: int, may_go: Callable[[Entry], bool], spans_max: int) -> None:
+    def __init__(self, memory: SpanTable, size_bytes: int, may_go: Callable[[SpanEntry], bool], spans_max: int) -> None:
         self._memory = memory
         self._size_bytes = size_bytes
         self._may_go = may_go
         self._spans_max = spans_max
-        self._known: dict[int, tuple[Entry, Price] | None] = {}
+        self._known: dict[int, tuple[SpanEntry, Price] | None] = {}
         self._prices = Prices(memory)
         self._taken = 0
 
-    def cheapest(self, anchors: Iterable[Entry]) -> Window | None:
+    def cheapest(self, anchors: Iterable[SpanEntry]) -> Window | None:
         """Among the windows around `anchors`, coldest first, that suffice: the first that takes nothing else, or else
         the one with which least is lost.
 
@@ -82,7 +82,7 @@ class Windows:
         """`through`: also of what has followers elsewhere, which then go too. `below`: only if less than that is
         lost."""
         memory = self._memory
-        followers: dict[Entry, int] = {}
+        followers: dict[SpanEntry, int] = {}
         price = FREE
 
         def take(offset: int) -> None:
@@ -107,7 +107,7 @@ class Windows:
 
         return memory.ring.window(offset, self._size_bytes, may_go, warmth, self._spans_max, through=through, take=take)
 
-    def _look(self, offset: int) -> tuple[Entry, Price] | None:
+    def _look(self, offset: int) -> tuple[SpanEntry, Price] | None:
         """What stands there and what it costs; None where it may not go."""
         if offset not in self._known:
             entry = self._memory.at(offset)

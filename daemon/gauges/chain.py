@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...ipc.modes import Tier
-from ..core.governor.effects import Log
+from ..core.governor.effects import GovernorLog
 from ..core.governor.events import Sample
 from .reading import GaugeAbsent, GaugeFailed, Reading
 
@@ -65,13 +65,13 @@ class Chain:
         self._faults: dict[tuple[str, str], _Fault] = {}
         self._seen: set[str] = set()
 
-    def take(self, results: Results, now: float) -> tuple[tuple[Sample, ...], list[Log]]:
+    def take(self, results: Results, now: float) -> tuple[tuple[Sample, ...], list[GovernorLog]]:
         """What every source said at a sample that was begun at `now`.
 
         Returns:
             A sample for each gauge that there is, and what the operator is told.
         """
-        lines: list[Log] = []
+        lines: list[GovernorLog] = []
         for source in self._sources:
             result = results[source]
             if isinstance(result, GaugeFailed):
@@ -100,7 +100,7 @@ class Chain:
             known.failures += 1
             known.why = str(why)
 
-    def _read(self, source: str, result: Mapping[str, Reading | GaugeFailed], now: float) -> Iterator[Log]:
+    def _read(self, source: str, result: Mapping[str, Reading | GaugeFailed], now: float) -> Iterator[GovernorLog]:
         yield from self._good(source, _WHOLE)
         for gauge in self._gone(source, result):
             self._forget(source, gauge)
@@ -117,7 +117,9 @@ class Chain:
                 yield from self._good(source, gauge)
         if source not in self._seen and self._of(source):
             self._seen.add(source)
-            yield Log("info", "gauges", {"tier": self._tier.value, "source": source, "gauges": [*self._of(source)]})
+            yield GovernorLog(
+                "info", "gauges", {"tier": self._tier.value, "source": source, "gauges": [*self._of(source)]}
+            )
 
     def _gone(self, source: str, result: Container[str]) -> set[str]:
         failing = {gauge for each, gauge in self._faults if each == source and gauge != _WHOLE}
@@ -179,7 +181,7 @@ class Chain:
         fault.why = why
         fault.good = 0
 
-    def _good(self, source: str, gauge: str) -> Iterator[Log]:
+    def _good(self, source: str, gauge: str) -> Iterator[GovernorLog]:
         fault = self._faults.get((source, gauge))
         if fault is None:
             return
@@ -190,7 +192,7 @@ class Chain:
         if fault.told:
             yield self._line("info", "gauge reads again", source, gauge, {})
 
-    def _tell(self) -> Iterator[Log]:
+    def _tell(self) -> Iterator[GovernorLog]:
         for (source, gauge), fault in self._faults.items():
             if fault.told or fault.good or not self._is_needed(source, gauge):
                 continue
@@ -202,6 +204,6 @@ class Chain:
             else:
                 yield self._line("warning", "gauge fails", source, gauge, why)
 
-    def _line(self, level: str, event: str, source: str, gauge: str, more: dict[str, str]) -> Log:
+    def _line(self, level: str, event: str, source: str, gauge: str, more: dict[str, str]) -> GovernorLog:
         named = {"gauge": gauge} if gauge else {}
-        return Log(level, event, {"tier": self._tier.value, "source": source, **named, **more})
+        return GovernorLog(level, event, {"tier": self._tier.value, "source": source, **named, **more})

@@ -98,7 +98,7 @@ class Gauges:
             return GaugeFailed(told(error))
 
 
-def open_gauges(config: governing.Gauges, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
+def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
     """The gauges that a configuration wants. Nothing is opened, or loaded, before the first sample.
 
     Args:
@@ -130,6 +130,6 @@ def open_gauges(config: governing.Gauges, devices_max: int, log: Any, *, root: P
     return Gauges([(Tier.HOST, host), (Tier.DEVICE, device)], log)
 
 
-def _file(config: governing.Gauges, tier: Tier) -> FileSource:
+def _file(config: governing.GaugesSection, tier: Tier) -> FileSource:
     assert config.file is not None, "the configuration says `file`, and names none"
     return FileSource(config.file, tier)

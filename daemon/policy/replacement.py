@@ -1,7 +1,8 @@
 """Which entry goes first when the store needs room: the interface, and the policies by name.
 
-A policy owns an order of the spans that may go, nothing else: not which may (`core.memory`: what is published, and what
-nothing follows), nor how much must go. Policies name spans, not keys, because the access log that readers keep does.
+A policy owns an order of the spans that may go, nothing else: not which may (`core.span_table`: what is published, and
+what nothing follows), nor how much must go. Policies name spans, not keys, because the access log that readers keep
+does.
 """
 
 from __future__ import annotations

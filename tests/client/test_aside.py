@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from tensord.client.aside import aside
-from tensord.client.waiting import Answer, Condition, Event
+from tensord.client.waiting import Condition, LockEvent, LockFuture
 from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import PATIENCE_S, until
@@ -108,7 +108,7 @@ def test_in_a_child_that_a_handler_forks_within_a_call_the_call_ends() -> None:
 @pytest.mark.parametrize("kind", ["condition", "event", "answer"])
 def test_a_wait_that_is_cut_at_any_instruction_leaves_nothing_locked(kind: str) -> None:
     made: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
-    condition, event, answer = Condition(), Event(), Answer()
+    condition, event, answer = Condition(), LockEvent(), LockFuture()
 
     def wait() -> None:
         with condition:

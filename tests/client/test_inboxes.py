@@ -14,7 +14,7 @@ import pytest
 from tensord.client.inbox import Inbox, Region
 from tensord.client.inboxes import START_BYTES
 from tensord.client.put import Put
-from tensord.client.puts import Puts
+from tensord.client.puts import PutSender
 from tensord.client.terms import Terms
 from tensord.errors import LimitReached
 from tensord.ipc import messages
@@ -34,7 +34,7 @@ class Desk:
         ids = count(1)
         self.sent: list[messages.Message] = []
         self.connected: object | None = object()
-        self.puts = Puts(self._send, lambda: next(ids), lambda: self.connected, lambda _: None)
+        self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connected, lambda _: None)
         self.puts.limits = Limits(inbox_bytes_max=inbox_bytes_max)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:

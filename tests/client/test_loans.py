@@ -15,7 +15,7 @@ from tensord.client import loans
 from tensord.client.lease import Lease
 from tensord.client.loans import LOAN_BYTES, Borrower, Lender
 from tensord.client.processor_cache import Feature, ProcessorCache, Reference
-from tensord.client.ring import lease_of_copy
+from tensord.client.ring_reader import lease_of_copy
 from tensord.errors import ReferenceLost, UsageError
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensord
-from tensord.client.holds import Holds
+from tensord.client.holds import HeldLeases
 from tensord.client.processor_cache import (
     Feature,
     ProcessorCache,
@@ -340,7 +340,7 @@ def test_without_a_thread_that_ends_it_nothing_is_held(shared: Daemon, monkeypat
 
 def test_a_timer_that_was_stopped_too_late_leaves_the_next_one_be(shared: Daemon) -> None:
     client = shared.client()
-    holds = Holds(1, MIB, 60.0)
+    holds = HeldLeases(1, MIB, 60.0)
     key = os.urandom(32)
     client.put(key, np.zeros(3), wait=True, timeout_s=PATIENCE_S)
     lease = client.get(key)

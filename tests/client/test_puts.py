@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from tensord.client.puts import Put, Puts
+from tensord.client.puts import Put, PutSender
 from tensord.client.terms import Terms
 from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
@@ -30,7 +30,7 @@ class Desk:
         self.sent: list[messages.Message] = []
         self.answer: Answer = lambda _: None
         self.connection: Callable[[], object | None] = lambda: self
-        self.puts = Puts(self._send, lambda: next(ids), lambda: self.connection(), lambda _: None)
+        self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connection(), lambda _: None)
         self.puts.limits = Limits(inbox_bytes_max=INBOX_BYTES)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:

@@ -18,9 +18,9 @@ ENTRIES = 16
 HOLES = (2, 5, 6, 9, 12)
 LARGE_BYTES = 340 * KIB
 POINTS = {
-    "daemon.core.memory:Memory.begin_move": (1, 4, 8, 12),
+    "daemon.core.span_table:SpanTable.begin_move": (1, 4, 8, 12),
     "daemon.copier:Copier._move": (1, 5, 9, 12),
-    "daemon.core.memory:Memory.end_move": (1, 5, 9, 13),
+    "daemon.core.span_table:SpanTable.end_move": (1, 5, 9, 13),
     "shm.index:IndexWriter.move": (1, 2, 3, 4, 5),
     "shm.index:IndexWriter.publish": (2, 3, 4),
     "shm.index:IndexWriter.unpublish": (2, 3, 4),

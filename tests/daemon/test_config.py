@@ -11,7 +11,7 @@ import pytest
 from tensord.daemon.config import Config
 from tensord.daemon.limits import governor_limits
 from tensord.daemon.policy.modes import Thresholds
-from tensord.daemon.sections import Limits
+from tensord.daemon.sections import LimitsSection
 from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
 from tensord.ipc import words
@@ -44,7 +44,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(file: Path) -> Non
     )  # fmt: skip
     assert (config.max_entries, config.policy) == (300, "lru")
     assert (config.max_tokens, config.limits.clients_max) == (7, 3)
-    assert config.limits.claim_s == Limits().claim_s
+    assert config.limits.claim_s == LimitsSection().claim_s
     assert {row.key: row.source for row in config.explain()} == config.sources
     assert config.sources["max_entries"] == "flag --max-entries"
     assert config.sources["policy"] == "env TENSORD_POLICY"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tensord.daemon.actors.inbox import Inbox, Sender
+from tensord.daemon.actors.mailbox import Mailbox, Sender
 
 LOUD: Sender = (1000, 1)
 ALSO_LOUD: Sender = (1000, 2)
@@ -14,7 +14,7 @@ QUIET: Sender = (1000, 3)
 OTHER: Sender = (2000, 4)
 
 
-async def flood(inbox: Inbox[str], sender: Sender, count: int) -> None:
+async def flood(inbox: Mailbox[str], sender: Sender, count: int) -> None:
     for number in range(count):
         await inbox.tell(f"flood {sender[1]} {number}", sender)
 
@@ -27,7 +27,7 @@ async def turns(count: int = 5) -> None:
 
 def test_a_sender_whose_messages_wait_keeps_no_other_sender_from_telling() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(4)
+        inbox: Mailbox[str] = Mailbox(4)
         flooding = asyncio.create_task(flood(inbox, LOUD, 100))
         await turns()
         assert len(inbox) == 4 and not flooding.done()
@@ -43,7 +43,7 @@ def test_a_sender_whose_messages_wait_keeps_no_other_sender_from_telling() -> No
 
 def test_uids_take_turns_and_so_do_the_clients_of_each() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(8)
+        inbox: Mailbox[str] = Mailbox(8)
         await flood(inbox, LOUD, 8)
         await flood(inbox, ALSO_LOUD, 8)
         await inbox.tell("a", OTHER)
@@ -55,7 +55,7 @@ def test_uids_take_turns_and_so_do_the_clients_of_each() -> None:
 
 def test_messages_of_one_sender_keep_their_order_whether_or_not_they_wait() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(2)
+        inbox: Mailbox[str] = Mailbox(2)
         telling = asyncio.create_task(flood(inbox, LOUD, 20))
         taken: list[str] = []
         while len(taken) < 20:
@@ -71,7 +71,7 @@ def test_messages_of_one_sender_keep_their_order_whether_or_not_they_wait() -> N
 
 def test_the_actors_own_messages_come_first_and_never_wait() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(2)
+        inbox: Mailbox[str] = Mailbox(2)
         await flood(inbox, LOUD, 2)
         for number in range(5):
             inbox.tell_now(f"own {number}")
@@ -82,7 +82,7 @@ def test_the_actors_own_messages_come_first_and_never_wait() -> None:
 
 def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(1)
+        inbox: Mailbox[str] = Mailbox(1)
         await inbox.tell("one", LOUD)
         waiting = asyncio.create_task(inbox.tell("two", LOUD))
         await turns()
@@ -98,7 +98,7 @@ def test_a_sender_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
 
 def test_who_waits_goes_on_when_a_message_comes_or_the_time_is_over() -> None:
     async def scene() -> None:
-        inbox: Inbox[str] = Inbox(2)
+        inbox: Mailbox[str] = Mailbox(2)
         assert await inbox.take(1, timeout_s=0.001) == []
         for sender in (None, LOUD):
             waiting = asyncio.create_task(inbox.take(2, timeout_s=60.0))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tensord.daemon.actors.governor import GovernorActor
 from tensord.daemon.actors.pressure import PressureActor
-from tensord.daemon.core.governor.events import LimitsChanged, Sample, Sampled
+from tensord.daemon.core.governor.events import GovernorLimitsChanged, Sample, Sampled
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.gauges.gauges import Gauges
@@ -108,7 +108,7 @@ def test_whoever_reads_the_gauges_hears_once_that_the_pace_rose_and_never_that_i
         governor = _governor(lambda: heard.append("hasten"), sample_s=2.0, sample_pressed_s=0.25)
         running = asyncio.create_task(governor.run())
 
-        async def hear(event: Sampled | LimitsChanged) -> int:
+        async def hear(event: Sampled | GovernorLimitsChanged) -> int:
             governor.inbox.tell_now(event)
             await _turns()
             return len(heard)
@@ -120,8 +120,8 @@ def test_whoever_reads_the_gauges_hears_once_that_the_pace_rose_and_never_that_i
         assert [await hear(each) for each in full] == [1, 1, 1]
         assert [await hear(each) for each in empty] == [1, 1, 1]
         assert governor.sample_every_s == 2.0
-        assert await hear(LimitsChanged(GovernorLimits(sample_s=1.0))) == 2
-        assert await hear(LimitsChanged(GovernorLimits(sample_s=3.0))) == 2
+        assert await hear(GovernorLimitsChanged(GovernorLimits(sample_s=1.0))) == 2
+        assert await hear(GovernorLimitsChanged(GovernorLimits(sample_s=3.0))) == 2
         running.cancel()
 
     asyncio.run(go())

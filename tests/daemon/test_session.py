@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from tensord.daemon.actors.inbox import Inbox
+from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.session import Session, welcome_for
 from tensord.daemon.actors.words import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.core.rates import Rates
@@ -26,8 +26,8 @@ class Scene:
 
     def __init__(self, capacity: int = 8) -> None:
         ours, self.client = socket.socketpair()
-        self.store: Inbox[StoreMessage] = Inbox(capacity)
-        governor: Inbox[GovernorMessage] = Inbox(8)
+        self.store: Mailbox[StoreMessage] = Mailbox(capacity)
+        governor: Mailbox[GovernorMessage] = Mailbox(8)
         self.session = Session(
             1,
             AsyncChannel(ours, Connection.control_server(Limits())),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from tensord.daemon.actors.inbox import Inbox
+from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.words import Deliver, HangUp, Joined
 from tensord.ipc import messages
 from tensord.ipc.peer import Peer
@@ -13,7 +13,7 @@ from tensord.ipc.peer import Peer
 
 def test_a_session_that_does_not_keep_up_is_hung_up_on_and_told_why() -> None:
     async def told() -> None:
-        joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Inbox(2))
+        joined = Joined(1, Peer(os.getpid(), 0, 0), "slow", 1, True, Mailbox(2))
         deliveries = [Deliver(messages.Done(number)) for number in range(3)]
         assert [joined.deliver(each) for each in deliveries] == [True, True, False]
         *kept, last = joined.inbox.drain()

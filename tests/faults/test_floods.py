@@ -48,8 +48,8 @@ def events_until(channel: BlockingChannel, **last: object) -> list[dict[str, obj
 def test_a_backlog_of_requests_delays_another_clients_request_by_one_a_turn(daemon: Daemon) -> None:
     with RawClient(daemon.socket) as loud, RawClient(daemon.socket) as quiet, watching(daemon) as watch:
         daemon.pause()
-        loud.channel.send(*(messages.Claim(100 + n, key(n)) for n in range(FLOOD)), timeout_s=PATIENCE_S)
-        quiet.channel.send(messages.Claim(100, key(5000)), timeout_s=PATIENCE_S)
+        loud.channel.send(*(messages.RequestClaim(100 + n, key(n)) for n in range(FLOOD)), timeout_s=PATIENCE_S)
+        quiet.channel.send(messages.RequestClaim(100, key(5000)), timeout_s=PATIENCE_S)
         daemon.resume()
         assert isinstance(quiet.hear(), messages.Claimed)
         before = events_until(watch, event="claim", key=key(5000).hex())

@@ -35,7 +35,7 @@ SPOKEN = [
     pack(messages.OpenInbox(3, 4096)),
     pack(messages.Commit(4, KEY, 1 << 20, 20)),
     pack(messages.Part(4, 0, 1 << 20, True)),
-    pack(messages.Claim(5, KEY)),
+    pack(messages.RequestClaim(5, KEY)),
     pack(messages.Evict(6, [bytes(32)])),
     pack(messages.Clear(7, bytes(8))),
     pack(messages.StatusQuery(8)),

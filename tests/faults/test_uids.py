@@ -88,7 +88,7 @@ def all_claims(stage: Stage, uid: int, path: Path) -> None:
 
         def take() -> None:
             number = next(numbers)
-            (one, other)[number % 2].ask(lambda n: messages.Claim(n, key(number)))
+            (one, other)[number % 2].ask(lambda n: messages.RequestClaim(n, key(number)))
 
         stage.tell(taken(take))
         stage.hear()
@@ -251,7 +251,7 @@ def claim_many(stage: Stage, uid: int, path: Path, how_many: int) -> None:
     """Sends claims in one go, and tells when all were answered."""
     become(uid)
     with RawClient(path) as client:
-        claims = [messages.Claim(1000 + number, key(number)) for number in range(how_many)]
+        claims = [messages.RequestClaim(1000 + number, key(number)) for number in range(how_many)]
         client.channel.send(*claims, timeout_s=PATIENCE_S)
         stage.tell("sent")
         stage.hear()
@@ -265,7 +265,7 @@ def test_a_uids_requests_over_its_rate_wait_and_nobody_elses_do() -> None:
     ):
         assert loud.hear() == "sent"
         for number in range(1000):
-            assert root.ask(lambda n, k=number: messages.Claim(n, key(5000 + k))).answer == "compute"
+            assert root.ask(lambda n, k=number: messages.RequestClaim(n, key(5000 + k))).answer == "compute"
         # By turns alone all of the flood would have been answered by now; at its rate that takes 90 s.
         assert daemon.store("claims_held") - 1000 < 900
         assert daemon.store("refusals") == {}

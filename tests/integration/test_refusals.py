@@ -198,9 +198,9 @@ def test_over_keys_per_request_max_a_request_is_refused() -> None:
 def test_over_claims_per_client_max_a_claim_is_refused() -> None:
     with Daemon(limits_claims_per_client_max=2) as daemon, undisturbed(daemon.start()), RawClient(daemon.socket) as raw:
         for number in range(2):
-            assert raw.ask(lambda n, number=number: messages.Claim(n, key(number))).answer == "compute"
+            assert raw.ask(lambda n, number=number: messages.RequestClaim(n, key(number))).answer == "compute"
         with pytest.raises(LimitReached, match=r"claims_per_client_max is 2.*raise it"):
-            raw.ask(lambda n: messages.Claim(n, key(2)))
+            raw.ask(lambda n: messages.RequestClaim(n, key(2)))
         assert raw.ask(lambda n: messages.Touch(n, [])).count == 0, "the connection goes on"
 
 

@@ -25,7 +25,7 @@ from tensord.ipc import messages as m
 from tensord.ipc.connection import FDS_MAX, Arrival, Connection
 from tensord.ipc.frames import FrameReader, pack
 from tensord.ipc.messages import PROTOCOL_VERSION, Limits, Message
-from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, State
+from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, ConnectionState
 
 KEY = b"k" * 32
 LIMITS = Limits(requests_in_flight_max=8, commits_in_flight_max=3, keys_per_request_max=4)
@@ -40,7 +40,7 @@ REQUESTS: list[Message] = [
     m.CloseInbox(7),
     m.Commit(4, KEY, 100, 10),
     m.Part(4, 0, 100, True),
-    m.Claim(5, KEY),
+    m.RequestClaim(5, KEY),
     m.Renew([1]),
     m.Abandon(1),
     m.Evict(6, [KEY]),
@@ -98,12 +98,12 @@ class Pair:
     def answer(self, *messages: Message, fds: tuple[int, ...] = ()) -> Arrival:
         return self.client.receive_data(self.server.send(*messages, fds=len(fds)), fds)
 
-    def to(self, state: State) -> Pair:
-        steps: list[tuple[State, Callable[[], Arrival]]] = [
-            (State.GREETING, lambda: self.ask(HELLO)),
-            (State.GREETED, lambda: self.answer(WELCOME)),
-            (State.ATTACHING, lambda: self.ask(m.Attach(2))),
-            (State.ATTACHED, lambda: self.answer(ATTACHED, fds=(7, 8, 9))),
+    def to(self, state: ConnectionState) -> Pair:
+        steps: list[tuple[ConnectionState, Callable[[], Arrival]]] = [
+            (ConnectionState.GREETING, lambda: self.ask(HELLO)),
+            (ConnectionState.GREETED, lambda: self.answer(WELCOME)),
+            (ConnectionState.ATTACHING, lambda: self.ask(m.Attach(2))),
+            (ConnectionState.ATTACHED, lambda: self.answer(ATTACHED, fds=(7, 8, 9))),
         ]
         for reached, step in steps:
             if self.server.state is state:
@@ -120,7 +120,7 @@ class Pair:
 
 @pytest.fixture
 def attached() -> Any:
-    pair = Pair().to(State.ATTACHED)
+    pair = Pair().to(ConnectionState.ATTACHED)
     yield pair
     pair.check()
 
@@ -135,9 +135,9 @@ def test_the_tables_know_every_message() -> None:
 
 @pytest.mark.parametrize("state", list(CONTROL_ALLOWED)[:-1], ids=str)
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
-def test_a_request_out_of_turn_is_refused_with_what_to_do(state: State, request_: Message) -> None:
+def test_a_request_out_of_turn_is_refused_with_what_to_do(state: ConnectionState, request_: Message) -> None:
     pair = Pair().to(state)
-    if type(request_) is m.Part and state is State.ATTACHED:
+    if type(request_) is m.Part and state is ConnectionState.ATTACHED:
         pair.ask(m.Commit(4, KEY, 100, 10))
     fds = tuple(range(100, 100 + getattr(request_, "fds", 0)))
     arrival = pair.server.receive_data(pack(request_), fds)
@@ -152,7 +152,7 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(state: State, request_
     assert pair.server.closed
     assert str(arrival.failure).startswith(f"{type(request_).__name__} on a connection that is")
     assert any(word in str(arrival.failure) for word in ("send Hello", "wait for", "send Attach")) or (
-        state is State.ATTACHED and "connect anew" in str(arrival.failure)
+        state is ConnectionState.ATTACHED and "connect anew" in str(arrival.failure)
     )
     told = read(arrival.replies)
     assert told == [{"type": "Error", "id": None, "code": "ProtocolError", "text": str(arrival.failure)}]
@@ -161,7 +161,7 @@ def test_a_request_out_of_turn_is_refused_with_what_to_do(state: State, request_
 
 
 def test_a_commit_before_attach_is_told_to_attach() -> None:
-    pair = Pair().to(State.GREETED)
+    pair = Pair().to(ConnectionState.GREETED)
     arrival = pair.server.receive_data(pack(m.Commit(4, KEY, 100, 10)))
     assert "send Attach first, and wait for Attached" in str(arrival.failure)
 
@@ -174,7 +174,7 @@ def test_another_version_is_refused_with_both_named(version: int, serving: bool)
     if serving:
         found = pair.server.receive_data(msgpack.packb({"type": "Hello", "protocol": version}))
     else:
-        pair.to(State.GREETING)
+        pair.to(ConnectionState.GREETING)
         found = pair.client.receive_data(msgpack.packb({"type": "Welcome", "protocol": version}))
     assert type(found.failure) is VersionMismatch
     assert f"version {version}, " in str(found.failure)
@@ -187,22 +187,22 @@ def test_another_version_is_refused_with_both_named(version: int, serving: bool)
 
 
 def test_a_refused_hello_ends_the_connection_and_a_refused_attach_does_not() -> None:
-    pair = Pair().to(State.GREETING)
+    pair = Pair().to(ConnectionState.GREETING)
     pair.answer(m.Error(1, "LimitReached", "clients_max"))
     assert pair.client.closed
     assert pair.server.closed
     with pytest.raises(DaemonUnavailable, match="connect anew"):
         pair.client.send(HELLO)
 
-    pair = Pair().to(State.ATTACHING)
+    pair = Pair().to(ConnectionState.ATTACHING)
     pair.answer(m.Error(2, "LimitReached", "lanes_max"))
-    assert pair.client.state is pair.server.state is State.GREETED
+    assert pair.client.state is pair.server.state is ConnectionState.GREETED
     pair.ask(m.Attach(3))
     pair.check()
 
 
 def test_the_daemons_limits_hold_once_they_are_told() -> None:
-    assert Pair().to(State.GREETED).client.limits == LIMITS
+    assert Pair().to(ConnectionState.GREETED).client.limits == LIMITS
 
 
 # ---- requests and their answers
@@ -210,13 +210,13 @@ def test_the_daemons_limits_hold_once_they_are_told() -> None:
 
 def test_an_id_is_free_again_once_it_is_answered(attached: Pair) -> None:
     for _ in range(50):
-        attached.ask(m.Claim(5, KEY))
+        attached.ask(m.RequestClaim(5, KEY))
         attached.answer(m.Claimed(5, "compute", 1, 10.0))
     assert attached.server.open_requests == attached.client.open_requests == 0
 
 
 def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair) -> None:
-    attached.ask(m.Claim(5, KEY))
+    attached.ask(m.RequestClaim(5, KEY))
     attached.answer(m.Claimed(5, "wait"))
     assert attached.client.open_requests == 1
     attached.answer(m.Claimed(5, "hit"))
@@ -226,7 +226,7 @@ def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair
 
 
 def test_an_open_id_cannot_be_used_again(attached: Pair) -> None:
-    attached.ask(m.Claim(5, KEY))
+    attached.ask(m.RequestClaim(5, KEY))
     with pytest.raises(UsageError, match="id 5, which is still open"):
         attached.client.send(m.Evict(5, [KEY]))
     arrival = attached.server.receive_data(pack(m.Evict(5, [KEY])))
@@ -234,8 +234,8 @@ def test_an_open_id_cannot_be_used_again(attached: Pair) -> None:
 
 
 def test_an_answer_of_the_wrong_kind_is_refused(attached: Pair) -> None:
-    attached.ask(m.Claim(5, KEY))
-    with pytest.raises(UsageError, match="Limited does not answer Claim"):
+    attached.ask(m.RequestClaim(5, KEY))
+    with pytest.raises(UsageError, match="Limited does not answer RequestClaim"):
         attached.server.send(m.Limited(5, 1, 2))
     arrival = attached.client.receive_data(pack(m.Limited(5, 1, 2)))
     assert type(arrival.failure) is ProtocolError
@@ -261,7 +261,7 @@ def test_a_put_is_over_when_it_is_answered_and_its_last_part_is_in(attached: Pai
         if answer_first:
             attached.answer(m.Committed(lap, "existed"), m.PartCopied(lap, 0))
         with pytest.raises(UsageError, match="still open"):
-            attached.client.send(m.Claim(lap, KEY))
+            attached.client.send(m.RequestClaim(lap, KEY))
         attached.ask(m.Part(lap, 0, 100, True))
         if not answer_first:
             attached.answer(m.PartCopied(lap, 0), m.Committed(lap, "stored"))
@@ -282,7 +282,7 @@ def test_a_part_after_the_last_is_refused(attached: Pair) -> None:
 @pytest.mark.parametrize(
     ("limit", "name", "one"),
     [
-        (LIMITS.requests_in_flight_max, "requests_in_flight_max", lambda n: m.Claim(n, KEY)),
+        (LIMITS.requests_in_flight_max, "requests_in_flight_max", lambda n: m.RequestClaim(n, KEY)),
         (LIMITS.commits_in_flight_max, "commits_in_flight_max", lambda n: m.Commit(n, KEY, 9, 9)),
     ],
 )
@@ -307,7 +307,7 @@ def test_too_many_keys_are_refused_and_the_connection_goes_on(attached: Pair) ->
 
 
 def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
-    pair = Pair().to(State.GREETING)
+    pair = Pair().to(ConnectionState.GREETING)
     limits = Limits(message_bytes_max=1024)
     pair.client.receive_data(pack(m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)))
     with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
@@ -339,7 +339,7 @@ def test_what_was_never_sent_can_be_taken_back(attached: Pair) -> None:
 
 def test_an_unknown_request_is_answered_and_the_connection_goes_on(attached: Pair) -> None:
     unknown = msgpack.packb({"type": "Frobnicate", "id": 77, "fds": 2})
-    arrival = attached.server.receive_data(unknown + pack(m.Claim(5, KEY)), (101, 102))
+    arrival = attached.server.receive_data(unknown + pack(m.RequestClaim(5, KEY)), (101, 102))
     assert [message.id for message, _ in arrival.messages] == [5]
     assert arrival.discarded == [101, 102]
     assert [(told["id"], told["code"]) for told in read(arrival.replies)] == [(77, "BadMessage")]
@@ -358,7 +358,7 @@ def test_an_unknown_answer_is_passed_over(attached: Pair) -> None:
 
 def test_descriptors_go_to_the_messages_that_declare_them(attached: Pair) -> None:
     one, two = m.OpenInbox(20, 4096), m.OpenInbox(21, 4096)
-    stream = b"".join(map(pack, [m.Claim(19, KEY), one, m.Renew([1]), two]))
+    stream = b"".join(map(pack, [m.RequestClaim(19, KEY), one, m.Renew([1]), two]))
     arrival = attached.server.receive_data(stream, (101, 102))
     assert [fds for _, fds in arrival.messages] == [(), (101,), (), (102,)]
     assert arrival.discarded == []
@@ -377,7 +377,7 @@ def test_a_missing_descriptor_is_refused(attached: Pair) -> None:
 
 
 def test_an_undeclared_descriptor_is_refused_and_handed_back(attached: Pair) -> None:
-    arrival = attached.server.receive_data(pack(m.Claim(5, KEY)), (101,))
+    arrival = attached.server.receive_data(pack(m.RequestClaim(5, KEY)), (101,))
     assert [message.id for message, _ in arrival.messages] == [5]
     assert "1 descriptors came that no message declares" in str(arrival.failure)
     assert arrival.discarded == [101]
@@ -439,7 +439,7 @@ def test_a_query_is_answered_by_a_document() -> None:
         document = m.Document(number, {"entries": [{"key": KEY, "bytes": 1}] * 500})
         ((told, _),) = client.receive_data(server.send(document)).messages
         assert told == document
-    assert server.state is client.state is State.OPEN
+    assert server.state is client.state is ConnectionState.OPEN
 
 
 def test_events_go_to_those_who_watch() -> None:
@@ -539,9 +539,9 @@ def test_mutated_streams_end_in_an_answer_or_in_being_told(
 ) -> None:
     stream, fds = conversation()
     if side == "control":
-        connection = Pair().to(State.ATTACHED).server
+        connection = Pair().to(ConnectionState.ATTACHED).server
     elif side == "client":
-        connection = Pair().to(State.ATTACHED).client
+        connection = Pair().to(ConnectionState.ATTACHED).client
     else:
         connection = Connection.status_server(LIMITS)
     hostile = Hostile(connection)
@@ -577,7 +577,7 @@ def test_random_bytes_are_told_what_they_are() -> None:
 
 
 def test_a_bad_field_is_told_to_the_offender(attached: Pair) -> None:
-    arrival = attached.server.receive_data(msgpack.packb({"type": "Claim", "id": 1, "key": b"short"}))
+    arrival = attached.server.receive_data(msgpack.packb({"type": "RequestClaim", "id": 1, "key": b"short"}))
     assert type(arrival.failure) is BadMessage
     (told,) = read(arrival.replies)
     assert told["code"] == "BadMessage"

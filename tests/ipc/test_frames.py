@@ -191,7 +191,7 @@ def test_unfinished_messages_cost_no_more_than_twice_the_limit() -> None:
 
 def test_a_long_stream_leaves_nothing_behind() -> None:
     reader = FrameReader()
-    stream = pack(m.Claim(1, KEY)) * 500
+    stream = pack(m.RequestClaim(1, KEY)) * 500
     chance = random.Random(1)
     tracemalloc.start()
     try:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.errors import BadGaugeFile
-from tensord.ipc.gaugefile import FILE_CHARS_MAX, READINGS_MAX, Reading, read_drill, read_gauges
+from tensord.ipc.gaugefile import FILE_CHARS_MAX, READINGS_MAX, DrillReading, read_drill, read_gauges
 from tensord.ipc.governance import GAUGES_MAX
 from tensord.ipc.words import DURATION_S_MAX, SIZE_BYTES_MAX
 
@@ -29,12 +29,12 @@ def test_gauges_are_read_by_name_with_sizes_and_shares() -> None:
 def test_a_drill_is_read_in_order_of_time() -> None:
     text = f"0 host 1GiB 2GiB\n0 {CARD} 50% 80GiB\n250ms {CARD} 97% 100\n1.5 host 0 2GiB\n1.5 {CARD} 1 2\n1m host 1 2"
     assert read_drill(text) == [
-        Reading(0.0, "host", GIB, 2 * GIB),
-        Reading(0.0, CARD, 40 * GIB, 80 * GIB),
-        Reading(0.25, CARD, 97, 100),
-        Reading(1.5, "host", 0, 2 * GIB),
-        Reading(1.5, CARD, 1, 2),
-        Reading(60.0, "host", 1, 2),
+        DrillReading(0.0, "host", GIB, 2 * GIB),
+        DrillReading(0.0, CARD, 40 * GIB, 80 * GIB),
+        DrillReading(0.25, CARD, 97, 100),
+        DrillReading(1.5, "host", 0, 2 * GIB),
+        DrillReading(1.5, CARD, 1, 2),
+        DrillReading(60.0, "host", 1, 2),
     ]
 
 
@@ -155,4 +155,4 @@ def test_any_text_is_read_or_refused_and_what_is_read_fits_the_wire(text: str) -
 def test_a_drill_that_is_written_down_reads_back(points: list[tuple[float, int, int]]) -> None:
     points.sort()
     text = "".join(f"{at:.3f} g{n} {used} {total}\n" for n, (at, used, total) in enumerate(points))
-    assert read_drill(text) == [Reading(float(f"{at:.3f}"), f"g{n}", u, t) for n, (at, u, t) in enumerate(points)]
+    assert read_drill(text) == [DrillReading(float(f"{at:.3f}"), f"g{n}", u, t) for n, (at, u, t) in enumerate(points)]

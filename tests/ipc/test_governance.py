@@ -15,7 +15,7 @@ from tensord.ipc.frames import CONTROL_FRAMES, FrameReader, pack
 from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
 from tensord.ipc.messages import Limits, Message, decode
 from tensord.ipc.modes import LEVELS, Mode, Tier
-from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, State
+from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, ConnectionState
 from tensord.ipc.words import KEYS_MAX
 
 KEY = b"k" * 32
@@ -143,8 +143,8 @@ def test_the_governor_is_asked_nothing_before_the_greeting(request_: Message) ->
     arrival = server.receive_data(pack(request_))
     assert type(arrival.failure) is ProtocolError
     assert "send Hello first" in str(arrival.failure)
-    for state in State:
-        allowed = state in (State.GREETED, State.ATTACHING, State.ATTACHED)
+    for state in ConnectionState:
+        allowed = state in (ConnectionState.GREETED, ConnectionState.ATTACHING, ConnectionState.ATTACHED)
         assert (type(request_) in CONTROL_ALLOWED.get(state, ())) == allowed
 
 

@@ -180,8 +180,8 @@ def test_a_missing_field_is_named(kind: type[Message], union: Any) -> None:
 @pytest.mark.parametrize(
     ("found", "wrong"),
     [
-        ({"type": "Claim", "id": 1, "key": b"k" * 31}, "31 bytes"),
-        ({"type": "Claim", "id": 1, "key": b"k" * 33}, "33 bytes"),
+        ({"type": "RequestClaim", "id": 1, "key": b"k" * 31}, "31 bytes"),
+        ({"type": "RequestClaim", "id": 1, "key": b"k" * 33}, "33 bytes"),
         ({"type": "Clear", "id": 1, "namespace": b"n" * 7}, "7 bytes"),
         ({"type": "Invalidate", "id": 1, "namespace": b"n" * 9, "generation": 0}, "9 bytes"),
         ({"type": "Limit", "id": 1, "limit_bytes": 2**48 + 1}, "281474976710656"),

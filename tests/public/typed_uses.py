@@ -36,7 +36,7 @@ def right_lookups(cache: tensord.Client, ns: tensord.Namespace, picture: bytes) 
     assert_type(cache.contains(key), bool)
     assert_type(cache.peek(key), tensord.Entry | None)
     assert_type(cache.reuse(key), tensord.Reuse | None)
-    assert_type(cache.ring(), tensord.Ring | None)
+    assert_type(cache.ring(), tensord.RingReader | None)
 
 
 def right_puts(cache: tensord.Client, key: bytes, hidden: Array) -> None:

@@ -16,21 +16,21 @@ from tensord.client.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.copier import Copier, Job
 from tensord.daemon.core import effects, events
-from tensord.daemon.core.entries import Entry
+from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.governor import effects as governor_effects
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.store import Store
-from tensord.daemon.memory import Memory
 from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.segments import Segments
 from tensord.errors import NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Tier
 from tensord.shm import segments
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.layout import SPAN_HEADER_BYTES
 from tensord.shm.prefix import Piece
 from tensord.shm.recipe import recipe
-from tensord.shm.ring import Ring
 
 from .payloads import TAGS, number_of, version_of
 from .settings import Settings
@@ -50,12 +50,14 @@ class Daemon:
         self.world = world
         self.settings = settings
         chance = world.chance
-        self.memory = Memory.open(world.instance, settings.ring_bytes, settings.index_entries, settings.namespaces_max)
+        self.memory = Segments.open(
+            world.instance, settings.ring_bytes, settings.index_entries, settings.namespaces_max
+        )
         recovered = self.memory.recovered
         self.ring_bytes = ring_bytes = self.memory.superblock.limit_bytes
         self.store = Store(
             self.memory.index,
-            Ring(self.memory.ready_bytes),
+            SpanAllocator(self.memory.ready_bytes),
             by_name(settings.policy),
             settings.store_limits(ring_bytes),
             self.memory.superblock.epoch,
@@ -107,7 +109,7 @@ class Daemon:
                     self.lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self.pages.append(effect)
-                case effects.Holds(resident_bytes, wanted_bytes, settled):
+                case effects.ReportHostHolds(resident_bytes, wanted_bytes, settled):
                     self.govern(governor_events.HostHolds(resident_bytes, wanted_bytes, settled))
                 case effects.Forget(number):
                     self.copier.close_inbox(number)
@@ -124,7 +126,7 @@ class Daemon:
         """One event through the governor's core, and its effects out."""
         for effect in self.governor.handle(event, self.world.now):
             match effect:
-                case governor_effects.Send(number, message):
+                case governor_effects.GovernorSend(number, message):
                     self._answer(number, message)
                 case governor_effects.Press() if self.settings.governed:
                     self.do(events.Pressed(effect.resident_bytes_max, effect.idle_s, effect.refuse, effect.reason))
@@ -148,7 +150,7 @@ class Daemon:
         ends_at = entry.created_at + (math.inf if entry.ttl_s is None else entry.ttl_s)
         self.world.model.publish(number, version_of(number, self.tree(entry)), ends_at)
 
-    def tree(self, entry: Entry) -> Any:
+    def tree(self, entry: SpanEntry) -> Any:
         """What stands in the ring for an entry."""
         start = entry.offset + SPAN_HEADER_BYTES
         header = self.memory.ring[start : start + entry.tree_bytes].tobytes()
@@ -160,7 +162,7 @@ class Daemon:
         """Hello and Attach; `brought` is a descriptor of the lane that the client had. Ring, index and lane."""
         self.wires[wire.number] = wire
         self.do(events.ClientJoined(wire.number, 1000 + wire.number % 2, "simulated"))
-        self.govern(governor_events.ClientJoined(wire.number, "simulated", wire.number))
+        self.govern(governor_events.GovernorClientJoined(wire.number, "simulated", wire.number))
         if brought is not None and not self.memory.has_lane_for(brought):
             brought = None
         return self.memory.lend_lane(wire.number, fenced=True, brought=brought)[1]
@@ -206,7 +208,7 @@ class Daemon:
             case _ if isinstance(message, events.Request):
                 self.do(events.Received(number, message))
             case _:
-                self.govern(governor_events.Received(number, message))
+                self.govern(governor_events.GovernorReceived(number, message))
 
     def _touched(self, message: messages.Touch) -> None:
         for key in message.keys:
@@ -225,7 +227,7 @@ class Daemon:
         del self.wires[wire.number]
         self.memory.orphan(wire.number)
         self.do(events.ClientLeft(wire.number))
-        self.govern(governor_events.ClientLeft(wire.number))
+        self.govern(governor_events.GovernorClientLeft(wire.number))
 
     def match(self, number: int, message: messages.MatchPrefix, query: Piece, tokens: Any) -> messages.Matched | None:
         """What is answered to a query; None if it was refused."""
@@ -316,7 +318,7 @@ class Daemon:
             self.do(events.Tick())
         timer = self.governor.next_timer()
         if timer is not None and timer <= self.world.now:
-            self.govern(governor_events.Tick())
+            self.govern(governor_events.GovernorTick())
 
     # ---- what comes from outside
 
@@ -330,9 +332,7 @@ class Daemon:
                 began_at = now - chance.choice([0.0, 0.0, 1.0])
                 used = int(share * 1000 * _MIB)
                 stale = chance.random() < 0.1
-                samples.append(
-                    governor_events.Sample(gauge, tier, used, 1000 * _MIB, "simulated", began_at, stale)
-                )
+                samples.append(governor_events.Sample(gauge, tier, used, 1000 * _MIB, "simulated", began_at, stale))
         self.govern(governor_events.Sampled(tuple(samples)))
 
     def press(self) -> None:
@@ -347,7 +347,7 @@ class Daemon:
         """SIGHUP with other limits."""
         self.settings = settings
         self.do(events.LimitsChanged(settings.store_limits(self.ring_bytes)))
-        self.govern(governor_events.LimitsChanged(settings.governor_limits()))
+        self.govern(governor_events.GovernorLimitsChanged(settings.governor_limits()))
 
     # ---- ends
 

@@ -13,9 +13,9 @@ from mmap import MAP_SHARED, PROT_READ
 from typing import TYPE_CHECKING, Any, Final
 
 from tensord.client.lease import Lease
-from tensord.client.puts import Put, Puts
-from tensord.client.ring import Ring
-from tensord.client.ringmap import Handle, RingMap, mapping_under
+from tensord.client.puts import Put, PutSender
+from tensord.client.ring_mapping import Handle, RingMapping, mapping_under
+from tensord.client.ring_reader import RingReader
 from tensord.client.terms import Terms
 from tensord.client.view import View
 from tensord.errors import DaemonUnavailable, TensordError, TimedOut
@@ -45,7 +45,7 @@ class Held:
     handle: bytes | None
 
     @property
-    def mapping(self) -> RingMap | None:
+    def mapping(self) -> RingMapping | None:
         """The mapping of the ring in which it lies; None of a copy."""
         return mapping_under(array_of(self.number, self.tree))
 
@@ -53,10 +53,10 @@ class Held:
         """The same as a child of the process has it."""
         mapping, handle = self.mapping, self.handle
         assert mapping is not None and handle is not None
-        ring = RingMap(mapping.fd, len(mapping), MAP_SHARED, PROT_READ)
+        ring = RingMapping(mapping.fd, len(mapping), MAP_SHARED, PROT_READ)
         ring.begin(mapping.lane, mapping.fd, 0)
         ring.identity = mapping.identity
-        lease = Ring(ring, {}).borrow(handle)
+        lease = RingReader(ring, {}).borrow(handle)
         assert lease is not None, f"key {self.number}: what is pinned cannot be borrowed"
         return Held(self.number, self.version, lease.tree, self.span_id, handle)
 
@@ -78,7 +78,7 @@ class Process:
         self.wire: Wire | None = None
         self.closed = False
         self._ids = count(number * 1_000_000 + 1)
-        self.puts = Puts(self.send, self.next_id, lambda: self.wire, self.refusal)
+        self.puts = PutSender(self.send, self.next_id, lambda: self.wire, self.refusal)
         self.eras = dict.fromkeys(TAGS, 0)
         self.held: list[Held] = []
         self.claims: dict[int, int] = {}

@@ -84,8 +84,8 @@ from tensord.shm.generations import GenerationWriter
 GenerationWriter.refusal = lambda self, key: None
 """,
     "a restart forgets the pins of lanes": """
-from tensord.daemon.memory import Memory
-Memory._find_lanes = lambda self: None
+from tensord.daemon.segments import Segments
+Segments._find_lanes = lambda self: None
 """,
 }
 

@@ -392,7 +392,7 @@ class World:
         if what == "claim":
             request = process.next_id()
             process.asked[request] = number
-            self._send(process, messages.Claim(request, at(number)))
+            self._send(process, messages.RequestClaim(request, at(number)))
         elif held and what == "renew":
             self._send(process, messages.Renew(held))
         elif held and what == "abandon":

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.clip import modeling_clip
 
 import tensord
-from tensord.client.transformers import Tally, cached, functions, tally
+from tensord.client.transformers import EncoderTally, cached, functions, tally
 
 from .test_transformers import clip, encoded, noise, pixels, same
 
@@ -50,7 +50,7 @@ def test_weights_made_under_inference_mode_are_never_stale_and_one_log_line_says
             assert same(model(**pixels(1)), plain(**pixels(1)))
             for each in (plain, model):
                 weight(each)[0].mul_(5)
-    assert tally(model) == Tally(passed=3)
+    assert tally(model) == EncoderTally(passed=3)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "CLIPVisionModel" in line and "torch.inference_mode()" in line and "torch.no_grad()" in line
 
@@ -63,7 +63,7 @@ def test_all_bytes_of_a_small_buffer_made_under_inference_mode_are_seen(client: 
             assert each.embeddings.position_ids.is_inference()
         encoded(client, model, model, **pixels(1))
         model(**pixels(1))
-        assert tally(model) == Tally(found=1, encoded=1)
+        assert tally(model) == EncoderTally(found=1, encoded=1)
         for each in models:
             each.embeddings.position_ids[0, 0] = 3
         assert same(model(**pixels(1)), plain(**pixels(1)))
@@ -100,7 +100,7 @@ def test_a_write_around_the_counter_is_seen_however_the_weight_lies(
     assert not any(each.is_contiguous() for each in weights)
     encoded(client, model, model, **pixels(1))
     model(**pixels(1))
-    assert tally(model) == Tally(found=1, encoded=1)
+    assert tally(model) == EncoderTally(found=1, encoded=1)
     writes: list[Callable[[Any], Any]] = [lambda each: each.mul_(3), lambda each: each.copy_(each + 1)]
     for write in writes:
         for each in weights:
@@ -152,9 +152,9 @@ def test_settings_of_the_process_that_change_bits_are_in_the_key(
     encoded(client, model, model, **given)
     with setting():
         assert same(encoded(client, model, model, **given), plain(**given))
-    assert tally(model) == Tally(encoded=2)
+    assert tally(model) == EncoderTally(encoded=2)
     model(**given)
-    assert tally(model) == Tally(found=1, encoded=2)
+    assert tally(model) == EncoderTally(found=1, encoded=2)
 
 
 # ---- functions that the encoder's code calls
@@ -190,7 +190,7 @@ def test_attention_of_somebodys_own_passes_under_whatever_name(
             each.set_attn_implementation(name)
         assert same(model(**pixels(1)), plain(**pixels(1)))
         assert same(cached(clip_with(name), client)(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=1, passed=2)
+    assert tally(model) == EncoderTally(encoded=1, passed=2)
 
 
 def test_transformers_own_attention_with_arguments_bound_passes(
@@ -200,7 +200,7 @@ def test_transformers_own_attention_with_arguments_bound_passes(
     plain, model = clip_with("mine"), cached(clip_with("mine"), client)
     for _ in range(2):
         assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(passed=2)
+    assert tally(model) == EncoderTally(passed=2)
 
 
 def test_an_encoder_with_a_compiled_module_in_it_passes(client: tensord.Client) -> None:
@@ -208,7 +208,7 @@ def test_an_encoder_with_a_compiled_module_in_it_passes(client: tensord.Client) 
     encoded(client, model, model, **pixels(1))
     model.encoder.layers[0].mlp.compile(backend="eager")
     model(**pixels(1))
-    assert tally(model) == Tally(encoded=1, passed=1)
+    assert tally(model) == EncoderTally(encoded=1, passed=1)
 
 
 def clip_with(implementation: str) -> Any:
@@ -226,7 +226,7 @@ def test_transformers_own_attention_under_another_name_has_keys_of_its_own(
     registry.register("mine", modeling_clip.eager_attention_forward)
     assert same(encoded(client, model, model, **pixels(1)), plain(**pixels(1)))
     model(**pixels(1))
-    assert tally(model) == Tally(found=1, encoded=2)
+    assert tally(model) == EncoderTally(found=1, encoded=2)
 
 
 PLACES: list[tuple[Any, str]] = [
@@ -278,7 +278,7 @@ def test_another_function_of_the_library_in_the_place_of_one_is_noticed(
     encoded(client, model, model, **pixels(1))
     monkeypatch.setattr(torch.nn.functional, "linear", torch.ops.aten.linear.default)
     assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=1, passed=1)
+    assert tally(model) == EncoderTally(encoded=1, passed=1)
 
 
 class Doubling(TorchFunctionMode):
@@ -299,7 +299,7 @@ def test_calls_within_a_mode_of_torch_pass(client: tensord.Client, mode: Callabl
     encoded(client, model, model, **pixels(1))
     with mode():
         assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=1, passed=1)
+    assert tally(model) == EncoderTally(encoded=1, passed=1)
 
 
 def test_a_default_device_ends_no_caching(client: tensord.Client) -> None:
@@ -307,7 +307,7 @@ def test_a_default_device_ends_no_caching(client: tensord.Client) -> None:
     encoded(client, model, model, **pixels(1))
     with torch.device("cpu"):
         model(**pixels(1))
-    assert tally(model) == Tally(found=1, encoded=1)
+    assert tally(model) == EncoderTally(found=1, encoded=1)
 
 
 def test_hooks_of_accelerate_that_move_tensors_end_no_caching_and_others_do(client: tensord.Client) -> None:
@@ -333,4 +333,4 @@ def test_hooks_of_accelerate_that_move_tensors_end_no_caching_and_others_do(clie
             hooks.add_hook_to_module(each.encoder.layers[0].mlp, make())
         assert same(model(**pixels(1)), plain(**pixels(1)))
         found, passed = found + known, passed + (not known)
-        assert tally(model) == Tally(found=found, encoded=1, passed=passed)
+        assert tally(model) == EncoderTally(found=found, encoded=1, passed=passed)

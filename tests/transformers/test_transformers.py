@@ -20,8 +20,8 @@ import torch
 import transformers
 
 import tensord
-from tensord.client.transformers import Tally, cached, refresh, tally, uncached
-from tensord.client.transformers.outputs import Batch, NotSplittable
+from tensord.client.transformers import EncoderTally, cached, refresh, tally, uncached
+from tensord.client.transformers.outputs import CallItems, NotSplittable
 from tensord.client.transformers.seams import SEAMS
 from tensord.errors import UsageError
 
@@ -286,7 +286,7 @@ def test_outputs_are_those_of_the_unwrapped_model_bit_for_bit_and_encoded_once(
     for _ in range(2):
         assert same(family.call(model, inputs), expected)
     assert calls == [3]
-    assert tally(model) == Tally(found=6, encoded=3)
+    assert tally(model) == EncoderTally(found=6, encoded=3)
 
 
 def test_a_batch_with_some_hits_encodes_only_the_misses(client: tensord.Client, family: Family, rows: Watch) -> None:
@@ -296,7 +296,7 @@ def test_a_batch_with_some_hits_encodes_only_the_misses(client: tensord.Client, 
     encoded(client, model, family.call, model, family.inputs(1, 2))
     mixed = encoded(client, model, family.call, model, family.inputs(3, 1, 4, 2))
     assert calls == [2, 2]
-    assert tally(model) == Tally(found=2, encoded=4)
+    assert tally(model) == EncoderTally(found=2, encoded=4)
 
     # Each as it is in the batch in which it was encoded.
     first, second = (family.call(plain, family.inputs(*numbers)) for numbers in ((1, 2), (3, 4)))
@@ -340,7 +340,7 @@ def test_dtypes_stay_what_they_are_and_have_keys_of_their_own(client: tensord.Cl
     first = encoded(client, model, model, **inputs)
     assert first.last_hidden_state.dtype is dtype
     assert same(model(**inputs), first)
-    assert tally(model) == Tally(found=1, encoded=2)
+    assert tally(model) == EncoderTally(found=1, encoded=2)
 
 
 def test_what_is_returned_may_be_written_and_the_cache_does_not_change(client: tensord.Client, family: Family) -> None:
@@ -370,7 +370,7 @@ def test_whole_models_give_the_same_logits_and_tokens(client: tensord.Client) ->
     for _ in range(2):
         heard = encoded(client, listening, listening, decoder_input_ids=begun, **features(1))
         assert same(heard.logits, speech(decoder_input_ids=begun, **features(1)).logits)
-    assert tally(listening) == Tally(found=1, encoded=1)
+    assert tally(listening) == EncoderTally(found=1, encoded=1)
 
 
 def test_video_goes_through_the_same_tower(client: tensord.Client) -> None:
@@ -382,7 +382,7 @@ def test_video_goes_through_the_same_tower(client: tensord.Client) -> None:
     expected = plain.get_video_features(**video)
     for _ in range(2):
         assert same(encoded(client, model, model.get_video_features, **video), expected)
-    assert tally(model) == Tally(found=2, encoded=2)
+    assert tally(model) == EncoderTally(found=2, encoded=2)
 
 
 def test_other_outputs_asked_for_have_keys_of_their_own(client: tensord.Client) -> None:
@@ -397,7 +397,7 @@ def test_other_outputs_asked_for_have_keys_of_their_own(client: tensord.Client) 
     for _ in range(2):
         for more in asked:
             assert same(encoded(client, model, model, **inputs, **more), plain(**inputs, **more))
-    assert tally(model) == Tally(found=8, encoded=8)
+    assert tally(model) == EncoderTally(found=8, encoded=8)
     # The default said, or left out, is one.
     assert same(model(**inputs, return_dict=True, output_hidden_states=None), plain(**inputs))
     assert tally(model).encoded == 8
@@ -411,11 +411,11 @@ def test_a_setting_changed_on_the_living_model_changes_the_key(client: tensord.C
     for changed in (plain, model):
         changed.set_attn_implementation("eager")
     assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=2)
+    assert tally(model) == EncoderTally(encoded=2)
     for changed in (plain, model):
         changed.config.output_hidden_states = True
     assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=3)
+    assert tally(model) == EncoderTally(encoded=3)
 
 
 def norms(model: Any) -> list[Any]:
@@ -429,7 +429,7 @@ def test_a_hyperparameter_changed_in_a_module_changes_the_key(client: tensord.Cl
         for norm in norms(changed):
             setattr(norm, "eps" if hasattr(norm, "eps") else "variance_epsilon", 0.5)
     assert same(family.call(model, family.inputs(1)), family.call(plain, family.inputs(1)))
-    assert tally(model) == Tally(encoded=2)
+    assert tally(model) == EncoderTally(encoded=2)
 
 
 def test_a_scale_and_an_activation_without_weights_are_in_the_key(client: tensord.Client) -> None:
@@ -441,7 +441,7 @@ def test_a_scale_and_an_activation_without_weights_are_in_the_key(client: tensor
     for changed in (plain, model):
         changed.encoder.layers[1].mlp.activation_fn = torch.nn.ReLU().eval()
     assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(encoded=3)
+    assert tally(model) == EncoderTally(encoded=3)
 
 
 @pytest.mark.parametrize("value", [object(), lambda x: x, torch.ones(1)], ids=["object", "function", "tensor"])
@@ -449,7 +449,7 @@ def test_an_attribute_that_no_key_can_hold_lets_the_call_through(client: tensord
     model = cached(clip(), client)
     model.encoder.layers[0].self_attn.extra = value
     assert same(model(**pixels(1)), clip()(**pixels(1)))
-    assert tally(model) == Tally(passed=1)
+    assert tally(model) == EncoderTally(passed=1)
 
 
 def test_each_attribute_of_each_module_is_in_the_key_or_in_the_list_with_a_reason(family: Family) -> None:
@@ -500,11 +500,11 @@ def test_gradients_pass_through(client: tensord.Client, family: Family, rows: Wa
             torch.autograd.backward(chosen(family.call(model, family.inputs(1)), 0)[0].sum())
         assert calls == [1, 1]
         assert any(parameter.grad is not None for parameter in model.parameters())
-        assert tally(model) == Tally(passed=2)
+        assert tally(model) == EncoderTally(passed=2)
 
         model.requires_grad_(False)
         encoded(client, model, family.call, model, family.inputs(1))
-        assert tally(model) == Tally(passed=2, encoded=1)
+        assert tally(model) == EncoderTally(passed=2, encoded=1)
 
 
 def test_gradients_of_the_input_pass_through(client: tensord.Client) -> None:
@@ -515,15 +515,15 @@ def test_gradients_of_the_input_pass_through(client: tensord.Client) -> None:
         inputs["pixel_values"].requires_grad_()
         torch.autograd.backward(model(**inputs).pooler_output.sum())
     assert inputs["pixel_values"].grad is not None
-    assert tally(model) == Tally(encoded=1, passed=1)
+    assert tally(model) == EncoderTally(encoded=1, passed=1)
 
 
 def test_training_mode_passes_through(client: tensord.Client, family: Family) -> None:
     model = cached(family.make(), client).train()
     family.call(model, family.inputs(1))
-    assert tally(model) == Tally(passed=1)
+    assert tally(model) == EncoderTally(passed=1)
     encoded(client, model.eval(), family.call, model, family.inputs(1))
-    assert tally(model) == Tally(passed=1, encoded=1)
+    assert tally(model) == EncoderTally(passed=1, encoded=1)
 
 
 def test_arguments_that_no_key_can_hold_pass_through(client: tensord.Client) -> None:
@@ -531,11 +531,11 @@ def test_arguments_that_no_key_can_hold_pass_through(client: tensord.Client) -> 
     encoder = model.get_encoder()
     for more in ({"extra": torch.zeros(3)}, {"extra": object()}, {"attention_mask": torch.ones(2, 64)}):
         encoder(**features(1), **more)
-    assert tally(model) == Tally(passed=3)
+    assert tally(model) == EncoderTally(passed=3)
     masks = torch.ones(2, 64)
     encoded(client, model, encoder, **features(1, 2), attention_mask=masks)
     encoder(**features(2), attention_mask=masks[:1])
-    assert tally(model) == Tally(passed=3, found=1, encoded=2)
+    assert tally(model) == EncoderTally(passed=3, found=1, encoded=2)
 
 
 def test_hooks_adapters_and_patches_pass_through(client: tensord.Client) -> None:
@@ -614,9 +614,9 @@ def test_hooks_of_all_modules_pass_through(client: tensord.Client, before: bool)
         assert same(model(**pixels(1)), plain(**pixels(1)))
     finally:
         hook.remove()
-    assert tally(model) == Tally(encoded=1, passed=1)
+    assert tally(model) == EncoderTally(encoded=1, passed=1)
     model(**pixels(1))
-    assert tally(model) == Tally(found=1, encoded=1, passed=1)
+    assert tally(model) == EncoderTally(found=1, encoded=1, passed=1)
 
 
 def test_whatever_preparing_a_call_raises_the_model_is_called(
@@ -629,7 +629,7 @@ def test_whatever_preparing_a_call_raises_the_model_is_called(
 
     monkeypatch.setattr(model.config, "to_dict", fail)
     assert same(model(**pixels(1)), plain(**pixels(1)))
-    assert tally(model) == Tally(passed=1)
+    assert tally(model) == EncoderTally(passed=1)
 
 
 class Adapter(torch.nn.Module):
@@ -665,7 +665,7 @@ def test_without_a_daemon_the_model_just_computes(tmp_path: Path, family: Family
         plain, model = family.make(), cached(family.make(), nobody)
         for _ in range(2):
             assert same(family.call(model, family.inputs(1, 2)), family.call(plain, family.inputs(1, 2)))
-        assert tally(model) == Tally(encoded=4)
+        assert tally(model) == EncoderTally(encoded=4)
 
 
 def test_a_tampered_entry_changes_the_output_so_entries_are_really_used(client: tensord.Client) -> None:
@@ -712,7 +712,7 @@ def stored_keys(model: Any, client: tensord.Client) -> list[bytes]:
 )
 def test_an_output_of_which_nobody_knows_whose_rows_are_whose_is_not_taken_apart(output: Any) -> None:
     with pytest.raises(NotSplittable):
-        Batch([1, 1, 1]).split(output)
+        CallItems([1, 1, 1]).split(output)
 
 
 # ---- the weights
@@ -746,7 +746,7 @@ def test_weights_that_are_put_back_find_what_was_encoded_with_them(client: tenso
     assert not same(encoded(client, model, model, **pixels(1)), first)
     model.load_state_dict(weights)
     assert same(model(**pixels(1)), first)
-    assert tally(model) == Tally(found=1, encoded=2)
+    assert tally(model) == EncoderTally(found=1, encoded=2)
 
 
 def test_refresh_sees_writes_that_nothing_else_can_see(client: tensord.Client) -> None:
@@ -763,7 +763,7 @@ def test_other_weights_or_configurations_never_share(client: tensord.Client) -> 
     models[2].config.hidden_act = "gelu"
     for model in models:
         encoded(client, model, model, **pixels(1))
-        assert tally(model) == Tally(encoded=1)
+        assert tally(model) == EncoderTally(encoded=1)
 
 
 def test_a_namespace_that_names_other_weights_alike_does_not_mix_them(client: tensord.Client) -> None:
@@ -772,7 +772,7 @@ def test_a_namespace_that_names_other_weights_alike_does_not_mix_them(client: te
     next(models[1].parameters()).add_(1)
     for model in models:
         encoded(client, model, model, **pixels(1))
-        assert tally(model) == Tally(encoded=1)
+        assert tally(model) == EncoderTally(encoded=1)
 
 
 def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.Client) -> None:
@@ -783,11 +783,11 @@ def test_a_namespace_keeps_tenants_apart_and_can_be_invalidated(client: tensord.
     models = [cached(clip(), client, tenant) for tenant in tenants]
     for model in models:
         encoded(client, model, model, **pixels(1))
-        assert tally(model) == Tally(encoded=1)
+        assert tally(model) == EncoderTally(encoded=1)
     cached(models[0], client, client.invalidate(tenants[0]))
     encoded(client, models[0], models[0], **pixels(1))
     models[1](**pixels(1))
-    assert [tally(model) for model in models] == [Tally(encoded=1), Tally(found=1, encoded=1)]
+    assert [tally(model) for model in models] == [EncoderTally(encoded=1), EncoderTally(found=1, encoded=1)]
 
 
 # ---- other processes
@@ -819,7 +819,7 @@ def test_of_two_that_want_the_same_at_once_one_encodes(
     go.set()
     for thread in threads:
         thread.join(60)
-    assert [tally(model) for model in models] == [Tally(encoded=2), Tally(encoded=1, waited=2)]
+    assert [tally(model) for model in models] == [EncoderTally(encoded=2), EncoderTally(encoded=1, waited=2)]
     assert same(outputs[1].last_hidden_state[[2, 1]], outputs[0].last_hidden_state)
 
 
@@ -854,7 +854,7 @@ def test_who_waits_encodes_it_when_the_other_fails(
     for thread in threads:
         thread.join(60)
     assert isinstance(outputs[0], KeyError) or isinstance(outputs[1], KeyError)
-    assert tally(models[1]) == Tally(encoded=1)
+    assert tally(models[1]) == EncoderTally(encoded=1)
 
 
 def encoding(stage: Stage, socket: Path) -> None:
@@ -873,7 +873,7 @@ def test_two_processes_share(daemon: Daemon, client: tensord.Client) -> None:
     assert count == 1
     model = cached(llava(), client)
     assert same(image_features(model, pixels(1)).pooler_output[0], torch.from_numpy(features))
-    assert tally(model) == Tally(found=1)
+    assert tally(model) == EncoderTally(found=1)
 
 
 def test_nobody_waits_for_what_there_was_no_room_for(rows: Watch) -> None:
@@ -913,7 +913,7 @@ def test_unwrapping_leaves_the_model_as_it_was(client: tensord.Client, family: F
 def test_wrapping_twice_wraps_once(client: tensord.Client) -> None:
     model = cached(cached(clip(), client), client)
     encoded(client, model, model, **pixels(1))
-    assert tally(model) == Tally(encoded=1)
+    assert tally(model) == EncoderTally(encoded=1)
     assert type(uncached(model)) is transformers.CLIPVisionModel
 
 
@@ -922,14 +922,14 @@ def test_copies_and_pickles_are_of_the_plain_model(client: tensord.Client, tmp_p
     encoded(client, model, image_features, model, pixels(1))
     made = copy.deepcopy(model)
     assert type(made.model) is transformers.LlavaModel
-    assert tally(made) == Tally()
+    assert tally(made) == EncoderTally()
     made.model.vision_tower.embeddings.patch_embedding.weight.zero_()
     assert not same(image_features(made, pixels(1)), image_features(model, pixels(1)))
     tower = cached(clip(), client)
     again = pickle.loads(pickle.dumps(tower))
     assert type(again) is transformers.CLIPVisionModel
     assert same(again(**pixels(1)), tower(**pixels(1)))
-    assert tally(again) == Tally()
+    assert tally(again) == EncoderTally()
     model.save_pretrained(tmp_path)
     loaded: Any = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path)
     assert same(image_features(loaded.eval(), pixels(1)), image_features(model, pixels(1)))

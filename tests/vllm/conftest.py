@@ -30,7 +30,7 @@ from .tiny_llava import write_tiny_llava
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
-MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.EncoderCacheManager", "manager_config": {}}
+MANAGER: Final = {"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager", "manager_config": {}}
 SLOW_S: Final = 2.0
 StartEngine = Callable[..., Engine]
 

@@ -39,7 +39,7 @@ CONNECTOR: Final = (
     "--ec-transfer-config",
     '{"ec_connector": "TensordECConnector", "ec_role": "ec_both"}',
     "--ec-manager-config",
-    '{"encoder_cache_manager_cls": "tensord.client.vllm.EncoderCacheManager"}',
+    '{"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager"}',
 )
 
 

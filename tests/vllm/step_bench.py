@@ -36,7 +36,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
 
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.encoder_cache import EncoderCacheManager
+from tensord.client.vllm.encoder_cache import TensordEncoderCacheManager
 from tests.daemon_process import until
 
 from .tiny_llava import WIDTH, write_tiny_llava
@@ -136,7 +136,7 @@ class Steps:
             config.parallel_config.rank = rank
             self.workers.append(TensordECConnector(config, ECConnectorRole.WORKER))
         self.caches: list[dict[str, torch.Tensor]] = [{} for _ in range(ranks)]
-        self.manager = EncoderCacheManager(cache_size=capacity)
+        self.manager = TensordEncoderCacheManager(cache_size=capacity)
         self.requests: dict[str, Request] = {}
         self.encoded: list[str] = []
         """Identifiers, in the order in which the encoder ran."""

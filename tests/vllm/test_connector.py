@@ -1108,7 +1108,7 @@ class AtOnce(background.Background):
 
 def test_a_claim_is_asked_for_however_soon_the_thread_gets_to_it(shared: Daemon) -> None:
     namespace = tensord.Namespace(model="m", revision="1", dtype="x", processor="none")
-    asked = claims.Claims(AtOnce(shared.client()), computes=True)
+    asked = claims.EncodeClaims(AtOnce(shared.client()), computes=True)
     wanted = asked.want(namespace.key("encoder", "image", b"1"), ROWS, "a request", 0.0)
     assert wanted is not None and wanted.claim is not None
     asked.leave(wanted, "a request")

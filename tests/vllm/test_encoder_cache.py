@@ -19,11 +19,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from tensord.client.vllm import EncoderCacheManager, encoder_cache, weights
+from tensord.client.vllm import TensordEncoderCacheManager, encoder_cache, weights
 from tensord.errors import BadConfiguration
 
 PLENTY = 1 << 30
-NAME = "tensord.client.vllm.EncoderCacheManager"
+NAME = "tensord.client.vllm.TensordEncoderCacheManager"
 
 
 def request(name: str, *items: tuple[str, int | torch.Tensor]) -> Request:
@@ -80,7 +80,7 @@ def listener() -> Listener:
 
 def test_the_name_in_the_configuration_gives_the_manager() -> None:
     cache = made(10)
-    assert type(cache) is EncoderCacheManager
+    assert type(cache) is TensordEncoderCacheManager
     assert isinstance(cache, theirs.EncoderCacheManager)
     assert (cache.cache_size, cache.num_free_slots, cache.num_freeable_slots) == (10, 10, 10)
     assert cache.get_manager_metadata() is None

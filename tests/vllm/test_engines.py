@@ -258,7 +258,7 @@ def test_vllms_metrics_tell_what_was_shared(stand: Stand) -> None:
 
 def test_engines_take_the_cache_manager_that_they_are_told_to(stand: Stand) -> None:
     parts = stand.first.ask("scheduler")
-    assert parts["manager"] == "tensord.client.vllm.encoder_cache.EncoderCacheManager"
+    assert parts["manager"] == "tensord.client.vllm.encoder_cache.TensordEncoderCacheManager"
     assert parts["connector"] == "tensord.client.vllm.connector.TensordECConnector"
 
 

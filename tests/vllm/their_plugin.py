@@ -2,7 +2,7 @@
 
 Owns: which class stands for which. Run by test_theirs.py, in a process of its own, before vLLM's tests are imported.
 
-    EncoderCacheManager            tensord's, in vLLM's scheduler and in its tests
+    TensordEncoderCacheManager     tensord's, in vLLM's scheduler and in its tests
     LruKeyReplicatedSenderCache    TensordSenderCache, of the daemon at $TENSORD_SOCKET
     LruKeyReplicatedReceiverCache  TensordReceiverCache
 """
@@ -21,7 +21,7 @@ import vllm.v1.core.encoder_cache_manager as managers
 from vllm.multimodal.cache import factories, lru
 
 from tensord.client.namespace import Namespace
-from tensord.client.vllm import EncoderCacheManager
+from tensord.client.vllm import TensordEncoderCacheManager
 from tensord.client.vllm import processor as ours
 
 SECONDS: Final = 60.0
@@ -70,7 +70,7 @@ def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 
 def pytest_configure() -> None:
     """Puts ours in their places."""
-    managers.EncoderCacheManager = EncoderCacheManager
+    managers.EncoderCacheManager = TensordEncoderCacheManager
     vars(ours)["processor_namespace"] = _namespace
     for module in (multimodal, factories, lru):
         module.LruKeyReplicatedSenderCache = Sender

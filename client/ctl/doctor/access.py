@@ -18,7 +18,7 @@ _FOREIGN_TOLD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FileStat:
     """A file as stat sees it."""
 
     path: Path
@@ -45,7 +45,7 @@ class Caller:
     groups: frozenset[str] = frozenset()
 
 
-def socket(what: str, path: Path, node: Node | None, folder: Node | None, caller: Caller) -> Finding:
+def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None, caller: Caller) -> Finding:
     """Whether `caller` may use a socket. `folder` is where it stands; None: not there, or not to be looked at."""
     check = f"{what} socket"
     if folder is None:
@@ -78,7 +78,7 @@ def socket(what: str, path: Path, node: Node | None, folder: Node | None, caller
     return ok(check, f"{text}: {caller.name} may use it")
 
 
-def _kept_out(check: str, text: str, node: Node, caller: Caller) -> Finding:
+def _kept_out(check: str, text: str, node: FileStat, caller: Caller) -> Finding:
     said = f"{text}: {caller.name} may not use it"
     if node.mode & 0o020 and node.group in caller.groups:
         why = f"{said}, though a member of {node.group}"
@@ -88,7 +88,7 @@ def _kept_out(check: str, text: str, node: Node, caller: Caller) -> Finding:
     return fail(check, said, "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit")
 
 
-def _owner(node: Node) -> str:
+def _owner(node: FileStat) -> str:
     return f"mode {stat.S_IMODE(node.mode):04o}, uid {node.uid}, group {node.group}"
 
 

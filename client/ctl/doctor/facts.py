@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Final
 
 from ....shm import segments
-from .access import Caller, Node
-from .memory import Cgroup, Room
+from .access import Caller, FileStat
+from .memory import Cgroup, RingRoom
 
 _CAP_IPC_LOCK: Final = 14
 _LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
 _SYSTEM_UID_MAX: Final = 999
 
 
-def node(path: Path) -> Node | None:
+def node(path: Path) -> FileStat | None:
     """A file's owner and mode; None if it is not there, or not to be looked at."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return Node(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
+    return FileStat(path, found.st_mode, found.st_uid, found.st_gid, _group_name(found.st_gid))
 
 
 def scrape(path: Path, wait_s: float) -> str | None:
@@ -62,11 +62,11 @@ def caller() -> Caller:
     return Caller(uid, user.pw_name, gids, frozenset(named | {_group_name(user.pw_gid)}))
 
 
-def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> Room:
+def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
     """Memory as it stands, for a ring of `ring_bytes`; `pid`: the daemon whose cgroup counts, else our own."""
     shm = os.statvfs("/dev/shm")
     meminfo = _text(Path("/proc/meminfo"))
-    return Room(
+    return RingRoom(
         ring_bytes,
         ready_bytes,
         shm.f_blocks * shm.f_frsize,

@@ -26,7 +26,7 @@ class Cgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RingRoom:
     """`ring_bytes` wanted, of which `ready_bytes` are set aside already: 0 without a daemon."""
 
     ring_bytes: int
@@ -42,7 +42,7 @@ class Room:
         return max(0, self.ring_bytes - self.ready_bytes)
 
 
-def shm(room: Room) -> Finding:
+def shm(room: RingRoom) -> Finding:
     """Whether /dev/shm holds the ring, and the lanes of the next clients."""
     there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
     if room.missing_bytes > room.shm_free_bytes:
@@ -63,7 +63,7 @@ def shm(room: Room) -> Finding:
     return ok("/dev/shm", f"{there}; the ring {_has(room)}")
 
 
-def available(room: Room) -> Finding:
+def available(room: RingRoom) -> Finding:
     """Whether the machine has memory for the ring, and for something beside it."""
     there = f"{size(room.available_bytes)} of {size(room.memory_bytes)} are available"
     left = room.available_bytes - room.missing_bytes
@@ -82,7 +82,7 @@ def available(room: Room) -> Finding:
     return ok("memory", f"{there}; the ring {_has(room)}")
 
 
-def cgroup(room: Room) -> Finding:
+def cgroup(room: RingRoom) -> Finding:
     """Whether a limit on the daemon's cgroup, or one above it, leaves room for the ring."""
     if not room.cgroups:
         return ok("cgroup", "no memory limit that can be seen from here")
@@ -167,7 +167,7 @@ def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
     return ok("membarrier", "GLOBAL_EXPEDITED is offered" + (" and in use" if in_use else ""))
 
 
-def _has(room: Room) -> str:
+def _has(room: RingRoom) -> str:
     if not room.missing_bytes:
         return f"has its {size(room.ring_bytes)}"
     return f"of {size(room.ring_bytes)} fits"

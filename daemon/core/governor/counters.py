@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Counters:
+class GovernorCounters:
     """Only ever rising. `refused` by the error's code, `transitions` by the mode that was entered.
 
     `renewed`: registrations of what was there; `promoted`: those of what had been offloaded, among `registered`.

@@ -1,7 +1,7 @@
 """What becomes of ordered entries: gone, remembered if it was to the host tier, kept, or back, if nobody answered.
 
 Owns: how an acknowledgement changes table, pass, memory of what was offloaded, and counters, and what its lack does.
-Does not own: whether one is valid, nor when an owner is late (`Orders`).
+Does not own: whether one is valid, nor when an owner is late (`DeviceOrders`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from ....ipc import messages
-from .device_orders import Orders, Standing
+from .device_orders import DeviceOrders, Standing
 from .device_promotion import Promotions
 from .device_record import Owner
-from .outbox import Outbox
+from .outbox import GovernorOutbox
 from .table import ORDERED, Rows, exact_sum
 
 
@@ -20,9 +20,9 @@ def carry_out(
     order: Standing,
     rows: Rows,
     message: messages.AcknowledgeOrder,
-    orders: Orders,
+    orders: DeviceOrders,
     promotions: Promotions,
-    outbox: Outbox,
+    outbox: GovernorOutbox,
     kept_until: float,
     now: float,
 ) -> None:
@@ -49,7 +49,7 @@ def carry_out(
     device.coldest.thaw(kept_until)
 
 
-def take_back(owner: Owner, rows: Rows, outbox: Outbox, until: float) -> None:
+def take_back(owner: Owner, rows: Rows, outbox: GovernorOutbox, until: float) -> None:
     """An owner is late with these rows: nothing is known to have gone, and they are let alone until then."""
     device = owner.device
     device.table.take_back(rows, until)

@@ -22,9 +22,9 @@ from ....errors import UnknownOrder
 from ....ipc import messages
 from ..deadlines import Deadlines
 from . import passes
-from .device_record import Device, Owner
+from .device_record import DeviceRecord, Owner
 from .limits import GovernorLimits
-from .outbox import Outbox
+from .outbox import GovernorOutbox
 from .passes import Pass
 from .table import ORDERED, Rows, exact_sum, runs
 
@@ -36,7 +36,7 @@ class Standing:
     """An order. `rows`: what it names, until it is sent; `count`: rows under it; `open`: neither done nor late."""
 
     number: int
-    device: Device
+    device: DeviceRecord
     owner: Owner
     kind: Literal["offload", "drop"]
     reason: str
@@ -46,10 +46,10 @@ class Standing:
     open: bool = True
 
 
-class Orders:
+class DeviceOrders:
     """All devices' orders that anything is left of."""
 
-    def __init__(self, limits: GovernorLimits, outbox: Outbox) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
         self._outbox = outbox
         self._last = 0
@@ -76,7 +76,7 @@ class Orders:
         return self._last
 
     def give(
-        self, device: Device, rows: Rows, host_takes: bool, reason: str, now: float, part_of: Pass | None = None
+        self, device: DeviceRecord, rows: Rows, host_takes: bool, reason: str, now: float, part_of: Pass | None = None
     ) -> None:
         """Orders resident rows away, each to its owner, as offload or drop."""
         if not len(rows):
@@ -177,7 +177,7 @@ class Orders:
         if owner.orders:
             self._due.set(owner, now + self._limits.ack_s)
 
-    def detach(self, device: Device, rows: Rows, now: float) -> None:
+    def detach(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         """These rows no longer stand under their orders, whether open or late."""
         numbers = device.table.order[rows]
         numbers = numbers[numbers > 0]
@@ -198,7 +198,7 @@ class Orders:
             self._close(self._standing[number], now)
         return owner, owner.device.table.where(owner=owner.slot, state=ORDERED)
 
-    def check_invariants(self, devices: list[Device]) -> None:
+    def check_invariants(self, devices: list[DeviceRecord]) -> None:
         """Asserts what the module's docstring promises."""
         under: dict[int, int] = {}
         for device in devices:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ....ipc.modes import Mode
-from .device_record import Device
+from .device_record import DeviceRecord
 from .device_room import has_room
 from .limits import GovernorLimits
 from .passes import Circumstances, Outlook
@@ -75,7 +75,7 @@ class Remembered:
         assert row is not None
         self._remove(device, np.array([row]))
 
-    def up_next(self, device: Device, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, Trace]]:
+    def up_next(self, device: DeviceRecord, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, Trace]]:
         """Up to `most` entries of these agents, the first agent's first and of each its oldest, that may be asked for
         now, of clients that are there.
         """
@@ -182,7 +182,7 @@ class Promotions:
                 self.remembered.forget(device, key)
 
     def take(
-        self, device: Device, circumstances: Circumstances, limits: GovernorLimits, now: float
+        self, device: DeviceRecord, circumstances: Circumstances, limits: GovernorLimits, now: float
     ) -> dict[int, list[tuple[bytes, Trace]]]:
         """What to ask of whom now, nearest agents' first: as much as keeps the device under its pressure threshold and
         its budgets, `keys_per_request_max` entries at most.

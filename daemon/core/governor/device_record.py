@@ -28,14 +28,14 @@ _RETURNS_MAX: Final = 1024
 class Owner:
     """A client's entries on one device. `orders`: open ones; `unresponsive`: it was late, and silent since."""
 
-    device: Device
+    device: DeviceRecord
     client: int
     slot: int
     orders: set[int] = field(default_factory=set)
     unresponsive: bool = False
 
 
-class Coldest:
+class ColdestRows:
     """The least recently used rows that may go, found ahead, so that a registration over budget does not rank a table.
 
     What is used, ordered away or removed meanwhile is passed over; what is new is warmer. Only rows that may go
@@ -51,7 +51,7 @@ class Coldest:
         """From then on, rows may go that cannot before; -inf: from now on."""
         self._thaws_at = min(self._thaws_at, at)
 
-    def ahead(self, device: Device, now: float) -> Iterator[Rows]:
+    def ahead(self, device: DeviceRecord, now: float) -> Iterator[Rows]:
         """Rows, the coldest first: few, then more, at last all that may go. Each time from the first on."""
         stale = now >= self._thaws_at
         if not stale:
@@ -63,14 +63,14 @@ class Coldest:
             self._find(device, now, len(device.table))
         yield self._rows
 
-    def _pass_over(self, device: Device, now: float, count: int) -> None:
+    def _pass_over(self, device: DeviceRecord, now: float, count: int) -> None:
         rows, used_at = self._rows[:count], self._used_at[:count]
         stay = device.may_go(rows, now) & (device.table.used_at[rows] == used_at)
         if not stay.all():
             self._rows = np.concatenate([rows[stay], self._rows[count:]])
             self._used_at = np.concatenate([used_at[stay], self._used_at[count:]])
 
-    def _find(self, device: Device, now: float, most: int) -> bool:
+    def _find(self, device: DeviceRecord, now: float, most: int) -> bool:
         table = device.table
         found = np.flatnonzero(device.may_go(slice(table.end), now))
         whole = len(found) <= most
@@ -83,7 +83,7 @@ class Coldest:
         return whole
 
 
-class Device:
+class DeviceRecord:
     """State to read; what changes a device's rows goes through Devices."""
 
     def __init__(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Device:
         self.table = Table()
         self.owners: dict[int, Owner] = {}
         self.distances = Distances()
-        self.coldest = Coldest()
+        self.coldest = ColdestRows()
         self.under_way: Pass | None = None
         self.stuck = ""
         self._stuck_used_bytes = 0

@@ -13,7 +13,7 @@ import numpy as np
 from ....errors import BelowFloor, DeviceFull
 from ....ipc import messages
 from . import ranking
-from .device_record import Device
+from .device_record import DeviceRecord
 from .limits import GovernorLimits
 from .passes import Circumstances
 from .ranking import Amounts
@@ -21,7 +21,7 @@ from .table import ORDERED, Rows
 
 
 def victims(
-    device: Device,
+    device: DeviceRecord,
     row: int | None,
     message: messages.RegisterEntry,
     circumstances: Circumstances,
@@ -72,7 +72,7 @@ def victims(
     )
 
 
-def has_room(device: Device, more: Amounts, limits: GovernorLimits) -> bool:
+def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:
     """Whether so much more fits into every budget with nothing going for it."""
     table = device.table
     after = Amounts(
@@ -92,7 +92,7 @@ def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
     )
 
 
-def _look(device: Device, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
+def _look(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: int, now: float) -> Rows | None:
     if spare_bytes < needs.bytes:
         return None
     table = device.table

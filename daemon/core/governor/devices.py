@@ -26,16 +26,16 @@ from ....errors import LimitReached, NoGauge, OwnedElsewhere, UnderPressure
 from ....ipc import messages
 from . import device_room, passes
 from .device_acknowledgement import carry_out, take_back
-from .device_orders import Orders
+from .device_orders import DeviceOrders
 from .device_promotion import Promotions
-from .device_record import Device, Owner
+from .device_record import DeviceRecord, Owner
 from .limits import GovernorLimits
-from .outbox import Outbox
-from .passes import Circumstances, Outlook, Pass, Plan
+from .outbox import GovernorOutbox
+from .passes import Circumstances, Outlook, Pass, PassPlan
 from .ranking import SORTED_WHOLE, Steps, at_once
 from .table import Rows, runs
 
-__all__ = ["Circumstances", "Devices", "Outlook", "Plan"]
+__all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
 ORDERS_A_SLICE: Final = 4
 """So many orders are told at a time, of keys_per_request_max keys each."""
@@ -47,12 +47,12 @@ _DONE: Final = object()
 class Devices:
     """Every device that a client has opened."""
 
-    def __init__(self, limits: GovernorLimits, outbox: Outbox, outlook: Outlook) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox, outlook: Outlook) -> None:
         self._limits = limits
         self._outbox = outbox
         self._outlook = outlook
-        self._devices: dict[str, Device] = {}
-        self._orders = Orders(limits, outbox)
+        self._devices: dict[str, DeviceRecord] = {}
+        self._orders = DeviceOrders(limits, outbox)
         self._work: deque[Iterator[None]] = deque()
         self._promotions = Promotions(limits, outlook)
         self._now = 0.0
@@ -83,7 +83,7 @@ class Devices:
                     f"{len(self._devices)} devices are open and devices_max is {self._limits.devices_max}: "
                     f"{device!r} would be one more; raise it"
                 )
-            known = self._devices[device] = Device(device)
+            known = self._devices[device] = DeviceRecord(device)
             self._promotions.opened(device)
         known.open(client)
 
@@ -218,11 +218,11 @@ class Devices:
         """Nobody knows how full the device is any more. What was ordered stays ordered."""
         self.mode_changed(name, now)
 
-    def plan(self, name: str, circumstances: Circumstances, now: float) -> Plan:
+    def plan(self, name: str, circumstances: Circumstances, now: float) -> PassPlan:
         """What a pass would order now; nothing changes."""
         device = self._devices.get(name)
         if device is None:
-            return Plan()
+            return PassPlan()
         rows = at_once(self._choose(device, circumstances, now))
         return passes.reckon(device.table, rows, circumstances.host_takes, self._limits)
 
@@ -284,12 +284,12 @@ class Devices:
             owner.device.coldest.thaw(self._now)
             self._outbox.announce("owner", client=owner.client, device=owner.device.name, unresponsive=False)
 
-    def _unstick(self, device: Device) -> None:
+    def _unstick(self, device: DeviceRecord) -> None:
         if device.stuck:
             device.stuck = ""
             self._outbox.announce("stuck", device=device.name, why="")
 
-    def _add(self, device: Device, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
+    def _add(self, device: DeviceRecord, owner: Owner, message: messages.RegisterEntry, now: float) -> None:
         counters = self._outbox.counters
         uses = max(1, message.uses)
         trace = self._promotions.registered(device.name, message.key, now)
@@ -300,11 +300,11 @@ class Devices:
         counters.registered += 1
         self._unstick(device)
 
-    def _remove(self, device: Device, rows: Rows, now: float) -> None:
+    def _remove(self, device: DeviceRecord, rows: Rows, now: float) -> None:
         self._orders.detach(device, rows, now)
         device.table.remove(rows)
 
-    def _choose(self, device: Device, circumstances: Circumstances, now: float) -> Steps:
+    def _choose(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> Steps:
         table = device.table
         return passes.choose(
             table,
@@ -316,7 +316,7 @@ class Devices:
             now,
         )
 
-    def _begin(self, device: Device, circumstances: Circumstances, now: float) -> None:
+    def _begin(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         if not len(device.table):
             return
         lowers = passes.lacking_bytes(circumstances, self._limits) > 0
@@ -330,7 +330,7 @@ class Devices:
         for _ in slices:
             pass
 
-    def _slices(self, device: Device, under_way: Pass, circumstances: Circumstances) -> Iterator[None]:
+    def _slices(self, device: DeviceRecord, under_way: Pass, circumstances: Circumstances) -> Iterator[None]:
         """One pass: rows are chosen, then ordered away, as far as they are then what they were."""
         table, last_serial = device.table, device.table.last_serial
         rows = yield from self._choose(device, circumstances, self._now)
@@ -346,7 +346,7 @@ class Devices:
         else:
             device.under_way = None
 
-    def _promote(self, device: Device, circumstances: Circumstances, now: float) -> None:
+    def _promote(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():
             keys = [key for key, _ in entries]
             order = messages.Order(self._orders.number(), device.name, "promote", keys, circumstances.mode.value)

@@ -20,7 +20,7 @@ from .devices import Devices
 from .events import Sample
 from .host import Host
 from .limits import GovernorLimits
-from .passes import Circumstances, Plan
+from .passes import Circumstances, PassPlan
 from .tiers import Changes, Gauge, Tiers
 
 
@@ -114,7 +114,7 @@ class Drills:
 
     def _drilled(self, message: messages.Drill, before: Mode, gauge: Gauge, now: float) -> messages.Drilled:
         if gauge.sample.tier is Tier.HOST:
-            plan, shrink_bytes = Plan(), self._host.over_bytes(gauge)
+            plan, shrink_bytes = PassPlan(), self._host.over_bytes(gauge)
         else:
             plan = self._devices.plan(message.gauge, self._circumstances(gauge, now), now)
             shrink_bytes = 0

@@ -11,7 +11,7 @@ Said = messages.GovernorAnswer | messages.Done | messages.Counted | messages.Err
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class GovernorSend:
     """An answer or a push, for a client that has not left."""
 
     client: int
@@ -35,7 +35,7 @@ class Press:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class GovernorAnnounce:
     """Something that watchers may want to know.
 
     `body["event"]` names it: mode, order, refuse, owner, workflow, stuck.
@@ -45,7 +45,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class GovernorLog:
     """One line for the operator: every transition, and every owner that does not answer."""
 
     level: str
@@ -53,4 +53,4 @@ class Log:
     fields: dict[str, Any]
 
 
-Effect = Send | Press | Announce | Log
+Effect = GovernorSend | Press | GovernorAnnounce | GovernorLog

@@ -1,7 +1,7 @@
 """What can happen to the governor. `Governor.handle(event, now)` takes one at a time; time is an argument.
 
-The actor that feeds them promises what the store's does: ClientJoined comes before anything else of a client,
-ClientLeft last, numbers are not used again, the order of one client's messages is kept.
+The actor that feeds them promises what the store's does: GovernorClientJoined comes before anything else of a client,
+GovernorClientLeft last, numbers are not used again, the order of one client's messages is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OWNERS_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class ClientJoined:
+class GovernorClientJoined:
     """A client that may say something from now on."""
 
     client: int
@@ -28,14 +28,14 @@ class ClientJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLeft:
+class GovernorClientLeft:
     """Its connection is gone, and with it all that it had registered."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class GovernorReceived:
     """A validated request of a client; no ReadDevice, which is for the gauges."""
 
     client: int
@@ -80,15 +80,23 @@ class HostHolds:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsChanged:
+class GovernorLimitsChanged:
     """The configuration was read again."""
 
     limits: GovernorLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class GovernorTick:
     """Time has passed, or the governor asked to go on (`next_timer`)."""
 
 
-Event = ClientJoined | ClientLeft | Received | Sampled | HostHolds | LimitsChanged | Tick
+Event = (
+    GovernorClientJoined
+    | GovernorClientLeft
+    | GovernorReceived
+    | Sampled
+    | HostHolds
+    | GovernorLimitsChanged
+    | GovernorTick
+)

@@ -25,15 +25,25 @@ from ....ipc import messages
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
 from ....ipc.words import SIZE_BYTES_MAX
 from . import report
-from .counters import Counters
+from .counters import GovernorCounters
 from .devices import Devices
 from .drills import Drills
 from .effects import Effect
-from .events import OWNERS_EVERY_S, ClientJoined, ClientLeft, Event, HostHolds, LimitsChanged, Received, Sampled, Tick
+from .events import (
+    OWNERS_EVERY_S,
+    Event,
+    GovernorClientJoined,
+    GovernorClientLeft,
+    GovernorLimitsChanged,
+    GovernorReceived,
+    GovernorTick,
+    HostHolds,
+    Sampled,
+)
 from .floors import Floors
 from .host import Host, takes
 from .limits import GovernorLimits
-from .outbox import Client, Outbox
+from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
 from .reservations import Reservations
 from .tiers import Changes, Gauge, Tiers
@@ -52,7 +62,7 @@ class Governor:
 
     def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
         self.limits = limits
-        self._outbox = Outbox()
+        self._outbox = GovernorOutbox()
         self.workflows = Workflows(limits.workflows_max, limits.workflow_steps_max)
         self.unix_at_zero_s = unix_at_zero_s
         self.tiers = Tiers(limits.thresholds, self._outbox)
@@ -63,13 +73,13 @@ class Governor:
         self._drills = Drills(self.tiers, self.devices, self.host, self._circumstances, limits)
         self._now = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
-            ClientJoined: self._client_joined,
-            ClientLeft: self._client_left,
-            Received: self._received,
+            GovernorClientJoined: self._client_joined,
+            GovernorClientLeft: self._client_left,
+            GovernorReceived: self._received,
             Sampled: self._sampled,
             HostHolds: self.host.holds,
-            LimitsChanged: self._limits_changed,
-            Tick: self._tick,
+            GovernorLimitsChanged: self._limits_changed,
+            GovernorTick: self._tick,
         }
         self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
             messages.Subscribe: self._subscribe,
@@ -109,12 +119,12 @@ class Governor:
         return self.limits.sample_pressed_s if self.tiers.pressed else self.limits.sample_s
 
     @property
-    def clients(self) -> dict[int, Client]:
+    def clients(self) -> dict[int, GovernorClient]:
         """Who is there."""
         return self._outbox.clients
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> GovernorCounters:
         """What has happened since the daemon began."""
         return self._outbox.counters
 
@@ -148,11 +158,11 @@ class Governor:
 
     # ---- events
 
-    def _client_joined(self, event: ClientJoined, now: float) -> None:
+    def _client_joined(self, event: GovernorClientJoined, now: float) -> None:
         assert event.client not in self.clients, "client numbers are not used again"
-        self.clients[event.client] = Client(event.name, event.pid)
+        self.clients[event.client] = GovernorClient(event.name, event.pid)
 
-    def _client_left(self, event: ClientLeft, now: float) -> None:
+    def _client_left(self, event: GovernorClientLeft, now: float) -> None:
         client = event.client
         del self.clients[client]
         self._drills.client_left(client)
@@ -165,7 +175,7 @@ class Governor:
         if ended:
             self._workflows_changed(now)
 
-    def _received(self, event: Received, now: float) -> None:
+    def _received(self, event: GovernorReceived, now: float) -> None:
         message = event.message
         try:
             self._requests[type(message)](event.client, message, now)
@@ -176,7 +186,7 @@ class Governor:
     def _sampled(self, event: Sampled, now: float) -> None:
         self._follow(self.tiers.sampled(event.samples, now), now)
 
-    def _limits_changed(self, event: LimitsChanged, now: float) -> None:
+    def _limits_changed(self, event: GovernorLimitsChanged, now: float) -> None:
         self.limits = limits = event.limits
         self.tiers.change_thresholds(limits.thresholds)
         self.devices.change_limits(limits)
@@ -186,7 +196,7 @@ class Governor:
         self.workflows.change_limits(limits.workflows_max, limits.workflow_steps_max)
         self._drills.change_limits(limits)
 
-    def _tick(self, event: Tick, now: float) -> None:
+    def _tick(self, event: GovernorTick, now: float) -> None:
         self.reservations.expire(now, DUE_MAX)
         self.devices.tick(now)
 

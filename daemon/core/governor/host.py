@@ -21,7 +21,7 @@ from typing import Final
 from .effects import Press
 from .events import HostHolds
 from .limits import GovernorLimits
-from .outbox import Outbox
+from .outbox import GovernorOutbox
 from .tiers import Gauge
 
 MIB: Final = 1 << 20
@@ -35,7 +35,7 @@ def takes(gauge: Gauge | None) -> bool:
 class Host:
     """What the store is asked for, from reading to reading."""
 
-    def __init__(self, limits: GovernorLimits, outbox: Outbox) -> None:
+    def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
         self._outbox = outbox
         self._holds: HostHolds | None = None

@@ -10,24 +10,24 @@ from typing import Any
 
 from ....errors import TensordError
 from ....ipc import messages
-from .counters import Counters
-from .effects import Announce, Effect, Log, Press, Said, Send
+from .counters import GovernorCounters
+from .effects import Effect, GovernorAnnounce, GovernorLog, GovernorSend, Press, Said
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class GovernorClient:
     """Who is on the other side."""
 
     name: str
     pid: int
 
 
-class Outbox:
+class GovernorOutbox:
     """Collects effects until `take`."""
 
     def __init__(self) -> None:
-        self.clients: dict[int, Client] = {}
-        self.counters = Counters()
+        self.clients: dict[int, GovernorClient] = {}
+        self.counters = GovernorCounters()
         self._effects: list[Effect] = []
 
     def take(self) -> list[Effect]:
@@ -38,7 +38,7 @@ class Outbox:
     def send(self, client: int, message: Said) -> None:
         """Tells a client something, if it is still there."""
         if client in self.clients:
-            self._effects.append(Send(client, message))
+            self._effects.append(GovernorSend(client, message))
 
     def press(self, press: Press) -> None:
         """Tells the store how much it may keep."""
@@ -46,11 +46,11 @@ class Outbox:
 
     def announce(self, event: str, **body: Any) -> None:
         """Tells whoever watches."""
-        self._effects.append(Announce({"event": event, **body}))
+        self._effects.append(GovernorAnnounce({"event": event, **body}))
 
     def log(self, level: str, event: str, **fields: Any) -> None:
         """One line for the operator."""
-        self._effects.append(Log(level, event, fields))
+        self._effects.append(GovernorLog(level, event, fields))
 
     def refuse(self, client: int, request: int | None, error: TensordError) -> None:
         """Answers a request with an error, counts and announces it; one without an id is not answered."""

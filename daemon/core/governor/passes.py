@@ -75,7 +75,7 @@ class Distances:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PassPlan:
     """What a pass would order."""
 
     offload_entries: int = 0
@@ -174,10 +174,10 @@ def offloads(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits)
     return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
 
 
-def reckon(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> Plan:
+def reckon(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> PassPlan:
     """What ordering these rows away comes to."""
     offload = offloads(table, rows, host_takes, limits)
-    return Plan(
+    return PassPlan(
         int(offload.sum()),
         exact_sum(table.size_bytes[rows[offload]]),
         int((~offload).sum()),

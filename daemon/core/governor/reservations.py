@@ -25,7 +25,7 @@ ENDED_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class ReservedMemory:
     """So many bytes of one device, set aside for one client."""
 
     client: int
@@ -39,7 +39,7 @@ class Reservations:
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
         self._last_token = 0
-        self._standing: dict[int, Reservation] = {}
+        self._standing: dict[int, ReservedMemory] = {}
         self._timers: Deadlines[int] = Deadlines()
         self._ended: dict[str, deque[tuple[float, int]]] = {}
         self._bytes: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class Reservations:
         lasts_s = min(message.for_s, self._limits.reserve_s_max)
         self._last_token += 1
         token = self._last_token
-        self._standing[token] = Reservation(client, device, message.size_bytes)
+        self._standing[token] = ReservedMemory(client, device, message.size_bytes)
         self._of_client.setdefault(client, set()).add(token)
         self._bytes[device] += message.size_bytes
         self._timers.set(token, now + lasts_s)

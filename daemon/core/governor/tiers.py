@@ -23,7 +23,7 @@ from ....ipc import messages
 from ....ipc.modes import LEVELS, Mode, Tier
 from ...policy.modes import Thresholds, TierMode
 from .events import Sample
-from .outbox import Outbox
+from .outbox import GovernorOutbox
 
 TRANSITIONS_SHOWN: Final = 32
 
@@ -87,7 +87,7 @@ class Changes:
 class Tiers:
     """All gauges by name. Every method that changes something returns what did."""
 
-    def __init__(self, thresholds: Thresholds, outbox: Outbox) -> None:
+    def __init__(self, thresholds: Thresholds, outbox: GovernorOutbox) -> None:
         self.subscribers: set[int] = set()
         self.transitions: deque[tuple[float, dict[str, Any]]] = deque(maxlen=TRANSITIONS_SHOWN)
         self.thresholds = thresholds

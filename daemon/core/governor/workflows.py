@@ -32,7 +32,7 @@ ENDED_AGENTS_MAX: Final = 65_536
 
 
 @dataclass(slots=True)
-class Workflow:
+class WorkflowProgress:
     """One client's steps, and how far it is."""
 
     client: int
@@ -48,7 +48,7 @@ class Workflows:
     def __init__(self, workflows_max: int, workflow_steps_max: int) -> None:
         self.version = 0
         self.change_limits(workflows_max, workflow_steps_max)
-        self._workflows: dict[str, Workflow] = {}
+        self._workflows: dict[str, WorkflowProgress] = {}
         self._steps = 0  # of all of them
         self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
         self._moved: dict[str, None] = {}  # workflows whose distances are of a former step
@@ -94,7 +94,7 @@ class Workflows:
         if known is not None:
             self._leave(name, known)
         step = 0 if known is None else known.step
-        self._workflows[name] = Workflow(client, graph, agents, step)
+        self._workflows[name] = WorkflowProgress(client, graph, agents, step)
         self._steps += graph.size()
         for agent in agents:
             self._of_agent.setdefault(agent, {})[name] = FINISHED
@@ -189,7 +189,7 @@ class Workflows:
         for agent, distance in self._distances.items():
             assert distance == min(of_agent[agent].values()), "not the nearest"
 
-    def _of_client(self, client: int, name: str) -> Workflow:
+    def _of_client(self, client: int, name: str) -> WorkflowProgress:
         workflow = self._workflows.get(name)
         if workflow is None or workflow.client != client:
             raise BadStep(f"this client has no workflow {name!r}: register it first")
@@ -220,7 +220,7 @@ class Workflows:
             self._ended.clear()
         self._changed()
 
-    def _leave(self, name: str, workflow: Workflow) -> None:
+    def _leave(self, name: str, workflow: WorkflowProgress) -> None:
         """Agents that are in no graph any more have ended."""
         self._steps -= workflow.graph.size()
         self._moved.pop(name, None)

@@ -9,7 +9,7 @@ import pytest
 from tensord.client.ctl import drill
 from tensord.client.ctl.tables import WIDTH
 from tensord.daemon.policy.modes import Thresholds, TierMode
-from tensord.ipc.gaugefile import Reading, read_drill
+from tensord.ipc.gaugefile import DrillReading, read_drill
 from tensord.ipc.messages import Drilled, TierState
 from tensord.ipc.modes import Mode, Tier
 
@@ -18,7 +18,7 @@ from .conftest import Ctl
 from .documents import CARD, GIB, MIB
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "drill.txt"
-READING = Reading(12.5, CARD, 78 * GIB, 80 * GIB)
+READING = DrillReading(12.5, CARD, 78 * GIB, 80 * GIB)
 
 
 def drilled(before: Mode, mode: Mode, *, refuses: bool = False, gauge: str = CARD, **more: int) -> Drilled:
@@ -51,7 +51,7 @@ def test_lines_fit_100_columns() -> None:
 
 
 def test_it_says_whether_it_acts() -> None:
-    readings = [Reading(0, CARD, 1, 2), Reading(120, "host", 1, 2)]
+    readings = [DrillReading(0, CARD, 1, 2), DrillReading(120, "host", 1, 2)]
     asking = drill.heading(readings, act=False, speed=2.0)
     assert asking.startswith(f"Asking only: 2 made-up readings of {CARD}, host, 1m00s. Nothing changes")
     acting = drill.heading(readings, act=True, speed=1.0)
@@ -185,7 +185,7 @@ def test_a_drill_of_a_gauge_that_the_daemon_has_not_says_so_and_which_it_has(ctl
 
 
 def test_gauges_that_are_known_and_those_that_are_not_are_told_apart() -> None:
-    readings = [Reading(0.0, name, 1, 2) for name in ("a", "b", "host")]
+    readings = [DrillReading(0.0, name, 1, 2) for name in ("a", "b", "host")]
     for there, told in (
         (["host", "a", "b", "c"], "readings of a, b, host, "),
         (["a", "host"], "readings of a, b, host (no gauge here is called b; there is a, host), "),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensord.client.ctl import leftovers
-from tensord.client.ctl.leftovers import Leftover, Piece
+from tensord.client.ctl.leftovers import Leftover, LeftoverSegment
 from tensord.client.ctl.purge import freed_text
 from tensord.errors import SegmentError
 from tensord.shm import segments
@@ -119,15 +119,13 @@ def test_what_is_no_instance_s_name_is_refused(alone: Ctl, name: str, monkeypatc
     assert "a name is 1 to 32" in alone("purge", "--instance", name, code=1).err
 
 
-def test_an_empty_variable_does_not_stand_for_the_usual_instance(
-    alone: Ctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_variable_does_not_stand_for_the_usual_instance(alone: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORD_INSTANCE", "")
     assert "TENSORD_INSTANCE is empty" in alone("purge", code=1).err
 
 
 def test_another_user_s_memory_is_not_touched() -> None:
-    found = Leftover("theirs", (Piece("/tensord.theirs.ring", 1, 1000),), False)
+    found = Leftover("theirs", (LeftoverSegment("/tensord.theirs.ring", 1, 1000),), False)
     leftovers.owned_by(1000, found)
     leftovers.owned_by(0, found)
     with pytest.raises(SegmentError, match="belongs to uid 1000"):
@@ -159,7 +157,10 @@ def test_looking_leaves_no_lock_behind(daemon: Daemon) -> None:
 
 
 def test_what_is_freed_is_counted_in_memory_and_not_in_promises() -> None:
-    pieces = (Piece("/tensord.a.ring", 3 << 20, 0), Piece("/tensord.a.lane.1", 1 << 20, 0, held=True))
+    pieces = (
+        LeftoverSegment("/tensord.a.ring", 3 << 20, 0),
+        LeftoverSegment("/tensord.a.lane.1", 1 << 20, 0, held=True),
+    )
     told = freed_text(Leftover("a", pieces, False))
     assert "4.00 MiB of instance a" in told
     assert "1 of its lanes are still held" in told

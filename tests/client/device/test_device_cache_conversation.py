@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.client.device.entries import DeviceEntry, DeviceLease, Entries, Registration
+from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
 from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.core.governor.events import Sample, Sampled, Tick
+from tensord.daemon.core.governor.events import GovernorTick, Sample, Sampled
 from tensord.ipc.modes import Tier
 
 from .wire import CARD, HostTier, Wire
@@ -36,7 +36,7 @@ class Conversation(RuleBasedStateMachine):
         self.device = FakeVram(self.card)
         self.wire = Wire()
         self.host = HostTier(self.wire)
-        self.entries = Entries()
+        self.entries = DeviceEntries()
         client: Any = self.host
         self.upkeep = Upkeep(client, self.device, self.entries, uses_every_s=1e-9)
         self.wire.listen(self.upkeep)
@@ -133,7 +133,7 @@ class Conversation(RuleBasedStateMachine):
     def wait(self, s: float) -> None:
         self.wire.now += s
         before = self.wire.governor.counters.timed_out
-        self.wire.happen(Tick())
+        self.wire.happen(GovernorTick())
         self.somebody_was_late |= self.wire.governor.counters.timed_out > before
 
     @rule(full=st.booleans())

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tensord.client.device import orders
-from tensord.client.device.entries import DeviceEntry, DeviceLease, Entries, Registration
+from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
 from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
 from tensord.client.device.interface import Mark
-from tensord.client.device.moves import Moved, Moves
+from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.puts import Put
 from tensord.daemon.core.governor.events import Sample, Sampled
@@ -41,7 +41,7 @@ class Owner:
         self.device = Vram(card)
         self.wire = Wire()
         self.host = HostTier(self.wire)
-        self.entries = Entries()
+        self.entries = DeviceEntries()
         client: Any = self.host
         self.upkeep = Upkeep(client, self.device, self.entries, uses_every_s=1e-9)
         self.moves: Moves = self.upkeep.moves
@@ -61,7 +61,7 @@ class Owner:
         assert lease is not None
         return lease
 
-    def away(self, *numbers: int, offload: bool = True, has_daemon: bool = True) -> Moved:
+    def away(self, *numbers: int, offload: bool = True, has_daemon: bool = True) -> MoveResult:
         return self.moves.away([key(n) for n in numbers], offload=offload, has_daemon=lambda: has_daemon)
 
     def turn(self) -> None:
@@ -118,7 +118,7 @@ def test_what_is_deleted_while_it_is_copied_is_not_said_to_have_been_moved(owner
     owner.put(1)
     owner.device.meanwhile = lambda: owner.entries.delete([key(1)])
     moved = owner.away(1)
-    assert moved == Moved(unknown=[key(1)])
+    assert moved == MoveResult(unknown=[key(1)])
 
 
 def test_what_cannot_be_copied_is_dropped_and_kept_once_the_daemon_has_gone(owner: Owner) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tensord.client.device.upkeep import Upkeep
 from tensord.client.puts import Put
-from tensord.daemon.core.governor.effects import Send
-from tensord.daemon.core.governor.events import ClientJoined, ClientLeft, Event, Received
+from tensord.daemon.core.governor.effects import GovernorSend
+from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.errors import DaemonUnavailable
@@ -73,14 +73,14 @@ class Wire:
 
     def happen(self, event: Event) -> None:
         for effect in self.governor.handle(event, self.now):
-            if isinstance(effect, Send) and effect.client == self.client:
+            if isinstance(effect, GovernorSend) and effect.client == self.client:
                 self.answered.append(effect.message)
         self.governor.check_invariants()
 
     def connect(self) -> None:
         """A new connection; the old one's words are lost, those that the daemon had read are not."""
         if self.connection is not None:
-            self.happen(ClientLeft(self.client))
+            self.happen(GovernorClientLeft(self.client))
         self.said.clear()
         self.answered.clear()
         asked, self._asked = self._asked, {}
@@ -90,14 +90,14 @@ class Wire:
         self.listener.detached()
         self.client += 1
         self.connection = object()
-        self.happen(ClientJoined(self.client, "owner", 1))
-        self.happen(Received(self.client, messages.Subscribe(0)))
+        self.happen(GovernorClientJoined(self.client, "owner", 1))
+        self.happen(GovernorReceived(self.client, messages.Subscribe(0)))
         self.listener.attached(self.connection)
 
     def deliver_up(self) -> None:
         if self.said:
             said: Any = self.said.popleft()
-            self.happen(Received(self.client, said))
+            self.happen(GovernorReceived(self.client, said))
 
     def deliver_down(self) -> None:
         if not self.answered:

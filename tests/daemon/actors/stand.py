@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensord.client.inbox import Inbox as ClientInbox
-from tensord.daemon.actors.inbox import Inbox
+from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.store import StoreActor
-from tensord.daemon.actors.words import Asked, Deliver, Grown, HangUp, Joined, Question, Reconfigured, Requested
+from tensord.daemon.actors.words import Deliver, Grown, HangUp, Joined, MemoryRequest, Question, Reconfigured, Requested
 from tensord.daemon.config import Config
 from tensord.daemon.core.store import Store
 from tensord.daemon.limits import store_limits
-from tensord.daemon.memory import Memory
 from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.segments import Segments
 from tensord.ipc import messages
 from tensord.ipc.peer import Peer
-from tensord.shm.ring import Ring
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.tree import encode
 
 from ...memory_bench import key
@@ -39,7 +39,7 @@ class Client:
 
     def __init__(self, number: int, actor: StoreActor) -> None:
         self.number = number
-        self.inbox: Inbox[Deliver | HangUp] = Inbox(1 << 20)
+        self.inbox: Mailbox[Deliver | HangUp] = Mailbox(1 << 20)
         self._actor = actor
         self._sender = (os.getuid(), number)
         self._requests = 0
@@ -65,7 +65,7 @@ class Client:
 
     async def open_inbox(self) -> ClientInbox:
         inbox = ClientInbox(INBOX_BYTES)
-        self.tell(Asked(self.number, messages.OpenInbox(self.request(), INBOX_BYTES), (os.dup(inbox.fd),)))
+        self.tell(MemoryRequest(self.number, messages.OpenInbox(self.request(), INBOX_BYTES), (os.dup(inbox.fd),)))
         await self.heard(messages.Done)
         return inbox
 
@@ -80,7 +80,7 @@ class Client:
 class ActorStand:
     """The actor, which runs until the stand is closed, and its parts."""
 
-    def __init__(self, config: Config, memory: Memory, store: Store, actor: StoreActor) -> None:
+    def __init__(self, config: Config, memory: Segments, store: Store, actor: StoreActor) -> None:
         self.config, self.memory, self.store, self.actor = config, memory, store, actor
         self._clients = 0
         self.payload_bytes = self.tree_bytes = 0
@@ -138,11 +138,11 @@ async def serving(**given: Any) -> AsyncIterator[ActorStand]:
     instance = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     given = {"instance": instance, "ring_bytes": 4 << 20, "max_entries": 8192, "policy": "lru", **given}
     config = Config.load([word for name, value in given.items() for word in (_flag(name), str(value))], {})
-    memory = Memory.open(config.instance, config.ring_bytes, config.max_entries)
+    memory = Segments.open(config.instance, config.ring_bytes, config.max_entries)
     try:
         limits = store_limits(config, config.ring_bytes, config.max_entries)
         policy = by_name(config.policy)
-        store = Store(memory.index, Ring(0), policy, limits, memory.superblock.epoch, read=memory.read)
+        store = Store(memory.index, SpanAllocator(0), policy, limits, memory.superblock.epoch, read=memory.read)
         actor = StoreActor(store, memory, config, clock=time.monotonic, tell_watchers=lambda _: None)
         stand = ActorStand(config, memory, store, actor)
         actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from tensord.daemon.actors.inbox import Inbox
+from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.pump import ITEMS_MAX, TURN_S, Pump
 
 
@@ -22,7 +22,7 @@ class Clock:
 
 def pump_of(count: int, clock: Clock, also: Callable[[int], None] = lambda _: None) -> tuple[Pump[int], list[int]]:
     """A pump with `count` messages waiting, and the list of those that were received."""
-    inbox: Inbox[int] = Inbox(count + 1)
+    inbox: Mailbox[int] = Mailbox(count + 1)
     received: list[int] = []
 
     def receive(message: int) -> None:

@@ -18,14 +18,14 @@ from tensord.daemon.core.effects import (
     Drain,
     Effect,
     Forget,
-    Holds,
     Move,
     Punch,
+    ReportHostHolds,
     Scan,
     Send,
     WriteExpiry,
 )
-from tensord.daemon.core.entries import State
+from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import (
     Accessed,
     Allocated,
@@ -48,11 +48,11 @@ from tensord.daemon.core.store import Store
 from tensord.daemon.policy.replacement import by_name
 from tensord.errors import BadPrefix, NotEnoughMemory, TensordError
 from tensord.ipc import messages
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.keys import make_key
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
 from tensord.shm.prefix import Piece, Tokens
-from tensord.shm.ring import Ring
 
 from .pieces import BLOCK, TAG, Block, block, name, query, text
 
@@ -109,11 +109,11 @@ class Stand:
         """The pages that the system has."""
         self.short = False
         """Whether no memory is to be had."""
-        self.holds: Holds | None = None
+        self.holds: ReportHostHolds | None = None
         self.now = 0.0
         self.unix_at_zero_s = UNIX_AT_ZERO_S
         self.policy = policy
-        self.store = self.make(Ring(grown, page_bytes), epoch)
+        self.store = self.make(SpanAllocator(grown, page_bytes), epoch)
         self.views: list[View] = []
         self.copies: deque[Copy] = deque()
         self.moves: deque[Move] = deque()
@@ -130,7 +130,7 @@ class Stand:
         self.records: dict[bytes, bytes] = {}
         """What the payloads of pieces begin with, by key."""
 
-    def make(self, ring: Ring, epoch: int) -> Store:
+    def make(self, ring: SpanAllocator, epoch: int) -> Store:
         policy = by_name(self.policy)
         return Store(self.index, ring, policy, self.limits, epoch, self.unix_at_zero_s, read=self.read, seed=epoch)
 
@@ -170,7 +170,7 @@ class Stand:
                     assert effect.size_bytes > 0
                     assert not self.punches, "memory is taken before what is to go has gone"
                     self.allocations.append(effect)
-                case Holds():
+                case ReportHostHolds():
                     self.holds = effect
                 case Discard(_, put_id):
                     assert not any(copy.put_id == put_id for copy in self.copies)
@@ -273,7 +273,7 @@ class Stand:
             # With many pins it takes several events to see whether the put can fit.
             self.do(Tick())
         for entry in victims:
-            is_orphan = entry.parent is not None and entry.parent.state is State.RETIRED
+            is_orphan = entry.parent is not None and entry.parent.state is EntryState.RETIRED
             assert is_orphan or self.find(entry.key) is not None, "a pinned entry was evicted for its room"
 
     def punch(self, at: int = 0) -> None:

@@ -49,7 +49,7 @@ def test_each_limit_is_named_where_it_is_reached(make: Make) -> None:
     for _ in range(3):
         stand.part(1, 1, 64, last=False)
     for request in (3, 4):
-        stand.send(1, messages.Claim(request, key(20 + request)))
+        stand.send(1, messages.RequestClaim(request, key(20 + request)))
     stand.send(1, messages.Evict(5, [key(1), key(2)]))
     stand.send(1, messages.Touch(6, [key(1), key(2)]))
     for number in (1, 2):

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tensord.daemon.core.claims import Claims, Verdict
+from tensord.daemon.core.claims import ClaimTable, Verdict
 from tensord.errors import LimitReached
 
 KEYS = [tag * 8 + bytes([i]) * 24 for tag in (b"a", b"b") for i in range(3)]
@@ -27,7 +27,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.claims = Claims(claim_s=10, claim_s_max=35, per_client_max=6, epoch=3)
+        self.claims = ClaimTable(claim_s=10, claim_s_max=35, per_client_max=6, epoch=3)
         self.now = 0.0
         self.request = 0
         self.model: dict[bytes, dict[str, Any]] = {}
@@ -204,15 +204,15 @@ TestClaimsAgainstAList.settings = settings(
 
 
 @pytest.fixture
-def claims() -> Claims:
-    return Claims(claim_s=10, claim_s_max=35, per_client_max=100, epoch=1)
+def claims() -> ClaimTable:
+    return ClaimTable(claim_s=10, claim_s_max=35, per_client_max=100, epoch=1)
 
 
 def answers(verdicts: list[Verdict]) -> list[tuple[int, str]]:
     return [(verdict.client, verdict.answer) for verdict in verdicts]
 
 
-def test_what_always_fails_costs_each_waiter_one_attempt(claims: Claims) -> None:
+def test_what_always_fails_costs_each_waiter_one_attempt(claims: ClaimTable) -> None:
     tokens = [claims.claim(KEY, client, 0, 0.0).token for client in range(5)]
     first = claims.abandon(tokens[0], 0, 1.0)
     assert answers(first) == [(1, "compute")]
@@ -220,7 +220,7 @@ def test_what_always_fails_costs_each_waiter_one_attempt(claims: Claims) -> None
     assert len(claims) == 0
 
 
-def test_a_claim_ends_at_claim_s_max_whatever_its_renewals(claims: Claims) -> None:
+def test_a_claim_ends_at_claim_s_max_whatever_its_renewals(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0).token
     claims.claim(KEY, 2, 0, 0.0)
     for second in range(0, 35, 5):
@@ -229,7 +229,7 @@ def test_a_claim_ends_at_claim_s_max_whatever_its_renewals(claims: Claims) -> No
     assert answers(claims.expire(35.0, 10)) == [(2, "compute")]
 
 
-def test_a_wholly_received_commit_keeps_its_claim_though_its_client_dies(claims: Claims) -> None:
+def test_a_wholly_received_commit_keeps_its_claim_though_its_client_dies(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0).token
     claims.claim(KEY, 2, 7, 0.0)
     claims.committing(token, 0, KEY)
@@ -238,13 +238,13 @@ def test_a_wholly_received_commit_keeps_its_claim_though_its_client_dies(claims:
     assert answers(claims.committed(KEY)) == [(2, "hit")]
 
 
-def test_a_client_waits_for_its_own_claim_like_anybody(claims: Claims) -> None:
+def test_a_client_waits_for_its_own_claim_like_anybody(claims: ClaimTable) -> None:
     assert claims.claim(KEY, 1, 0, 0.0).answer == "compute"
     assert claims.claim(KEY, 1, 1, 0.0).answer == "wait"
     assert answers(claims.committed(KEY)) == [(1, "hit")]
 
 
-def test_nobody_abandons_the_claim_of_another_user(claims: Claims) -> None:
+def test_nobody_abandons_the_claim_of_another_user(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
     claims.claim(KEY, 2, 0, 0.0, uid=1001)
     assert claims.abandon(token, 1001, 0.0) == []
@@ -252,7 +252,7 @@ def test_nobody_abandons_the_claim_of_another_user(claims: Claims) -> None:
     assert len(claims) == 1
 
 
-def test_a_users_other_client_may_end_a_claim_that_it_was_handed(claims: Claims) -> None:
+def test_a_users_other_client_may_end_a_claim_that_it_was_handed(claims: ClaimTable) -> None:
     token = claims.claim(KEY, 1, 0, 0.0, uid=1000).token
     claims.claim(KEY, 2, 7, 0.0, uid=1000)
     assert answers(claims.refused(token, 1000, KEY)) == [(2, "alone")]

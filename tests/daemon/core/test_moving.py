@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensord.daemon.core.entries import Entry
+from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import Accessed
 from tensord.errors import Corrupt
 from tensord.ipc import messages
@@ -29,7 +29,7 @@ def evict(*numbers: int) -> messages.Evict:
     return messages.Evict(99, [key(number) for number in numbers])
 
 
-def entry_of(stand: Stand, number: int) -> Entry:
+def entry_of(stand: Stand, number: int) -> SpanEntry:
     entry = stand.store.memory.entries.find(key(number))
     assert entry is not None
     return entry

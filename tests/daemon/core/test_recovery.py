@@ -9,9 +9,9 @@ import pytest
 from tensord.daemon.core.events import Accessed, Tick
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
+from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.layout import SLOT_BYTES, SLOT_WORDS
-from tensord.shm.ring import Ring
 
 from .stand import Stand, View, key
 
@@ -27,7 +27,7 @@ def restart(stand: Stand, *, epoch: int = 2, now: float = 0.0) -> None:
     ]
     records.reverse()
     stand.now = now
-    stand.store = stand.make(Ring(len(stand.bytes)), epoch)
+    stand.store = stand.make(SpanAllocator(len(stand.bytes)), epoch)
     stand.copies.clear()
     stand.moves.clear()
     stand.scans = 0

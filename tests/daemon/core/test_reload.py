@@ -34,7 +34,7 @@ def test_what_is_over_a_lowered_limit_stays_and_no_more_comes(make: Make) -> Non
     for number in (1, 2):
         stand.put(number)
         stand.send(1, messages.Pin(number, key(number), 50.0))
-        stand.send(1, messages.Claim(10 + number, key(10 + number)))
+        stand.send(1, messages.RequestClaim(10 + number, key(10 + number)))
         stand.commit(1, 20 + number, key(20 + number), 64)
     lower = replace(
         stand.limits, pins_per_client_max=1, claims_per_client_max=1, commits_in_flight_max=1
@@ -44,7 +44,7 @@ def test_what_is_over_a_lowered_limit_stays_and_no_more_comes(make: Make) -> Non
     stand.put(3, client=2)
     before = len(stand.answers[1])
     stand.send(1, messages.Pin(3, key(3), 50.0))
-    stand.send(1, messages.Claim(13, key(13)))
+    stand.send(1, messages.RequestClaim(13, key(13)))
     stand.commit(1, 23, key(23), 64)
     codes = [getattr(a, "code", None) or a.error.code for a in stand.answers[1][before:]]
     assert codes == ["LimitReached"] * 3
@@ -62,8 +62,8 @@ def test_new_times_hold_for_what_comes_after(make: Make) -> None:
     stand.put(1)
     stand.do(LimitsChanged(replace(stand.limits, default_ttl_s=5.0, claim_s=2.0, put_idle_s=3.0)))
     stand.put(2)
-    stand.send(1, messages.Claim(1, key(9)))
-    stand.send(2, messages.Claim(1, key(9)))
+    stand.send(1, messages.RequestClaim(1, key(9)))
+    stand.send(2, messages.RequestClaim(1, key(9)))
     stand.commit(3, 1, key(8), 64)
     stand.pass_time(2.5)
     assert stand.last(2).answer == "compute"

@@ -65,7 +65,7 @@ def test_watchers_are_told_what_happens(make: Make) -> None:
     stand = make(SPAN)
     stand.put(1)
     stand.put(2)
-    stand.send(1, messages.Claim(1, key(3)))
+    stand.send(1, messages.RequestClaim(1, key(3)))
     stand.send(1, messages.Limit(1, 9999))
     stand.send(1, messages.Clear(2))
     events = [event["event"] for event in stand.told]

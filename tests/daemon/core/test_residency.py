@@ -8,7 +8,7 @@ from tensord.daemon.core.effects import Punch
 from tensord.daemon.core.events import Pressed, RingGrown
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
-from tensord.shm.ring import Ring
+from tensord.shm.allocator import SpanAllocator
 
 from .stand import Stand, key
 
@@ -309,7 +309,7 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
     records = [
         Recovered(slot.number, stand.headers.get(slot.offset), slot.published) for slot in stand.index.slots()
     ]
-    stand.store = stand.make(Ring(RING, PAGE // 4), epoch=2)
+    stand.store = stand.make(SpanAllocator(RING, PAGE // 4), epoch=2)
     stand.store.recover(records, stand.now, missing)
     stand.answers = {}
     stand.join(1)
@@ -329,7 +329,7 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
 
 def test_large_extents_move_in_pieces() -> None:
     ring_bytes = 160 << 20
-    store = Stand(4096).make(Ring(0), 1)
+    store = Stand(4096).make(SpanAllocator(0), 1)
     store.handle(Pressed(0), 0.0)
     effects = store.handle(RingGrown(ring_bytes, more=False), 0.0)
     sizes = [effect.size_bytes for effect in effects if isinstance(effect, Punch)]

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tensord.daemon.core.entries import State
+from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import Accessed, Pressed, Tick
 from tensord.errors import BadTree
 from tensord.ipc import messages
@@ -271,7 +271,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def reader_pins_the_coldest(self) -> None:
         memory = self.stand.store.memory
-        victims = (entry.span_id for entry in memory.unpublished() if entry.state is State.VICTIM)
+        victims = (entry.span_id for entry in memory.unpublished() if entry.state is EntryState.VICTIM)
         coldest = next(chain(memory.policy.coldest(), victims), None)
         view = self.stand.find_span(coldest) if coldest is not None else None
         if view is not None:
@@ -285,7 +285,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data(), number=NUMBERS)
     def claim(self, data: st.DataObject, number: int) -> None:
-        self.ask(data, messages.Claim, self.key(number))
+        self.ask(data, messages.RequestClaim, self.key(number))
 
     @rule(data=st.data(), abandon=st.booleans())
     def renew_or_abandon(self, data: st.DataObject, abandon: bool) -> None:
@@ -327,7 +327,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.integers(0, 4), back=st.integers(1, 4))
     def put_under_a_past_generation(self, data: st.DataObject, number: int, back: int) -> None:
         past = max(0, self.stand.index.generations.current(b"first ns") - back)
-        client = self.ask(data, messages.Claim, key(number, b"first ns", past))
+        client = self.ask(data, messages.RequestClaim, key(number, b"first ns", past))
         assert self.stand.last(client).code == "Invalidated"
         self.requests += 1
         self.stand.commit(client, self.requests, key(number, b"first ns", past), 100)

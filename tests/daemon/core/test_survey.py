@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.core import room, survey
-from tensord.daemon.core.entries import State
+from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import Scanned, Tick
 from tensord.daemon.core.survey import Survey
 
@@ -19,7 +19,7 @@ from .stand import SPAN, Make, Stand, key
 RING = 40
 
 
-def span(offset: int, state: State = State.LIVE) -> Any:
+def span(offset: int, state: EntryState = EntryState.LIVE) -> Any:
     return SimpleNamespace(offset=offset, span_bytes=1, state=state, tokens=2)
 
 
@@ -44,7 +44,7 @@ def test_gaps_are_all_stretches_that_nothing_stands_in(stays: set[int], besides:
 
 
 def test_retired_spans_count_by_their_bytes_and_spans_being_filled_not_at_all() -> None:
-    found = Survey([span(0), span(1, State.RETIRED), span(2, State.FILLING)], lambda _: True, RING)
+    found = Survey([span(0), span(1, EntryState.RETIRED), span(2, EntryState.FILLING)], lambda _: True, RING)
     found.go_on()
     assert (found.entries, found.size_bytes) == (1, 2)
 

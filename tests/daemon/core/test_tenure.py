@@ -159,8 +159,8 @@ def test_invalidate_raises_the_generation_once_for_all_who_ask(make: Make) -> No
 
 def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make) -> None:
     stand = make()
-    stand.send(3, messages.Claim(1, key(3)))
-    stand.send(2, messages.Claim(1, key(3)))
+    stand.send(3, messages.RequestClaim(1, key(3)))
+    stand.send(2, messages.RequestClaim(1, key(3)))
     stand.commit(1, 1, key(1), 64)
     stand.part(1, 1, 64, last=True)
     stand.send(1, messages.Invalidate(5, b"namespac", 0))
@@ -171,7 +171,7 @@ def test_puts_and_claims_begun_before_an_invalidation_come_to_nothing(make: Make
     stand.commit(3, 2, key(3), 64, claim=token)
     assert stand.ended(3, 2) == "Invalidated"
     assert stand.put(1) == "Invalidated"
-    stand.send(2, messages.Claim(9, key(1)))
+    stand.send(2, messages.RequestClaim(9, key(1)))
     assert stand.last(2).code == "Invalidated"
     assert stand.put(key(1, generation=1)) == "stored"
 

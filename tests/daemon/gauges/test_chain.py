@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.governor.effects import Log
+from tensord.daemon.core.governor.effects import GovernorLog
 from tensord.daemon.core.governor.events import Sample
 from tensord.daemon.gauges.chain import RECOVERED_AFTER, STALE_AFTER, Chain
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
@@ -25,7 +25,7 @@ class Told:
     def __init__(self, *sources: str) -> None:
         self.chain = Chain(Tier.DEVICE, sources)
         self.now = 0.0
-        self.lines: list[Log] = []
+        self.lines: list[GovernorLog] = []
 
     def take(self, results: Results) -> dict[str, Sample]:
         self.now += 2.0

@@ -42,7 +42,7 @@ class Scripted:
         self.closed += 1
 
 
-def wanted(**settings: Any) -> governing.Gauges:
+def wanted(**settings: Any) -> governing.GaugesSection:
     argv = [word for name, value in settings.items() for word in (f"--gauges-{name}", str(value))]
     return Config.load(argv, {}).gauges
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tensord.client.ctl.doctor import access
-from tensord.client.ctl.doctor.access import Caller, Node
+from tensord.client.ctl.doctor.access import Caller, FileStat
 from tensord.client.ctl.doctor.finding import Level
-from tensord.client.ctl.leftovers import Leftover, Piece
+from tensord.client.ctl.leftovers import Leftover, LeftoverSegment
 from tensord.errors import DaemonUnavailable, SocketForbidden
 
 PATH = Path("/run/tensord/control.sock")
-FOLDER = Node(PATH.parent, stat.S_IFDIR | 0o755, 100, 100, "tensord")
-SOCKET = Node(PATH, stat.S_IFSOCK | 0o660, 100, 100, "tensord")
+FOLDER = FileStat(PATH.parent, stat.S_IFDIR | 0o755, 100, 100, "tensord")
+SOCKET = FileStat(PATH, stat.S_IFSOCK | 0o660, 100, 100, "tensord")
 MEMBER = Caller(1000, "ann", frozenset({1000, 100}), frozenset({"ann", "tensord"}))
 STRANGER = Caller(1001, "bob", frozenset({1001}), frozenset({"bob"}))
 
@@ -36,36 +36,36 @@ def test_who_joined_the_group_after_logging_in_is_told_to_log_in_anew() -> None:
 
 
 def test_joining_a_group_is_not_advised_where_the_group_has_no_access_either() -> None:
-    alone = Node(PATH, stat.S_IFSOCK | 0o600, 100, 100, "tensord")
+    alone = FileStat(PATH, stat.S_IFSOCK | 0o600, 100, 100, "tensord")
     found = access.socket("control", PATH, alone, FOLDER, STRANGER)
     assert found.level is Level.FAIL
     assert "socket_mode" in found.remedy
 
 
 def test_an_owner_without_the_right_is_not_helped_by_everybody_s() -> None:
-    odd = Node(PATH, stat.S_IFSOCK | 0o006, 1000, 100, "tensord")
+    odd = FileStat(PATH, stat.S_IFSOCK | 0o006, 1000, 100, "tensord")
     assert access.socket("status", PATH, odd, FOLDER, MEMBER).level is Level.FAIL
 
 
 def test_a_socket_that_everybody_may_use_is_warned_of_where_it_can_change_things() -> None:
-    public = Node(PATH, stat.S_IFSOCK | 0o666, 100, 100, "tensord")
+    public = FileStat(PATH, stat.S_IFSOCK | 0o666, 100, 100, "tensord")
     assert access.socket("control", PATH, public, FOLDER, STRANGER).level is Level.WARN
     assert access.socket("status", PATH, public, FOLDER, STRANGER).level is Level.OK
 
 
 def test_a_folder_that_cannot_be_entered_or_that_everybody_may_write_to_fails() -> None:
-    closed = Node(PATH.parent, stat.S_IFDIR | 0o700, 100, 100, "tensord")
+    closed = FileStat(PATH.parent, stat.S_IFDIR | 0o700, 100, 100, "tensord")
     assert "may not enter" in access.socket("control", PATH, None, closed, STRANGER).text
-    public = Node(PATH.parent, stat.S_IFDIR | 0o777, 100, 100, "tensord")
+    public = FileStat(PATH.parent, stat.S_IFDIR | 0o777, 100, 100, "tensord")
     assert access.socket("control", PATH, SOCKET, public, MEMBER).level is Level.FAIL
-    sticky = Node(PATH.parent, stat.S_IFDIR | 0o1777, 100, 100, "tensord")
+    sticky = FileStat(PATH.parent, stat.S_IFDIR | 0o1777, 100, 100, "tensord")
     assert access.socket("control", PATH, SOCKET, sticky, MEMBER).level is Level.OK
 
 
 def test_what_is_missing_or_no_socket_fails() -> None:
     assert "/run/tensord is not there" in access.socket("control", PATH, None, None, MEMBER).text
     assert "control.sock is not there" in access.socket("control", PATH, None, FOLDER, MEMBER).text
-    plain = Node(PATH, stat.S_IFREG | 0o660, 100, 100, "tensord")
+    plain = FileStat(PATH, stat.S_IFREG | 0o660, 100, 100, "tensord")
     assert "no socket" in access.socket("control", PATH, plain, FOLDER, MEMBER).text
 
 
@@ -104,7 +104,7 @@ def test_only_a_user_s_own_daemon_loses_its_memory_at_logout() -> None:
 
 def test_memory_that_no_daemon_serves_is_named_with_its_remedy() -> None:
     def left(instance: str, served: bool | None) -> Leftover:
-        return Leftover(instance, (Piece(f"/tensord.{instance}.ring", 3 << 20, 7),), served)
+        return Leftover(instance, (LeftoverSegment(f"/tensord.{instance}.ring", 3 << 20, 7),), served)
 
     (none,) = access.leftover([left("running", True)], None)
     assert none.level is Level.OK
@@ -120,7 +120,7 @@ def test_memory_that_no_daemon_serves_is_named_with_its_remedy() -> None:
 
 
 def test_files_of_other_users_under_an_instances_names_are_told_though_a_daemon_serves_it() -> None:
-    ring, lane = Piece("/tensord.mine.ring", 3 << 20, 7), Piece("/tensord.mine.lane.1", 4096, 8)
+    ring, lane = LeftoverSegment("/tensord.mine.ring", 3 << 20, 7), LeftoverSegment("/tensord.mine.lane.1", 4096, 8)
     (found,) = access.leftover([Leftover("mine", (ring, lane), True)], "mine")
     assert found.level is Level.WARN
     assert "tensord.mine.lane.1 (uid 8)" in found.text and "tensord.mine.ring" not in found.text

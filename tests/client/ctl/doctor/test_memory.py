@@ -6,11 +6,11 @@ import pytest
 
 from tensord.client.ctl.doctor import memory
 from tensord.client.ctl.doctor.finding import Level
-from tensord.client.ctl.doctor.memory import Cgroup, Room
+from tensord.client.ctl.doctor.memory import Cgroup, RingRoom
 from tensord.shm.layout import LANE_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
-ROOM = Room(
+ROOM = RingRoom(
     ring_bytes=4 * GIB,
     ready_bytes=0,
     shm_total_bytes=16 * GIB,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tensord.daemon.core.governor.devices import Circumstances, Devices
-from tensord.daemon.core.governor.effects import Announce, Log, Send
+from tensord.daemon.core.governor.effects import GovernorAnnounce, GovernorLog, GovernorSend
 from tensord.daemon.core.governor.limits import GovernorLimits
-from tensord.daemon.core.governor.outbox import Client, Outbox
+from tensord.daemon.core.governor.outbox import GovernorClient, GovernorOutbox
 from tensord.ipc import messages
 from tensord.ipc.modes import Mode
 from tensord.ipc.words import SIZE_BYTES_MAX
@@ -55,13 +55,13 @@ class Registry:
 
     def __init__(self, **limits: Any) -> None:
         self.limits = GovernorLimits(**{"block_bytes": 1, **limits})
-        self.outbox = Outbox()
+        self.outbox = GovernorOutbox()
         self.workflows = Workflows()
         self.devices = Devices(self.limits, self.outbox, self.workflows)
         self.now = 1000.0
         self.orders: list[tuple[int, messages.Order]] = []
         self.told: list[dict[str, Any]] = []
-        self.logged: list[Log] = []
+        self.logged: list[GovernorLog] = []
         self.join(1, 2, 3)
 
     @property
@@ -70,7 +70,7 @@ class Registry:
 
     def join(self, *clients: int) -> None:
         for client in clients:
-            self.outbox.clients[client] = Client(f"client {client}", client)
+            self.outbox.clients[client] = GovernorClient(f"client {client}", client)
             self.devices.open(client, GPU)
 
     def leave(self, client: int) -> None:
@@ -145,11 +145,11 @@ class Registry:
     def take(self) -> None:
         for effect in self.outbox.take():
             match effect:
-                case Send(client, messages.Order() as order):
+                case GovernorSend(client, messages.Order() as order):
                     self.orders.append((client, order))
-                case Announce(body):
+                case GovernorAnnounce(body):
                     self.told.append(body)
-                case Log():
+                case GovernorLog():
                     self.logged.append(effect)
 
     @property

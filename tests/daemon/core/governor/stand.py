@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensord.daemon.core.governor.effects import Announce, Effect, Log, Press, Send
+from tensord.daemon.core.governor.effects import Effect, GovernorAnnounce, GovernorLog, GovernorSend, Press
 from tensord.daemon.core.governor.events import (
-    ClientJoined,
-    ClientLeft,
     Event,
+    GovernorClientJoined,
+    GovernorClientLeft,
+    GovernorLimitsChanged,
+    GovernorReceived,
+    GovernorTick,
     HostHolds,
-    LimitsChanged,
-    Received,
     Sample,
     Sampled,
-    Tick,
 )
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
@@ -44,7 +44,7 @@ class Stand:
         self.answers: dict[int, list[Any]] = {}
         self.pressed: list[Press] = []
         self.told: list[dict[str, Any]] = []
-        self.logged: list[Log] = []
+        self.logged: list[GovernorLog] = []
         self.gauges: dict[str, Sample] = {}
         self._requests = 0
 
@@ -54,28 +54,28 @@ class Stand:
         effects = self.governor.handle(event, self.now)
         for effect in effects:
             match effect:
-                case Send(client, message):
+                case GovernorSend(client, message):
                     assert client in self.answers, "an answer to a client that left"
                     self.answers[client].append(message)
                 case Press():
                     self.pressed.append(effect)
-                case Announce(body):
+                case GovernorAnnounce(body):
                     self.told.append(body)
-                case Log():
+                case GovernorLog():
                     self.logged.append(effect)
         return effects
 
     def join(self, *clients: int) -> None:
         for client in clients:
             self.answers[client] = []
-            self.do(ClientJoined(client, f"client {client}", 4000 + client))
+            self.do(GovernorClientJoined(client, f"client {client}", 4000 + client))
 
     def leave(self, client: int) -> None:
         del self.answers[client]
-        self.do(ClientLeft(client))
+        self.do(GovernorClientLeft(client))
 
     def say(self, client: int, message: Any) -> None:
-        self.do(Received(client, message))
+        self.do(GovernorReceived(client, message))
 
     def ask(self, client: int, make: Callable[..., Any], *args: Any, **more: Any) -> Any:
         """Sends a request, and returns its answer, of which there is one."""
@@ -101,12 +101,12 @@ class Stand:
             timer = self.governor.next_timer()
             if timer is None or timer > self.now:
                 return
-            self.do(Tick())
+            self.do(GovernorTick())
         raise AssertionError("there is always another Tick due")
 
     def change_limits(self, **limits: Any) -> None:
         self.limits = replace(self.limits, **limits)
-        self.do(LimitsChanged(self.limits))
+        self.do(GovernorLimitsChanged(self.limits))
 
     # ---- gauges
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.governor.effects import Press, Send
-from tensord.daemon.core.governor.events import Received
+from tensord.daemon.core.governor.effects import GovernorSend, Press
+from tensord.daemon.core.governor.events import GovernorReceived
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Mode
 
@@ -56,9 +56,9 @@ def test_asking_tells_what_a_pass_would_order_and_orders_nothing(make: Make) -> 
     before = stand.status()
     stand.now += 1
     message = messages.Drill(99, GPU, round(0.93 * TOTAL), TOTAL)
-    effects = stand.governor.handle(Received(3, message), stand.now)
-    answer = effects[0].message if isinstance(effects[0], Send) else None
-    assert effects == [Send(3, answer)]  # type: ignore[arg-type]
+    effects = stand.governor.handle(GovernorReceived(3, message), stand.now)
+    answer = effects[0].message if isinstance(effects[0], GovernorSend) else None
+    assert effects == [GovernorSend(3, answer)]  # type: ignore[arg-type]
     assert isinstance(answer, messages.Drilled)
     assert (answer.offload_entries, answer.offload_bytes) == (3, 30 * MIB)
     assert (answer.drop_entries, answer.drop_bytes) == (1, 10 * MIB)

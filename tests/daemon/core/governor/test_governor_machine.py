@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensord.daemon.core.governor.effects import Effect, Send
-from tensord.daemon.core.governor.events import Event, Sampled, Tick
+from tensord.daemon.core.governor.effects import Effect, GovernorSend
+from tensord.daemon.core.governor.events import Event, GovernorTick, Sampled
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
 from tensord.ipc.modes import HOST_GAUGE, Mode
@@ -76,7 +76,7 @@ class Seen(Stand):
     def do(self, event: Event) -> list[Effect]:
         effects = super().do(event)
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, messages.Order):
+            if isinstance(effect, GovernorSend) and isinstance(effect.message, messages.Order):
                 self.orders_now.append((effect.client, effect.message))
         return effects
 
@@ -174,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.stand.mode(order.device) == order.reason
 
     def ask(self, client: int, make: Any, *args: Any, **more: Any) -> Any:
-        self.stand.do(Tick())  # status is as of the last event
+        self.stand.do(GovernorTick())  # status is as of the last event
         self.after()
         before = self.stand.status()
         answer = self.stand.ask(client, make, *args, **more)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.effects import Effect as StoreEffect
-from tensord.daemon.core.effects import Holds
+from tensord.daemon.core.effects import ReportHostHolds
 from tensord.daemon.core.events import Pressed
 from tensord.daemon.core.governor.effects import Press
 from tensord.ipc.modes import HOST_GAUGE, Mode
@@ -24,7 +24,10 @@ class Store(StoreStand):
     """Keeps all that it says of its memory."""
 
     def take(self, effects: list[StoreEffect]) -> None:
-        self.said: list[Holds] = [*getattr(self, "said", []), *(e for e in effects if isinstance(e, Holds))]
+        self.said: list[ReportHostHolds] = [
+            *getattr(self, "said", []),
+            *(e for e in effects if isinstance(e, ReportHostHolds)),
+        ]
         super().take(effects)
 
 

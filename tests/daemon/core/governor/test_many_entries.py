@@ -16,11 +16,11 @@ ENTRIES = SORTED_WHOLE + 1000
 
 def _governor() -> Governor:
     governor = Governor(GovernorLimits())
-    governor.handle(events.ClientJoined(1, "owner", 1), 0.0)
-    governor.handle(events.Received(1, messages.OpenDevice(1, DEVICE)), 0.0)
+    governor.handle(events.GovernorClientJoined(1, "owner", 1), 0.0)
+    governor.handle(events.GovernorReceived(1, messages.OpenDevice(1, DEVICE)), 0.0)
     for number in range(ENTRIES):
         key = number.to_bytes(8, "little") * 4
-        governor.handle(events.Received(1, messages.RegisterEntry(number + 2, DEVICE, key, 1 << 20, 64)), 0.0)
+        governor.handle(events.GovernorReceived(1, messages.RegisterEntry(number + 2, DEVICE, key, 1 << 20, 64)), 0.0)
     return governor
 
 
@@ -29,13 +29,13 @@ def _sample(governor: Governor, share: float, now: float) -> list[effects.Effect
     sample = events.Sample(DEVICE, Tier.DEVICE, int(share * TOTAL_BYTES), TOTAL_BYTES, "test", now)
     told = governor.handle(events.Sampled((sample,)), now)
     while (timer := governor.next_timer()) is not None and timer <= now:
-        told += governor.handle(events.Tick(), now)
+        told += governor.handle(events.GovernorTick(), now)
     governor.check_invariants()
     return told
 
 
 def _ordered(told: list[effects.Effect]) -> int:
-    orders = [e.message for e in told if isinstance(e, effects.Send) and isinstance(e.message, messages.Order)]
+    orders = [e.message for e in told if isinstance(e, effects.GovernorSend) and isinstance(e.message, messages.Order)]
     return sum(len(order.keys) for order in orders)
 
 

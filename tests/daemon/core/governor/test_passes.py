@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.governor.devices import Plan
+from tensord.daemon.core.governor.devices import PassPlan
 from tensord.ipc.modes import Mode
 
 from .registry import FINISHED, GPU, Registry, ordered
@@ -150,9 +150,9 @@ def test_what_a_pass_would_do_is_told_without_doing_it() -> None:
     registry.pass_time(100)
     before = registry.snapshot()
     plan = registry.devices.plan(GPU, registry.stands(95, mode=Mode.CRITICAL), registry.now)
-    assert plan == Plan(offload_entries=1, offload_bytes=1000, drop_entries=1, drop_bytes=500)
+    assert plan == PassPlan(offload_entries=1, offload_bytes=1000, drop_entries=1, drop_bytes=500)
     assert registry.snapshot() == before and registry.settle() == []
-    assert registry.devices.plan("no such device", registry.stands(95), registry.now) == Plan()
+    assert registry.devices.plan("no such device", registry.stands(95), registry.now) == PassPlan()
 
 
 # ---- the floor

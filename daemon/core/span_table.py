@@ -31,14 +31,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
+from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from ...shm.prefix import Piece
-from ...shm.ring import Ring
 from ..policy.leaf_first import leaf_first
 from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
-from .entries import Entries, Entry, State
+from .entries import EntryState, EntryTable, SpanEntry
 from .holdings import Holding, Holdings
 from .sequences import Sequences
 
@@ -47,7 +47,7 @@ SCAN_SPANS_MAX: Final = 96
 
 
 @dataclass(slots=True)
-class Budget:
+class RingBudget:
     """What may be taken at most. `max_bytes` changes while running.
 
     `resident_bytes_max` is what the ring has in memory, or will have once it has shrunk as it should: puts stay within
@@ -70,31 +70,31 @@ class Budget:
 class Outcome:
     """What a scan decided: `victims` were freed as such, `republished` ones came back."""
 
-    victims: list[Entry] = field(default_factory=list)
-    freed: list[Entry] = field(default_factory=list)
-    republished: list[Entry] = field(default_factory=list)
+    victims: list[SpanEntry] = field(default_factory=list)
+    freed: list[SpanEntry] = field(default_factory=list)
+    republished: list[SpanEntry] = field(default_factory=list)
     kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PendingMove:
     """An entry's bytes are being copied to another span: from that of `source` to that of `copy`, which stands for the
     span alone and is nobody's entry."""
 
-    source: Entry
-    copy: Entry
+    source: SpanEntry
+    copy: SpanEntry
 
 
-class Memory:
+class SpanTable:
     """All spans of one ring."""
 
     def __init__(
         self,
         index: IndexWriter,
-        ring: Ring,
+        ring: SpanAllocator,
         policy: Replacement,
         sequences: Sequences,
-        budget: Budget,
+        budget: RingBudget,
         epoch: int,
     ) -> None:
         self.index = index
@@ -102,7 +102,7 @@ class Memory:
         self.policy = policy
         self.sequences = sequences
         self.budget = budget
-        self.entries = Entries()
+        self.entries = EntryTable()
         self.last_pinned: AbstractSet[int] = frozenset()
         self.evicted_while_pinned = 0
         self.taken_entries = 0
@@ -111,17 +111,17 @@ class Memory:
         self.holdings = Holdings()
         self._epoch = epoch
         self._spans_made = 0
-        self._spans: dict[int, Entry] = {}
-        self._by_offset: dict[int, Entry] = {}
-        self._filling: dict[int, Entry] = {}
-        self._fresh: dict[int, Entry] = {}
-        self._held: dict[int, Entry] = {}
-        self._scanning: dict[int, Entry] | None = None
-        self._set_aside: OrderedDict[Entry, None] = OrderedDict()
-        self._moves: dict[int, Move] = {}
+        self._spans: dict[int, SpanEntry] = {}
+        self._by_offset: dict[int, SpanEntry] = {}
+        self._filling: dict[int, SpanEntry] = {}
+        self._fresh: dict[int, SpanEntry] = {}
+        self._held: dict[int, SpanEntry] = {}
+        self._scanning: dict[int, SpanEntry] | None = None
+        self._set_aside: OrderedDict[SpanEntry, None] = OrderedDict()
+        self._moves: dict[int, PendingMove] = {}
 
     @property
-    def filling(self) -> Iterable[Entry]:
+    def filling(self) -> Iterable[SpanEntry]:
         """Spans being filled."""
         return self._filling.values()
 
@@ -156,21 +156,21 @@ class Memory:
             counter += 1
         return number
 
-    def coldest(self, owners: Collection[int] | None = None) -> Iterator[Entry]:
+    def coldest(self, owners: Collection[int] | None = None) -> Iterator[SpanEntry]:
         """Entries that may go, coldest first and leaf first, of `owners` if given. Lazy: valid until the next change.
         """
         policy = self.policy
 
-        def parent(entry: Entry) -> Entry | None:
+        def parent(entry: SpanEntry) -> SpanEntry | None:
             above = entry.parent
-            if above is None or above.state is not State.LIVE:
+            if above is None or above.state is not EntryState.LIVE:
                 return None
             return above if owners is None or above.owner_uid in owners else None
 
         leaves = (entry for entry in map(self.entries.numbered, policy.coldest(owners)) if entry is not None)
         return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.followers)
 
-    def unpublished(self) -> Iterable[Entry]:
+    def unpublished(self) -> Iterable[SpanEntry]:
         """Victims and retired spans."""
         yield from self._fresh.values()
         yield from self._held.values()
@@ -184,18 +184,18 @@ class Memory:
         """Whether entries are being copied to other places."""
         return bool(self._moves)
 
-    def at(self, offset: int) -> Entry:
+    def at(self, offset: int) -> SpanEntry:
         """The span at a ring offset."""
         return self._by_offset[offset]
 
-    def span(self, span_id: int) -> Entry | None:
+    def span(self, span_id: int) -> SpanEntry | None:
         """An allocated span, in whatever state."""
         return self._spans.get(span_id)
 
-    def stored(self, span_id: int) -> Entry | None:
+    def stored(self, span_id: int) -> SpanEntry | None:
         """The entry, published or hidden, that has the span."""
         entry = self._spans.get(span_id)
-        return entry if entry is not None and entry.state in (State.LIVE, State.VICTIM) else None
+        return entry if entry is not None and entry.state in (EntryState.LIVE, EntryState.VICTIM) else None
 
     def over_budget(self, entries: int = 0, size_bytes: int = 0, tokens: int = 0) -> bool:
         """Whether the budgets would be passed with so much more taken, or are passed as it is."""
@@ -208,7 +208,7 @@ class Memory:
 
     def place(
         self, key: bytes, payload_bytes: int, tree_bytes: int, tokens: int, uid: int, now: float
-    ) -> Entry | None:
+    ) -> SpanEntry | None:
         """Takes a span and a slot for a payload that is on its way, within the budgets.
 
         Returns:
@@ -226,7 +226,7 @@ class Memory:
             self.ring.free(offset)
             return None
         self._spans_made = number & SPAN_COUNTER_MASK
-        entry = Entry(
+        entry = SpanEntry(
             key, number, slot, offset, size, payload_bytes, tree_bytes, tokens, uid, now
         )
         self._filling[number] = entry
@@ -236,7 +236,7 @@ class Memory:
         self.holdings.add(uid, size, 1, tokens)
         return entry
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, entry: SpanEntry) -> None:
         """Frees a span that was never published: no reader can have pinned it, so no scan is needed."""
         del self._filling[entry.span_id]
         self.taken_entries -= 1
@@ -245,7 +245,7 @@ class Memory:
         self._free(entry)
 
     def publish(
-        self, entry: Entry, now: float, piece: Piece | None = None, parent: Entry | None = None
+        self, entry: SpanEntry, now: float, piece: Piece | None = None, parent: SpanEntry | None = None
     ) -> None:
         """Shows a filled span to readers; with `piece`, as what follows the published `parent` in a cached sequence.
 
@@ -258,7 +258,7 @@ class Memory:
         self.index.publish(entry.slot)
         self._begin(entry, now)
 
-    def hide(self, victims: Iterable[tuple[Entry, str]]) -> None:
+    def hide(self, victims: Iterable[tuple[SpanEntry, str]]) -> None:
         """Unpublishes entries that may go, each for its reason, if nobody pins them. What follows another comes first.
         """
         for entry, reason in victims:
@@ -269,23 +269,23 @@ class Memory:
             self._fresh[entry.span_id] = entry
             self._tell_of(entry)
 
-    def retire(self, entry: Entry, reason: str) -> None:
+    def retire(self, entry: SpanEntry, reason: str) -> None:
         """The entry goes whether pinned or not; its span as soon as it is unpinned."""
-        if entry.state is State.LIVE:
+        if entry.state is EntryState.LIVE:
             self.index.unpublish(entry.slot)
             self._fresh[entry.span_id] = entry
         entry.reason = reason
         self._leave(entry)
         self.retired_bytes += entry.span_bytes
 
-    def begin_move(self, entry: Entry, offset: int) -> Move | None:
+    def begin_move(self, entry: SpanEntry, offset: int) -> PendingMove | None:
         """Takes a span in the hole at `offset`, and a slot, for a copy of a published entry that is no piece of a
         sequence. Until `end_move`, scans take the span it has for pinned.
 
         Returns:
             None where there is no such hole or slot; then nothing was changed.
         """
-        assert entry.state is State.LIVE and not entry.prefix_bytes, entry
+        assert entry.state is EntryState.LIVE and not entry.prefix_bytes, entry
         if not self.ring.take_hole(offset, entry.span_bytes):
             return None
         number = self.next_span_id
@@ -300,7 +300,7 @@ class Memory:
             slot=slot,
             offset=offset,
             tokens=0,
-            state=State.RETIRED,
+            state=EntryState.RETIRED,
             reason="moved",
             may_go=False,
             set_aside=False,
@@ -308,10 +308,10 @@ class Memory:
         self._spans[number] = self._by_offset[offset] = copy
         self.retired_bytes += copy.span_bytes
         self.holdings.add(copy.owner_uid, copy.span_bytes)
-        self._moves[number] = Move(entry, copy)
+        self._moves[number] = PendingMove(entry, copy)
         return self._moves[number]
 
-    def end_move(self, number: int, *, copied: bool) -> Entry | None:
+    def end_move(self, number: int, *, copied: bool) -> SpanEntry | None:
         """The copy with that span id is whole, header and all, unless `copied` says that it failed.
 
         Returns:
@@ -320,7 +320,7 @@ class Memory:
         """
         move = self._moves.pop(number)
         entry, copy = move.source, move.copy
-        if not copied or entry.state is not State.LIVE or self.index.generations.is_past(entry.key):
+        if not copied or entry.state is not EntryState.LIVE or self.index.generations.is_past(entry.key):
             self.retired_bytes -= copy.span_bytes
             self._free(copy)
             return None
@@ -342,7 +342,7 @@ class Memory:
             for number in list(islice(table, SCAN_SPANS_MAX)):
                 self._scanning[number] = table.pop(number)
 
-    def scanned(self, pinned: AbstractSet[int], now: float, spares: Callable[[Entry], bool]) -> Outcome:
+    def scanned(self, pinned: AbstractSet[int], now: float, spares: Callable[[SpanEntry], bool]) -> Outcome:
         """Carries out what a scan found. Victims that `spares` names are republished though nobody pins them, and with
         each that comes back whatever it follows. What follows another was hidden before it, and is decided before it.
         """
@@ -353,10 +353,10 @@ class Memory:
         self.last_pinned = pinned
         outcome = Outcome()
         for number, entry in scanning.items():
-            if entry.state is State.LIVE:
+            if entry.state is EntryState.LIVE:
                 # What follows it came back.
                 continue
-            if entry.state is State.VICTIM:
+            if entry.state is EntryState.VICTIM:
                 if number in pinned or spares(entry):
                     before = self.sequences.lineage(entry)
                     if before is not None:
@@ -379,11 +379,11 @@ class Memory:
                 outcome.freed.append(entry)
         return outcome
 
-    def victims_in_scan(self) -> list[Entry]:
+    def victims_in_scan(self) -> list[SpanEntry]:
         """The victims that the scan in flight decides about."""
-        return [e for e in (self._scanning or {}).values() if e.state is State.VICTIM]
+        return [e for e in (self._scanning or {}).values() if e.state is EntryState.VICTIM]
 
-    def adopt(self, entry: Entry, now: float) -> bool:
+    def adopt(self, entry: SpanEntry, now: float) -> bool:
         """Takes over a span of a former daemon, as one that waits for a scan.
 
         Returns:
@@ -396,14 +396,14 @@ class Memory:
             self.index.release(entry.slot)
             return False
         self._spans[entry.span_id] = self._by_offset[entry.offset] = entry
-        entry.state = State.RETIRED
+        entry.state = EntryState.RETIRED
         entry.reason = "recovered"
         self._fresh[entry.span_id] = entry
         self.retired_bytes += entry.span_bytes
         self.holdings.add(entry.owner_uid, entry.span_bytes)
         return True
 
-    def readopt(self, entry: Entry, now: float, piece: Piece | None = None) -> bool:
+    def readopt(self, entry: SpanEntry, now: float, piece: Piece | None = None) -> bool:
         """Makes an adopted span whose slot is published an entry; with `piece`, of a cached sequence.
 
         Returns:
@@ -433,14 +433,14 @@ class Memory:
         """How many entries are set aside."""
         return len(self._set_aside)
 
-    def set_aside(self, entry: Entry) -> None:
+    def set_aside(self, entry: SpanEntry) -> None:
         """Somebody holds the entry, which could go otherwise: it is in nobody's way until it is looked at again."""
         if entry.may_go:
             entry.set_aside = True
             self._set_aside[entry] = None
             self._tell_of(entry)
 
-    def look_again(self, most: int, may_go: Callable[[Entry], bool]) -> int:
+    def look_again(self, most: int, may_go: Callable[[SpanEntry], bool]) -> int:
         """Looks at `most` of the entries that are set aside; those that may go by now are so no more.
 
         Returns:
@@ -474,22 +474,22 @@ class Memory:
             slot = slots[entry.slot]
             assert (slot.span_id, slot.key, slot.offset) == (number, entry.key, entry.offset)
             assert self.ring.size_at(entry.offset) == entry.span_bytes
-            assert slot.published == (entry.state is State.LIVE)
-            assert (number in waiting) == (entry.state in (State.VICTIM, State.RETIRED))
-            assert (number in self._filling) == (entry.state is State.FILLING)
-            assert (number in stored) == (entry.state in (State.LIVE, State.VICTIM))
+            assert slot.published == (entry.state is EntryState.LIVE)
+            assert (number in waiting) == (entry.state in (EntryState.VICTIM, EntryState.RETIRED))
+            assert (number in self._filling) == (entry.state is EntryState.FILLING)
+            assert (number in stored) == (entry.state in (EntryState.LIVE, EntryState.VICTIM))
         assert self.ring.span_count == len(spans)
-        counted = [e for e in spans.values() if e.state is not State.RETIRED]
+        counted = [e for e in spans.values() if e.state is not EntryState.RETIRED]
         assert self.taken_entries == len(counted)
         assert self.taken_tokens == sum(e.tokens for e in counted)
-        retired = [e for e in spans.values() if e.state is State.RETIRED]
+        retired = [e for e in spans.values() if e.state is EntryState.RETIRED]
         assert self.retired_bytes == sum(e.span_bytes for e in retired)
         holdings: dict[int, Holding] = {}
         for entry in spans.values():
             of = holdings.setdefault(entry.owner_uid, Holding())
             of.size_bytes += entry.span_bytes
-            of.entries += entry.state is not State.RETIRED
-            of.tokens += entry.tokens if entry.state is not State.RETIRED else 0
+            of.entries += entry.state is not EntryState.RETIRED
+            of.tokens += entry.tokens if entry.state is not EntryState.RETIRED else 0
         self.holdings.check_invariants(holdings)
         assert len(self.policy) == len(stored)
         may_go = {e.number for e in stored.values() if _may_go(e)}
@@ -497,7 +497,7 @@ class Memory:
         assert self._set_aside.keys() == {e for e in stored.values() if e.set_aside}
         assert self.evicted_while_pinned == 0
 
-    def _republish(self, entry: Entry, now: float, *, used: bool) -> None:
+    def _republish(self, entry: SpanEntry, now: float, *, used: bool) -> None:
         self._fresh.pop(entry.span_id, None)
         self.index.republish(entry.slot)
         self.entries.show(entry)
@@ -507,9 +507,9 @@ class Memory:
         if used:
             self.policy.accessed(entry.number, now)
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: SpanEntry) -> None:
         """The entry is stored no more: it no longer counts against the budgets of entries and tokens."""
-        evicted = entry.state is State.VICTIM
+        evicted = entry.state is EntryState.VICTIM
         entry.worth = self.policy.worth(entry.number)
         self.entries.remove(entry)
         if entry.set_aside:
@@ -522,21 +522,21 @@ class Memory:
         self.taken_tokens -= entry.tokens
         self.holdings.add(entry.owner_uid, 0, -1, -entry.tokens)
 
-    def _begin(self, entry: Entry, now: float) -> None:
+    def _begin(self, entry: SpanEntry, now: float) -> None:
         """It is stored from now on."""
         self.entries.add(entry)
         self.policy.inserted(_newcomer(entry), now)
         entry.may_go = True
         self._tell_of(entry)
 
-    def _tell_of(self, entry: Entry) -> None:
+    def _tell_of(self, entry: SpanEntry) -> None:
         """Tells the policy if the entry, or what it follows, may go now, or may not any more."""
         for each in (entry, entry.parent):
             if each is not None and each.may_go != _may_go(each):
                 each.may_go = not each.may_go
                 self.policy.may_go(each.number, each.may_go)
 
-    def _free(self, entry: Entry) -> None:
+    def _free(self, entry: SpanEntry) -> None:
         self.holdings.add(entry.owner_uid, -entry.span_bytes)
         del self._spans[entry.span_id]
         del self._by_offset[entry.offset]
@@ -544,11 +544,11 @@ class Memory:
         self.ring.free(entry.offset)
 
 
-def _may_go(entry: Entry) -> bool:
-    return entry.state is State.LIVE and not entry.followers and not entry.set_aside
+def _may_go(entry: SpanEntry) -> bool:
+    return entry.state is EntryState.LIVE and not entry.followers and not entry.set_aside
 
 
-def _newcomer(entry: Entry) -> Newcomer:
+def _newcomer(entry: SpanEntry) -> Newcomer:
     return Newcomer(
         entry.number,
         entry.key,

@@ -35,7 +35,7 @@ class Window:
     enough: bool
 
 
-class Ring:
+class SpanAllocator:
     """The map of a ring of `capacity_bytes`, empty at first. `page_bytes`: what is withdrawn in one piece."""
 
     def __init__(self, capacity_bytes: int, page_bytes: int = PAGE_BYTES) -> None:

@@ -1,6 +1,6 @@
 """A ring that is mapped here, for whoever is handed the name of bytes that another process pins.
 
-Owns: turning a handle into a lease. Does not own the mapping (ringmap.py), nor the pin, which is the lender's.
+Owns: turning a handle into a lease. Does not own the mapping (ring_mapping.py), nor the pin, which is the lender's.
 
     scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
     worker:     lease = client.ring().borrow(received)                 # no index, no message: it cannot be evicted
@@ -17,13 +17,13 @@ from ..shm.copy import checksum_of
 from ..shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ..shm.recipe import Recipe, recipe
 from .lease import Lease, lease_over
-from .ringmap import Handle, RingMap
+from .ring_mapping import Handle, RingMapping
 
 Array = np.ndarray[Any, Any]
 _RECIPES_MAX: Final = 4096
 
 
-class Ring:
+class RingReader:
     """One ring's memory. It goes on working when its client is attached elsewhere, closed, or without a daemon.
 
     Example:
@@ -38,7 +38,7 @@ class Ring:
 
     __slots__ = ("_map", "_recipes")
 
-    def __init__(self, mapped: RingMap, recipes: dict[bytes, Recipe]) -> None:
+    def __init__(self, mapped: RingMapping, recipes: dict[bytes, Recipe]) -> None:
         """`recipes` by their tree headers; shared with whoever reads the same ring."""
         self._map = mapped
         self._recipes = recipes

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.client.lease import Lease
-from tensord.client.ringmap import IDENTITY_BYTES, Handle
+from tensord.client.ring_mapping import IDENTITY_BYTES, Handle
 from tensord.client.view import View
 from tensord.shm.layout import LANE_WORDS, SPAN_HEADER_BYTES, SpanHeader
 from tensord.shm.segments import punch

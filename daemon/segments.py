@@ -42,7 +42,7 @@ from ..shm.layout import (
 from ..shm.prefix import Piece
 from .core.recovery import Recovered
 from .opening import Opened, header_at, opened
-from .sizes import Asked
+from .sizes import ConfiguredSizes
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -66,7 +66,7 @@ class HeldLane:
     uid: int | None = None
 
 
-class Memory:
+class Segments:
     """Ring, index and lanes of one instance."""
 
     def __init__(self, instance: str, found: Opened) -> None:
@@ -123,7 +123,7 @@ class Memory:
         Raises:
             SegmentError: of whatever kind `opened` raises.
         """
-        return cls(instance, opened(instance, Asked(ring_bytes, max_entries, namespaces_max, derived)))
+        return cls(instance, opened(instance, ConfiguredSizes(ring_bytes, max_entries, namespaces_max, derived)))
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
         """Allocates the next piece of the ring behind `start`; for a thread.

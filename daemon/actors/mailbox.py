@@ -18,7 +18,7 @@ Sender = tuple[int, int]
 """(uid, client)."""
 
 
-class Inbox(Generic[Message]):
+class Mailbox(Generic[Message]):
     """Messages for one actor: at most `capacity` of each sender, and as many of those who give no sender and wait.
 
     Invariant: messages of one sender are taken in the order of their arrival, but for those of `tell_first`; so are

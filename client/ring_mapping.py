@@ -49,7 +49,7 @@ class Handle:
         return cls(*_HANDLE.unpack(packed)) if len(packed) == _HANDLE.size else None
 
 
-class RingMap(mmap):
+class RingMapping(mmap):
     """A read-only mapping of the ring. It holds the lane under which its bytes are pinned, so that every array over
     it keeps that lane, and the kernel lock on it, alive.
 
@@ -122,9 +122,9 @@ class RingMap(mmap):
         return handle.offset + SPAN_HEADER_BYTES, header
 
 
-def mapping_under(array: Array) -> RingMap | None:
+def mapping_under(array: Array) -> RingMapping | None:
     """The mapping in which an array lies; None where it lies in memory of this process's own."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if isinstance(base, RingMap) else None
+    return base if isinstance(base, RingMapping) else None

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tensord.shm.ring import Ring
+from tensord.shm.allocator import SpanAllocator
 
 CELL = 64
 PAGE = 4 * CELL
@@ -24,7 +24,7 @@ class RingAgainstCells(RuleBasedStateMachine):
 
     @initialize(cells=st.integers(0, 40))
     def start(self, cells: int) -> None:
-        self.ring = Ring(cells * CELL, PAGE)
+        self.ring = SpanAllocator(cells * CELL, PAGE)
         self.cells: list[int | None] = [None] * cells
 
     def holes(self) -> list[tuple[int, int]]:
@@ -206,12 +206,12 @@ TestRingAgainstCells.settings = settings(
 
 
 def test_an_empty_stretch_spares_nothing() -> None:
-    ring = Ring(PAGE, PAGE)
+    ring = SpanAllocator(PAGE, PAGE)
     assert ring.withdraw_some(PAGE, (CELL, CELL)) == (0, PAGE)
 
 
 def test_window_grows_towards_the_colder_neighbour() -> None:
-    ring = Ring(10 * CELL)
+    ring = SpanAllocator(10 * CELL)
     offsets = [ring.allocate(2 * CELL) for _ in range(5)]
     warmth = dict(zip(offsets, [9, 1, 0, 5, 2], strict=True))
     window = ring.window(4 * CELL, 6 * CELL, lambda _: True, lambda o: warmth[o], 16)
@@ -220,7 +220,7 @@ def test_window_grows_towards_the_colder_neighbour() -> None:
 
 
 def test_the_coldest_goes_though_its_neighbour_alone_would_be_room_enough() -> None:
-    ring = Ring(10 * CELL)
+    ring = SpanAllocator(10 * CELL)
     small, large = ring.allocate(2 * CELL), ring.allocate(8 * CELL)
     assert (small, large) == (0, 2 * CELL)
     window = ring.window(0, 8 * CELL, lambda _: True, lambda o: o, 16)
@@ -229,7 +229,7 @@ def test_the_coldest_goes_though_its_neighbour_alone_would_be_room_enough() -> N
 
 
 def test_window_passes_over_spans_that_may_not_go() -> None:
-    ring = Ring(10 * CELL)
+    ring = SpanAllocator(10 * CELL)
     for _ in range(5):
         ring.allocate(2 * CELL)
     window = ring.window(4 * CELL, 4 * CELL, lambda o: o != 2 * CELL, lambda o: o, 16)
@@ -239,7 +239,7 @@ def test_window_passes_over_spans_that_may_not_go() -> None:
 
 
 def test_a_window_cut_short_goes_on_from_its_hole() -> None:
-    ring = Ring(64 * CELL)
+    ring = SpanAllocator(64 * CELL)
     for _ in range(64):
         ring.allocate(CELL)
     around, rounds = 32 * CELL, 0
