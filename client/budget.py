@@ -17,11 +17,11 @@ from ..errors import BelowFloor
 from .puts import Put
 from .waiting import LockEvent
 
-__all__ = ["Budget", "Own"]
+__all__ = ["Budget", "TrackedPut"]
 
 
 @dataclass(slots=True)
-class Own:
+class TrackedPut:
     """An entry that this process stored, or is storing."""
 
     size_bytes: int
@@ -62,48 +62,48 @@ class Budget:
         self.bytes = 0
         self._is_there = is_there
         self._is_held = is_held
-        self._own: OrderedDict[bytes, Own] = OrderedDict()
-        self._dropped: list[tuple[bytes, Own]] = []
+        self._tracked: OrderedDict[bytes, TrackedPut] = OrderedDict()
+        self._dropped: list[tuple[bytes, TrackedPut]] = []
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._tracked)
 
-    def find(self, key: bytes) -> Own | None:
+    def find(self, key: bytes) -> TrackedPut | None:
         """The entry, as it was accounted for; it may be gone."""
-        return self._own.get(key)
+        return self._tracked.get(key)
 
-    def add(self, key: bytes, own: Own) -> None:
+    def add(self, key: bytes, tracked: TrackedPut) -> None:
         """Accounts for an entry, as the one used last. Make room for it first."""
         self.forget(key)
-        self._own[key] = own
-        self.bytes += own.size_bytes
+        self._tracked[key] = tracked
+        self.bytes += tracked.size_bytes
 
     def touch(self, key: bytes) -> None:
         """An entry was used, if it is one of ours."""
-        if key in self._own:
-            self._own.move_to_end(key)
+        if key in self._tracked:
+            self._tracked.move_to_end(key)
 
     def forget(self, key: bytes) -> None:
         """Takes an entry out of the account, if it is in there."""
-        own = self._own.pop(key, None)
-        if own is not None:
-            self.bytes -= own.size_bytes
+        tracked = self._tracked.pop(key, None)
+        if tracked is not None:
+            self.bytes -= tracked.size_bytes
 
     def forget_all(self) -> None:
         """Takes all out of the account, and has nothing evicted."""
-        self._own.clear()
+        self._tracked.clear()
         self._dropped.clear()
         self.bytes = 0
 
     def drop_all(self) -> None:
         """Takes all out of the account, for `take_due` to give what is there. Looks at every entry."""
         self.forget_gone()
-        for key in list(self._own):
+        for key in list(self._tracked):
             self._drop(key)
 
     def forget_gone(self) -> None:
         """Takes out of the account what is there no more. Looks at every entry."""
-        for key in [key for key, own in self._own.items() if self._is_gone(key, own)]:
+        for key in [key for key, tracked in self._tracked.items() if self._is_gone(key, tracked)]:
             self.forget(key)
 
     def make_room(self, size_bytes: int) -> None:
@@ -114,13 +114,13 @@ class Budget:
             BelowFloor: fewer entries than the floor would be left. Nothing has to go then.
         """
         victims = self._victims(size_bytes)
-        if victims and len(self._own) - len(victims) < self.floor:
+        if victims and len(self._tracked) - len(victims) < self.floor:
             # Some may be gone of themselves that were not looked at.
             self.forget_gone()
             victims = self._victims(size_bytes)
-        if victims and len(self._own) - len(victims) < self.floor:
+        if victims and len(self._tracked) - len(victims) < self.floor:
             raise BelowFloor(
-                f"{len(self._own)} entries of {self.bytes} bytes are stored, entries_max is {self.entries_max} and "
+                f"{len(self._tracked)} entries of {self.bytes} bytes are stored, entries_max is {self.entries_max} and "
                 f"bytes_max {self.bytes_max}: for {size_bytes} bytes more {len(victims)} would have to go, and the "
                 f"queueing floor is {self.floor} entries; raise the budgets, or lower the floor"
             )
@@ -132,37 +132,37 @@ class Budget:
         stored: before that, the daemon has nothing to evict."""
         dropped, self._dropped = self._dropped, []
         due: list[bytes] = []
-        for key, own in dropped:
-            if own.is_under_way:
-                self._dropped.append((key, own))
-            elif own.is_stored:
+        for key, tracked in dropped:
+            if tracked.is_under_way:
+                self._dropped.append((key, tracked))
+            elif tracked.is_stored:
                 due.append(key)
         return due
 
     def check_invariants(self) -> None:
         """Asserts that the account is the sum of its entries, and within the budgets."""
-        assert self.bytes == sum(own.size_bytes for own in self._own.values())
-        assert self.bytes <= self.bytes_max and len(self._own) <= self.entries_max
+        assert self.bytes == sum(tracked.size_bytes for tracked in self._tracked.values())
+        assert self.bytes <= self.bytes_max and len(self._tracked) <= self.entries_max
 
     def _drop(self, key: bytes) -> None:
-        self._dropped.append((key, self._own[key]))
+        self._dropped.append((key, self._tracked[key]))
         self.forget(key)
 
     def _victims(self, size_bytes: int) -> list[bytes]:
         """What has to go, in the order to go. Entries found to be gone already leave the account."""
-        over_entries = len(self._own) + 1 - self.entries_max
+        over_entries = len(self._tracked) + 1 - self.entries_max
         over_bytes = self.bytes + size_bytes - self.bytes_max
         gone: list[bytes] = []
         victims: list[bytes] = []
         held: list[bytes] = []
         under_way: list[bytes] = []
-        for key, own in self._own.items():
+        for key, tracked in self._tracked.items():
             if over_entries <= 0 and over_bytes <= 0:
                 break
-            if own.is_under_way:
+            if tracked.is_under_way:
                 under_way.append(key)
                 continue
-            if self._is_gone(key, own):
+            if self._is_gone(key, tracked):
                 gone.append(key)
             elif self._is_held(key):
                 held.append(key)
@@ -170,17 +170,17 @@ class Budget:
             else:
                 victims.append(key)
             over_entries -= 1
-            over_bytes -= own.size_bytes
+            over_bytes -= tracked.size_bytes
         for key in held + under_way:
             if over_entries <= 0 and over_bytes <= 0:
                 break
             victims.append(key)
             over_entries -= 1
-            over_bytes -= self._own[key].size_bytes
+            over_bytes -= self._tracked[key].size_bytes
         for key in gone:
             self.forget(key)
         return victims
 
-    def _is_gone(self, key: bytes, own: Own) -> bool:
+    def _is_gone(self, key: bytes, tracked: TrackedPut) -> bool:
         """Whether it is not, or no longer, stored by us. One on its way counts as ours."""
-        return not own.is_under_way and not (own.is_stored and self._is_there(key))
+        return not tracked.is_under_way and not (tracked.is_stored and self._is_there(key))

@@ -24,7 +24,7 @@ from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
 from ..ipc.connection import Connection
 from ..ipc.places import STATUS_NAME, control_socket, status_socket
-from ..ipc.words import NAME_CHARS_MAX
+from ..ipc.schema import NAME_CHARS_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.payload import Payload
 from ..shm.recipe import recipe
@@ -40,10 +40,10 @@ from .lease import Batch, Lease
 from .link import Link
 from .namespace import Namespace
 from .once import AwaitAnswer, Compute, ComputeTally, Steps, StoreValue, compute_once
+from .put_options import PutOptions
 from .puts import Put
 from .reservation import Reservation
 from .ring_reader import RingReader
-from .terms import Terms
 from .view import Entry, Reuse, View
 from .workflow import Workflow
 
@@ -235,7 +235,7 @@ class Client:
         """
         key = check_key(key)
         deadline = self._deadline(timeout_s)
-        put = self._put(key, tree, Terms(tokens, ttl_s, None, cost_ms, agent), deadline)
+        put = self._put(key, tree, PutOptions(tokens, ttl_s, None, cost_ms, agent), deadline)
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
@@ -261,16 +261,16 @@ class Client:
             region.release()
             raise
 
-        def commit(held: Region, key: bytes, terms: Terms, timeout_s: float) -> tuple[Put, float]:
+        def commit(held: Region, key: bytes, options: PutOptions, timeout_s: float) -> tuple[Put, float]:
             try:
                 key = check_key(key)
-                terms = terms.checked()
+                options = options.checked()
                 deadline = self._deadline(timeout_s)
             except BaseException:
                 held.release()
                 raise
             put = self._link.puts.commit(
-                key, held, payload.payload_bytes, len(payload.header), terms, deadline=deadline
+                key, held, payload.payload_bytes, len(payload.header), options, deadline=deadline
             )
             return put, deadline
 
@@ -347,7 +347,7 @@ class Client:
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:
         """The put of a computed value, under the claim it was computed under."""
-        return self._put(key, value, Terms(tokens, ttl_s, claim, cost_ms), self._deadline(None))
+        return self._put(key, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None))
 
     # ---- what changes entries
 
@@ -563,8 +563,8 @@ class Client:
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + check_timeout(timeout_s, self._timeout_s)
 
-    def _put(self, key: bytes, tree: Any, terms: Terms, deadline: float) -> Put:
-        terms = terms.checked()
+    def _put(self, key: bytes, tree: Any, options: PutOptions, deadline: float) -> Put:
+        options = options.checked()
         self._attach()
         try:
             payload = encode(tree, depth_max=self._link.limits.tree_depth_max)
@@ -572,7 +572,7 @@ class Client:
             put = Put(key)
             put.settle("refused", error)
             return put
-        return self._link.puts.put(key, payload, terms, deadline=deadline)
+        return self._link.puts.put(key, payload, options, deadline=deadline)
 
     def _asked(self, make: Callable[[int], messages.Message]) -> Future[Any]:
         self._attach()

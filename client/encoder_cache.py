@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadConfiguration, ObjectTooLarge, StoreFull, TokensDiffer, UsageError
-from ..ipc.words import NUMBER_MAX
+from ..ipc.schema import NUMBER_MAX
 from .fields import check_count, check_key
 
 if TYPE_CHECKING:

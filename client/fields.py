@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..ipc.governance import GAUGE_CHARS_MAX
-from ..ipc.words import DURATION_S_MAX
+from ..ipc.schema import DURATION_S_MAX
 from ..shm.index import bad_key
 from ..shm.layout import KEY_BYTES
 

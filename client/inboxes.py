@@ -48,7 +48,7 @@ class Inboxes:
         self._grow_at = 0.0
         self._refusal: TensordError | None = None
         self.current: Inbox | None = None
-        self.limits = messages.Limits()
+        self.limits = messages.ClientLimits()
 
     def fit(self, size_bytes: int) -> Inbox:
         """The current inbox, for a put of `size_bytes`: of twice as much, or as large as the daemon allows.

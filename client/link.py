@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from ..ipc import messages
 from ..ipc.blocking import BlockingChannel
-from ..ipc.words import PROTOCOL_VERSION, TOKENS_MAX, Limits
+from ..ipc.schema import PROTOCOL_VERSION, TOKENS_MAX, ClientLimits
 from ..shm import fence
 from ..shm.lanes import Lane
 from . import forks
@@ -85,7 +85,7 @@ class Link:
         self.path = path
         self.name = name
         self.view: View | None = None
-        self.limits = Limits()
+        self.limits = ClientLimits()
         self.epoch = 0
         self.instance = ""
         self.version = ""

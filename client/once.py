@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import TensordError
 from ..ipc import messages
-from ..ipc.words import COST_MS_MAX
+from ..ipc.schema import COST_MS_MAX
 from .lease import Lease
 from .link import Link
 from .puts import Put

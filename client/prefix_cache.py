@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import BadPrefix, Corrupt, LimitReached, Refusal, UsageError
 from ..ipc import messages
-from ..ipc.words import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
+from ..ipc.schema import AGENT_NAME_CHARS_MAX, BLOCKS_MAX
 from ..shm.layout import KEY_BYTES
 from ..shm.prefix import (
     BLOCK_TOKENS_MAX,
@@ -37,8 +37,8 @@ from .prefix_paged import PER_SEQUENCE, PagedSnapshots
 from .prefix_put import PrefixPut, PrefixSequence, store
 from .prefix_query import Asker
 from .prefix_tokens import GivenMedia, GivenTokens, media_of, tokens_of
+from .put_options import PutOptions
 from .puts import Put
-from .terms import Terms
 
 if TYPE_CHECKING:
     from .cache import Client
@@ -303,7 +303,7 @@ class PrefixCache:
         ttl_s: float | None,
     ) -> PrefixSequence:
         """A sequence to be stored, checked."""
-        terms = Terms(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
+        options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
         given = tokens_of(tokens)
         count = len(given)
         self._check_tokens(count)
@@ -315,7 +315,7 @@ class PrefixCache:
             )
         items = media_of(media, count, may_be_cut=True)
         checked = layers_of(layers, count, snapshots, self._block_tokens)
-        return PrefixSequence(given, items, checked, terms.agent, terms.cost_ms, terms.ttl_s)
+        return PrefixSequence(given, items, checked, options.agent, options.cost_ms, options.ttl_s)
 
     def _check_tokens(self, count: int) -> None:
         most = self._client.link.limits.prefix_tokens_max

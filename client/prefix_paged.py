@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from ..errors import BadPrefix
 from ..ipc import messages
-from ..ipc.words import BLOCKS_MAX
+from ..ipc.schema import BLOCKS_MAX
 from .fields import check_timeout
 from .link import SAY_S
 from .namespace import Namespace

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..errors import ObjectTooLarge, PredecessorGone, TensordError
-from ..ipc.words import COST_MS_MAX
+from ..ipc.schema import COST_MS_MAX
 from ..shm.prefix import Media, Piece, Tokens, fold
 from ..shm.tree import Payload, encode
 from .fields import check_timeout
 from .prefix_keys import Keyed, chain_of, snapshot_of
 from .prefix_layers import Layers
+from .put_options import PutOptions
 from .puts import Put, PutState
-from .terms import Terms
 
 if TYPE_CHECKING:
     from .cache import Client
@@ -238,8 +238,8 @@ def _send(
     def put(keyed: Keyed, payload: Payload, tokens: int) -> bool:
         """False where nothing more needs to be sent. `tokens`: to be computed again without this piece."""
         cost = min(cost_ms * tokens, COST_MS_MAX)
-        terms = Terms(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
-        result.add(keyed.piece, client.link.puts.put(keyed.key, payload, terms, deadline=deadline))
+        options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
+        result.add(keyed.piece, client.link.puts.put(keyed.key, payload, options, deadline=deadline))
         return not result.has_failed()
 
     try:

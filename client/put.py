@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from ..errors import DaemonUnavailable, TensordError, TimedOut
 from ..ipc import messages
-from ..ipc.words import DURATION_S_MAX
+from ..ipc.schema import DURATION_S_MAX
 from .fields import check_timeout
 from .inbox import Inbox, Region
 from .waiting import LockEvent

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ..errors import DaemonUnavailable, Invalidated, LimitReached, ObjectTooLarge, TensordError, Unavailable
 from ..ipc import messages
-from ..ipc.words import Limits
+from ..ipc.schema import ClientLimits
 from ..shm.layout import NAMESPACE_TAG_BYTES, aligned
 from ..shm.payload import Leaf, Payload
 from .inbox import Inbox, Region
@@ -23,7 +23,7 @@ from .inboxes import Inboxes, no_room
 from .put import Pending
 from .put import Put as Put
 from .put import PutState as PutState
-from .terms import Terms
+from .put_options import PutOptions
 from .waiting import Condition
 
 # A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
@@ -66,21 +66,21 @@ class PutSender:
         self.inboxes = Inboxes(send, next_id, connection)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ClientLimits:
         """What the daemon allows."""
         return self.inboxes.limits
 
     @limits.setter
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: ClientLimits) -> None:
         self.inboxes.limits = limits
 
-    def put(self, key: bytes, payload: Payload, terms: Terms, *, deadline: float) -> Put:
+    def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
         """Copies `payload` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
         put = Put(key)
         try:
             self._check_generation(key)
             self._check_size(payload.payload_bytes)
-            self._put(put, payload, terms, deadline)
+            self._put(put, payload, options, deadline)
         except TensordError as error:
             self._end(put, _state_for(error), error)
         except BaseException:
@@ -100,17 +100,17 @@ class PutSender:
         return self.inboxes.region(payload_bytes, deadline)
 
     def commit(
-        self, key: bytes, region: Region, payload_bytes: int, tree_bytes: int, terms: Terms, *, deadline: float
+        self, key: bytes, region: Region, payload_bytes: int, tree_bytes: int, options: PutOptions, *, deadline: float
     ) -> Put:
         """Sends a region that holds a whole payload; copies it first where its inbox was retired."""
         put = Put(key)
         try:
             self._check_generation(key)
-            pending = self._begin(put, region.inbox, payload_bytes, tree_bytes, terms, deadline)
+            pending = self._begin(put, region.inbox, payload_bytes, tree_bytes, options, deadline)
             if pending is None:
                 payload = region.bytes(payload_bytes)
                 rest = Leaf(tree_bytes, payload_bytes - tree_bytes, payload[tree_bytes:])
-                self._put(put, Payload(payload[:tree_bytes].tobytes(), [rest], payload_bytes), terms, deadline)
+                self._put(put, Payload(payload[:tree_bytes].tobytes(), [rest], payload_bytes), options, deadline)
         except TensordError as error:
             pending = None
             self._end(put, _state_for(error), error)
@@ -223,7 +223,7 @@ class PutSender:
                 "raise it (and ring_bytes with it), or store the payload in pieces"
             )
 
-    def _put(self, put: Put, payload: Payload, terms: Terms, deadline: float) -> None:
+    def _put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
         """Has a put begin, and copies its payload.
 
         Raises:
@@ -235,14 +235,14 @@ class PutSender:
             if aligned(size_bytes) > inbox.size_bytes // 2:
                 # A payload that takes more than half of the inbox is streamed through it.
                 with inbox.streaming():
-                    pending = self._begin(put, inbox, size_bytes, tree_bytes, terms, deadline, whole=False)
+                    pending = self._begin(put, inbox, size_bytes, tree_bytes, options, deadline, whole=False)
                     if pending is not None:
                         self._stream(pending, payload, deadline)
                         return
                 continue
             region = self.inboxes.region(size_bytes, deadline, inbox)
             try:
-                pending = self._begin(put, region.inbox, size_bytes, tree_bytes, terms, deadline)
+                pending = self._begin(put, region.inbox, size_bytes, tree_bytes, options, deadline)
             except BaseException:
                 region.release()
                 raise
@@ -257,7 +257,7 @@ class PutSender:
         inbox: Inbox,
         payload_bytes: int,
         tree_bytes: int,
-        terms: Terms,
+        options: PutOptions,
         deadline: float,
         *,
         whole: bool = True,
@@ -268,14 +268,14 @@ class PutSender:
             put.key,
             payload_bytes,
             tree_bytes,
-            terms.tokens,
-            terms.ttl_s,
-            terms.claim,
+            options.tokens,
+            options.ttl_s,
+            options.claim,
             not whole,
-            terms.cost_ms,
-            terms.agent,
-            terms.prefix_bytes,
-            terms.follows,
+            options.cost_ms,
+            options.agent,
+            options.prefix_bytes,
+            options.follows,
             inbox.number,
         )
         pending = Pending(put, commit, inbox, whole=whole)

@@ -12,10 +12,10 @@ from typing import Any
 
 from .aside import aside
 from .inbox import Region
+from .put_options import PutOptions
 from .puts import Put
-from .terms import Terms
 
-Commit = Callable[[Region, bytes, Terms, float], tuple[Put, float]]
+Commit = Callable[[Region, bytes, PutOptions, float], tuple[Put, float]]
 """Has the put of a region begin, under a key and terms, within so many seconds: the put, and when that time ends."""
 
 
@@ -56,16 +56,16 @@ class Reservation:
         Raises:
             ValueError: it was committed or abandoned before.
         """
-        terms = Terms(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
-        put, deadline = aside(partial(self._hand_over, key, terms, timeout_s))
+        options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
+        put, deadline = aside(partial(self._hand_over, key, options, timeout_s))
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
-    def _hand_over(self, key: bytes, terms: Terms, timeout_s: float) -> tuple[Put, float]:
+    def _hand_over(self, key: bytes, options: PutOptions, timeout_s: float) -> tuple[Put, float]:
         region, self._region, self.tree = self._region, None, None
         if region is None:
             raise ValueError("this reservation was committed or abandoned before; reserve again")
         self._call_off()
-        return self._commit(region, key, terms, timeout_s)
+        return self._commit(region, key, options, timeout_s)
 
     def abandon(self) -> None:
         """Gives the memory back once no array of it lives."""

@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import BelowFloor, ObjectTooLarge, UsageError
 from ..ipc import messages
 from ..shm.header import NODES_MAX
-from .budget import Budget, Own
+from .budget import Budget, TrackedPut
 from .cache import Client
 from .dp_mode import Recommendation, Resolution, check_resolution, recommend_dp_mode
 from .fields import check_count, check_name
@@ -302,7 +302,7 @@ class VisualCache:
                 "refused", ObjectTooLarge(f"the embedding has {size_bytes} bytes, bytes_max is {most}; raise it")
             )
             return put
-        own = Own(size_bytes)
+        tracked = TrackedPut(size_bytes)
         while True:
             with self._lock:
                 other = self._budget.find(key)
@@ -312,7 +312,7 @@ class VisualCache:
                     except BelowFloor as refusal:
                         put.settle("refused", refusal)
                         return put
-                    self._budget.add(key, own)
+                    self._budget.add(key, tracked)
                     break
             # Another thread is storing it, and copies for no longer than this one would; or gives up.
             other.begun.wait()
@@ -321,15 +321,15 @@ class VisualCache:
         body = {"embedding": embedding, "resolution": sides, "encoder": encoder}
         try:
             self._evict_due()
-            own.put = self._cache.put(key, body, tokens=tokens, ttl_s=ttl_s)
+            tracked.put = self._cache.put(key, body, tokens=tokens, ttl_s=ttl_s)
         except BaseException:
             with self._lock:
-                if self._budget.find(key) is own:
+                if self._budget.find(key) is tracked:
                     self._budget.forget(key)
             raise
         finally:
-            own.begun.set()
-        return own.put
+            tracked.begun.set()
+        return tracked.put
 
     def clear(self) -> int:
         """Removes the namespace's entries, whoever stored them, and sets the statistics to 0.

@@ -15,8 +15,8 @@ from typing import Any, Self
 from ..errors import BadStep, TensordError, Unavailable
 from ..ipc import messages
 from ..ipc.governance import WORKFLOW_CHARS_MAX
+from ..ipc.schema import NUMBER_MAX
 from ..ipc.steps import AgentStepGraph
-from ..ipc.words import NUMBER_MAX
 from .fields import check_count, check_name
 from .governor import GovernorListener
 from .link import SAY_S, Connected, Link

@@ -28,12 +28,12 @@ from ..shm.clock import boot_s
 from . import ending, learned, logs, notify, usage
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
+from .actors.messages import Grown, Reconfigured, Scrubbed
 from .actors.metrics import MetricsServer
 from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
-from .actors.words import Grown, Reconfigured, Scrubbed
 from .config import Config
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor

@@ -5,7 +5,7 @@ Owns: which setting is which limit. Does not own the settings (config.py) nor wh
 
 from __future__ import annotations
 
-from ..ipc import words
+from ..ipc import schema
 from .config import Config
 from .core.governor.limits import GovernorLimits
 from .core.limits import StoreLimits
@@ -77,10 +77,10 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
     }
 
 
-def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
+def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
     """What a client is told in Welcome."""
     limits = config.limits
-    return words.Limits(
+    return schema.ClientLimits(
         message_bytes_max=limits.message_bytes_max,
         inbox_bytes_max=limits.inbox_bytes_max,
         inboxes_per_client_max=limits.inboxes_per_client_max,
@@ -92,7 +92,7 @@ def wire_limits(config: Config, ring_bytes: int) -> words.Limits:
         claim_s_max=limits.claim_s_max,
         pins_per_client_max=limits.pins_per_client_max,
         pin_s_max=limits.pin_s_max,
-        keys_per_request_max=min(limits.keys_per_request_max, words.KEYS_MAX),
+        keys_per_request_max=min(limits.keys_per_request_max, schema.KEYS_MAX),
         prefix_tokens_max=limits.prefix_tokens_max,
         tree_depth_max=limits.tree_depth_max,
     )

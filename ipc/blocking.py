@@ -24,7 +24,7 @@ from .connect import connect
 from .connection import Connection, Delivery
 from .descriptors import close_all, read, write
 from .messages import Attach, Hello
-from .words import Message
+from .schema import Message
 
 _POLL_MS_MAX: Final = (1 << 31) - 1
 """What the kernel takes: 24 days."""

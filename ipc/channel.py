@@ -25,7 +25,7 @@ from ..errors import LimitReached, TensordError
 from .blocking import BlockingChannel as BlockingChannel
 from .connection import Connection, Delivery
 from .descriptors import READ_BYTES, OutBuffer, close_all, read, write
-from .words import Message
+from .schema import Message
 
 OUT_BYTES_MAX: Final = 1 << 20
 INBOX_MESSAGES_MAX: Final = 256

@@ -27,6 +27,7 @@ from ..errors import (
 from . import messages as m
 from .decode import UnknownMessage, decode_among, kinds
 from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
+from .schema import PROTOCOL_VERSION, ClientLimits, Message
 from .states import (
     ANSWERS,
     CONTROL_ALLOWED,
@@ -39,7 +40,6 @@ from .states import (
     ConnectionState,
     Kind,
 )
-from .words import PROTOCOL_VERSION, Limits, Message
 
 FDS_MAX: Final = 8
 """The most descriptors that may wait for the message that declares them."""
@@ -61,7 +61,7 @@ class Arrival:
 class Connection:
     """The protocol of one side of one socket. Make it with one of the four class methods."""
 
-    def __init__(self, *, serving: bool, control: bool, limits: Limits) -> None:
+    def __init__(self, *, serving: bool, control: bool, limits: ClientLimits) -> None:
         self.state = ConnectionState.FRESH
         self.serving = serving
         self.limits = limits
@@ -83,21 +83,21 @@ class Connection:
         self._fds: deque[int] = deque()
 
     @classmethod
-    def control_server(cls, limits: Limits) -> Connection:
+    def control_server(cls, limits: ClientLimits) -> Connection:
         return cls(serving=True, control=True, limits=limits)
 
     @classmethod
     def control_client(cls) -> Connection:
         """`limits` are the defaults until Welcome tells the daemon's."""
-        return cls(serving=False, control=True, limits=Limits())
+        return cls(serving=False, control=True, limits=ClientLimits())
 
     @classmethod
-    def status_server(cls, limits: Limits) -> Connection:
+    def status_server(cls, limits: ClientLimits) -> Connection:
         return cls(serving=True, control=False, limits=limits)
 
     @classmethod
     def status_client(cls) -> Connection:
-        return cls(serving=False, control=False, limits=Limits())
+        return cls(serving=False, control=False, limits=ClientLimits())
 
     @property
     def closed(self) -> bool:

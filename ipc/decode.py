@@ -14,7 +14,7 @@ from typing import Any, Final, cast, get_args
 from msgspec import ValidationError, convert
 
 from ..errors import BadMessage
-from .words import Message
+from .schema import Message
 
 Kinds = Mapping[str, type[Message]]
 

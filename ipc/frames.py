@@ -20,7 +20,7 @@ import msgpack
 from msgspec.msgpack import Encoder
 
 from ..errors import BadMessage, MessageTooLarge
-from .words import Message
+from .schema import Message
 
 # What is given to the parser at once: a long feed is cut, so that the parser's buffer stays small.
 _FEED_BYTES: Final = 65_536

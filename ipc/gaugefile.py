@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from ..errors import BadGaugeFile
 from .governance import GAUGE_CHARS_MAX, GAUGES_MAX
 from .quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size
-from .words import DURATION_S_MAX, SIZE_BYTES_MAX
+from .schema import DURATION_S_MAX, SIZE_BYTES_MAX
 
 FILE_CHARS_MAX: Final = 1 << 20
 """Whoever reads a file reads no more than this and one, so that a wrong file costs no memory."""

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct, field
 
 from .modes import Mode, Tier
-from .words import Bytes, Count, Id, Key, Keys, Message, Name, Seconds, SecondsOrNone, SomeBytes, Token
+from .schema import Bytes, Count, Id, Key, Keys, Message, Name, Seconds, SecondsOrNone, SomeBytes, Token
 
 STEPS_MAX: Final = 1024
 DEPENDENCIES_MAX: Final = 64

@@ -48,7 +48,7 @@ from .governance import Step as Step
 from .governance import Subscribe as Subscribe
 from .governance import TierState as TierState
 from .governance import UseEntries as UseEntries
-from .words import (
+from .schema import (
     ENTRIES_MAX,
     NUMBER_MAX,
     Blocks,
@@ -73,10 +73,10 @@ from .words import (
     Tokens,
     TreeBytes,
 )
-from .words import PROTOCOL_VERSION as PROTOCOL_VERSION
-from .words import ErrorBody as ErrorBody
-from .words import Limits as Limits
-from .words import Message as Message
+from .schema import PROTOCOL_VERSION as PROTOCOL_VERSION
+from .schema import ClientLimits as ClientLimits
+from .schema import ErrorBody as ErrorBody
+from .schema import Message as Message
 
 # ---- control requests
 
@@ -254,7 +254,7 @@ class Welcome(Message, frozen=True):
     version: Name
     instance: Name
     epoch: Count
-    limits: Limits
+    limits: ClientLimits
 
 
 class Attached(Message, frozen=True):

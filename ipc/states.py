@@ -21,7 +21,7 @@ from typing import Final
 from . import messages as m
 from .decode import kinds
 from .places import CONTROL_NAME, STATUS_NAME
-from .words import Message
+from .schema import Message
 
 
 class ConnectionState(StrEnum):

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from ..errors import BadGraph
 from .governance import AGENT_CHARS_MAX, DEPENDENCIES_MAX, STEPS_MAX, Step
-from .words import NUMBER_MAX
+from .schema import NUMBER_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from tensord.client import prefix_put, prefix_tokens
 from tensord.daemon.config import Config
 from tensord.daemon.core import matching, prefix_index, prefix_snapshots, prefix_tree, sequences
 from tensord.daemon.settings import settings_of
-from tensord.ipc import words
+from tensord.ipc import schema
 from tensord.shm import layout, prefix
 
 TABLE = (Path(__file__).parents[1] / "docs" / "prefix_cache.md").read_text().split("## Bad input")[1].split("\n## ")[0]
@@ -21,7 +21,7 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "BLOCK_TOKENS_MIN": (prefix.BLOCK_TOKENS_MIN, "`block_tokens`"),
     "BLOCK_TOKENS_MAX": (prefix.BLOCK_TOKENS_MAX, "`block_tokens`"),
     "MEDIA_MAX": (prefix.MEDIA_MAX, "one sequence"),
-    "BLOCKS_MAX": (words.BLOCKS_MAX, "one sequence"),
+    "BLOCKS_MAX": (schema.BLOCKS_MAX, "one sequence"),
     "prefix_tokens_max": (SETTINGS["limits.prefix_tokens_max"], "one sequence"),
     "LAYOUTS_MAX": (prefix_index.LAYOUTS_MAX, "one namespace"),
     "LANE_WORDS": (layout.LANE_WORDS, "what a client holds at once"),

@@ -21,7 +21,7 @@ from ...errors import DaemonUnavailable, TensordError, TimedOut, VersionMismatch
 from ...ipc import messages, places
 from ...ipc.channel import BlockingChannel
 from ...ipc.connection import Connection
-from ...ipc.words import ENTRIES_MAX, PROTOCOL_VERSION
+from ...ipc.schema import ENTRIES_MAX, PROTOCOL_VERSION
 
 NAME: Final = "tensorctl"
 KEY_BYTES: Final = 32

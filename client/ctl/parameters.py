@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from ...errors import BadKey, TensordError
 from ...ipc.quantities import read_duration, read_size
-from ...ipc.words import SIZE_BYTES_MAX
+from ...ipc.schema import SIZE_BYTES_MAX
 from .daemon import KEY_BYTES, Daemon
 
 TAG_BYTES: Final = 8

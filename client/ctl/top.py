@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...errors import TensordError
-from ...ipc.words import ENTRIES_MAX
+from ...ipc.schema import ENTRIES_MAX
 from .daemon import Daemon, pass_daemon
 from .parameters import DURATION
 from .tables import WIDTH

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ...errors import DaemonUnavailable, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX
 from ...ipc.modes import Mode
-from ...ipc.words import NUMBER_MAX
+from ...ipc.schema import NUMBER_MAX
 from ..aside import aside
 from ..fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..lease import Lease

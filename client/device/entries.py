@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Final, Literal, Protocol, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
-from ...ipc.words import DURATION_S_MAX
+from ...ipc.schema import DURATION_S_MAX
 from ..fields import check_timeout
 from ..lease import Lease
 from ..puts import PutState

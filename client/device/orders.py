@@ -59,7 +59,7 @@ class Leaving:
 
 
 @dataclass(slots=True)
-class Errand:
+class Job:
     """An order, and what is left of it: keys, and since when each was registered as it came. Without `order` it is our
     own: nobody waits for its end. With `leaving` it is the owner's, and each key comes with its entry's serial."""
 
@@ -82,13 +82,13 @@ class OrderRunner:
         self._moves = moves
         self._ledger = ledger
         self._post = post
-        self._errands: deque[Errand] = deque()
+        self._jobs: deque[Job] = deque()
         self._taken = 0
         self._in_use: dict[bytes, tuple[int, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether something is left to be done."""
-        return bool(self._errands)
+        return bool(self._jobs)
 
     # ---- what is to be done
 
@@ -105,21 +105,21 @@ class OrderRunner:
             self._taken -= 1
             return
         keys = deque((key, self._ledger.since(key)) for key in message.keys)
-        self._errands.append(Errand(message.order, message.kind, keys, connected))
+        self._jobs.append(Job(message.order, message.kind, keys, connected))
 
     def send_unwelcome_away(self) -> None:
         """What a former daemon had, and the new one has no room for, is worth a copy."""
         while self._ledger.unwelcome:
             key = self._ledger.unwelcome.popleft()
             keys = deque([(key, self._ledger.since(key))])
-            self._errands.append(Errand(None, "offload", keys, self._ledger.connected))
+            self._jobs.append(Job(None, "offload", keys, self._ledger.connected))
 
     def send_away(self, entries: Iterable[tuple[bytes, int]]) -> Leaving:
         """Has entries of these keys and serials go to the host tier, and nowhere else; from any thread."""
         keys: deque[tuple[bytes, int | None]] = deque(entries)
         leaving = Leaving(len(keys))
         if keys:
-            self._post(lambda: self._errands.append(Errand(None, "offload", keys, None, leaving)))
+            self._post(lambda: self._jobs.append(Job(None, "offload", keys, None, leaving)))
         else:
             leaving.end()
         return leaving
@@ -132,19 +132,19 @@ class OrderRunner:
             if entry is not None and (entry.in_use or now < not_before):
                 continue
             del self._in_use[key]
-            self._errands.append(Errand(None, "offload", deque([(key, serial)]), None, Leaving(1)))
+            self._jobs.append(Job(None, "offload", deque([(key, serial)]), None, Leaving(1)))
 
     def forget_daemon(self) -> None:
         """Nobody waits for what it ordered any more."""
-        self._taken -= sum(errand.order is not None for errand in self._errands)
-        self._errands = deque(errand for errand in self._errands if errand.leaving is not None)
+        self._taken -= sum(job.order is not None for job in self._jobs)
+        self._jobs = deque(job for job in self._jobs if job.leaving is not None)
 
     def close(self) -> None:
         """Nothing is here any more that could go."""
-        for errand in self._errands:
-            if errand.leaving is not None:
-                errand.leaving.end()
-        self._errands.clear()
+        for job in self._jobs:
+            if job.leaving is not None:
+                job.leaving.end()
+        self._jobs.clear()
         self._in_use.clear()
         self._taken = 0
 
@@ -152,49 +152,49 @@ class OrderRunner:
 
     def do_some(self, *, refuses: bool) -> Exception | None:
         """Does some of the first order. With `refuses` nothing new is promoted. Returns what the device had to say."""
-        errand = self._errands[0]
-        if errand.kind == "promote":
-            keys = [errand.keys.popleft()[0] for _ in range(min(len(errand.keys), 1))]
+        job = self._jobs[0]
+        if job.kind == "promote":
+            keys = [job.keys.popleft()[0] for _ in range(min(len(job.keys), 1))]
         else:
-            keys = self._slice_of(errand)
-        if not errand.keys:
-            self._errands.popleft()
-            self._taken -= errand.order is not None
-        if errand.kind == "promote":
+            keys = self._slice_of(job)
+        if not job.keys:
+            self._jobs.popleft()
+            self._taken -= job.order is not None
+        if job.kind == "promote":
             for key in keys if not refuses else ():
                 self._promote(key)
             return None
         try:
-            if errand.leaving is not None and self._link.connection is None:
+            if job.leaving is not None and self._link.connection is None:
                 # Nobody is there to take a copy, so none is made.
                 moved = MoveResult(kept=keys, stayed=list(keys))
             else:
                 moved = self._moves.away(
                     keys,
-                    offload=errand.kind == "offload",
-                    has_daemon=lambda: self._link.connection is errand.connected,
-                    may_drop=errand.leaving is None,
+                    offload=job.kind == "offload",
+                    has_daemon=lambda: self._link.connection is job.connected,
+                    may_drop=job.leaving is None,
                 )
         except Exception:
             # Wherever it ended, what is here still is kept, and what is not is gone.
             moved = MoveResult()
             for key in keys:
                 (moved.kept if key in self._entries else moved.dropped).append(key)
-            self._finish(errand, moved)
+            self._finish(job, moved)
             raise
-        self._finish(errand, moved)
+        self._finish(job, moved)
         return moved.error
 
-    def _slice_of(self, errand: Errand) -> list[bytes]:
+    def _slice_of(self, job: Job) -> list[bytes]:
         keys: list[bytes] = []
         size_bytes = 0
-        while errand.keys and len(keys) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
-            key, since = errand.keys.popleft()
-            if errand.order is not None and (since is None or self._ledger.since(key) != since):
+        while job.keys and len(keys) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
+            key, since = job.keys.popleft()
+            if job.order is not None and (since is None or self._ledger.since(key) != since):
                 # What the order was about was released on the way; what stands here is something else.
                 continue
             entry = self._entries.find(key)
-            if errand.leaving is not None and (entry is None or entry.serial != since):
+            if job.leaving is not None and (entry is None or entry.serial != since):
                 continue
             size_bytes += entry.size_bytes if entry is not None else 0
             keys.append(key)
@@ -211,25 +211,25 @@ class OrderRunner:
 
     # ---- saying so
 
-    def _finish(self, errand: Errand, moved: MoveResult) -> None:
+    def _finish(self, job: Job, moved: MoveResult) -> None:
         tally = self._entries.tally
         tally.offloaded += len(moved.offloaded)
         tally.dropped += len(moved.dropped)
         tally.kept += len(moved.kept)
         tally.freed_bytes += moved.freed_bytes
-        if errand.leaving is not None:
-            self._finish_leaving(errand, errand.leaving, moved)
+        if job.leaving is not None:
+            self._finish_leaving(job, job.leaving, moved)
             return
         connected = self._ledger.connected
-        if errand.order is None or connected is None or connected is not errand.connected:
+        if job.order is None or connected is None or connected is not job.connected:
             return
         # What was deleted here is not acknowledged: it was released, or is about to be.
         for key in (*moved.offloaded, *moved.dropped):
             self._ledger.forget(key)
         if moved.offloaded or moved.dropped or moved.kept:
-            self._acknowledge(errand.order, moved, connected)
+            self._acknowledge(job.order, moved, connected)
 
-    def _finish_leaving(self, errand: Errand, leaving: Leaving, moved: MoveResult) -> None:
+    def _finish_leaving(self, job: Job, leaving: Leaving, moved: MoveResult) -> None:
         gone = [*moved.offloaded, *moved.dropped]
         leaving.gone += len(moved.offloaded)
         self._entries.tally.stayed += len(moved.stayed)
@@ -242,7 +242,7 @@ class OrderRunner:
                 self._in_use[key] = entry.serial, time.monotonic() + (0.0 if entry.in_use else _AGAIN_S)
         if gone:
             self._post(partial(self._have_released, gone))
-        if not errand.keys:
+        if not job.keys:
             leaving.end()
 
     def _have_released(self, keys: list[bytes]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Self
 
 from ...ipc import messages
-from ...ipc.words import SIZE_BYTES_MAX
+from ...ipc.schema import SIZE_BYTES_MAX
 from ..fields import check_count, check_name, check_seconds
 from ..link import SAY_S, Connected, Link
 

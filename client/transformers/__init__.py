@@ -1,7 +1,7 @@
 """transformers' image and audio encoders, through the cache: one process on the host encodes, the others read.
 
-Owns: how a model is wrapped, and unwrapped. Does not own where families are cut open (seams), what becomes of a call
-(calls), how its output is taken apart (outputs), nor what names weights and settings (identity).
+Owns: how a model is wrapped, and unwrapped. Does not own where families are patched (patch_points), what becomes of a
+call (calls), how its output is taken apart (outputs), nor what names weights and settings (identity).
 
 Invariants: what is returned has the types of the unwrapped model's output, and memory of its own. Whatever fails in
 between, a missing daemon included, the model just computes. A model's state, copies and pickles know nothing of this.
@@ -21,7 +21,7 @@ from ...errors import UsageError
 from ..cache import Client
 from ..namespace import Namespace
 from .calls import Encoder, EncoderTally
-from .seams import SEAMS, Seam
+from .patch_points import PATCH_POINTS, PatchPoint
 
 __all__ = ["EncoderTally", "cached", "refresh", "tally", "uncached"]
 
@@ -38,7 +38,7 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
     torch's and transformers'. Wrapping a wrapped model gives it the new cache, namespace and `exact`.
 
     Args:
-        model: a transformers model, or a part of one, of a family that `seams` has.
+        model: a transformers model, or a part of one, of a family that `patch_points` has.
         namespace: to keep tenants apart, or to `Client.invalidate`; the weights' fingerprint is part of each key
             anyway. Without it: the encoder's class and fingerprint.
         exact: look up and encode whole calls, not items. The bits of an item may depend on how many are encoded with
@@ -49,17 +49,17 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
     """
     found = list(_modules_of(model))
     if not found:
-        raise UsageError(f"{type(model).__name__} has no encoder that is known here: {', '.join(sorted(SEAMS))}")
-    for module, seam in found:
-        if seam.method in vars(module):
+        raise UsageError(f"{type(model).__name__} has no encoder that is known here: {', '.join(sorted(PATCH_POINTS))}")
+    for module, point in found:
+        if point.method in vars(module):
             raise UsageError(
-                f"{type(module).__name__}.{seam.method} was replaced in this instance, as accelerate's hooks do it; "
+                f"{type(module).__name__}.{point.method} was replaced in this instance, as accelerate's hooks do it; "
                 "call cached() before that"
             )
-    for module, seam in found:
+    for module, point in found:
         plain = _plain_class(module)
-        module.__class__ = _wrapped_class(plain, seam)
-        module._tensord = Encoder(plain, seam, cache, namespace, exact=exact)
+        module.__class__ = _wrapped_class(plain, point)
+        module._tensord = Encoder(plain, point, cache, namespace, exact=exact)
         # What is replaced from now on is noticed; an encoder that has something replaced in it already is left alone.
         with suppress(Exception):
             module._tensord.functions(module._tensord.modules(module))
@@ -89,13 +89,13 @@ def tally(model: Any) -> EncoderTally:
     return total
 
 
-def _modules_of(model: Any) -> Iterator[tuple[Any, Seam]]:
+def _modules_of(model: Any) -> Iterator[tuple[Any, PatchPoint]]:
     """The outermost modules with a seam: within one that is wrapped, nothing else needs to be."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; give a transformers model, a torch.nn.Module")
-    seam = SEAMS.get(type(model).__name__)
-    if seam is not None and type(model).__module__.startswith("transformers."):
-        yield model, seam
+    point = PATCH_POINTS.get(type(model).__name__)
+    if point is not None and type(model).__module__.startswith("transformers."):
+        yield model, point
         return
     for child in model.children():
         yield from _modules_of(child)
@@ -112,18 +112,18 @@ def _plain_class(module: Any) -> type:
 
 
 @remembered
-def _wrapped_class(plain: type, seam: Seam) -> type:
+def _wrapped_class(plain: type, point: PatchPoint) -> type:
     """A class of the same name, by which transformers knows its classes too, that asks the cache first.
 
     A class and no attribute of the instance: a copied attribute would go on calling the module it was made for.
     """
-    original: Any = getattr(plain, seam.method)
+    original: Any = getattr(plain, point.method)
     jit: Any = torch.jit
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         encoder: Encoder | None = vars(self).get("_tensord")
         if encoder is None or torch.compiler.is_compiling() or jit.is_tracing():
-            return getattr(plain, seam.method)(self, *args, **kwargs)
+            return getattr(plain, point.method)(self, *args, **kwargs)
         return encoder(self, args, kwargs)
 
     def reduced(self: Any, protocol: Any) -> Any:
@@ -134,7 +134,7 @@ def _wrapped_class(plain: type, seam: Seam) -> type:
     # The signature and the documentation are the original's.
     update_wrapper(method, original)
     body = {
-        seam.method: method,
+        point.method: method,
         "__reduce_ex__": reduced,
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,

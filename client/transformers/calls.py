@@ -34,7 +34,7 @@ from ..puts import Put
 from .conditions import Untouchable, check_still, plain_tensor
 from .functions import functions_called
 from .outputs import CallItems, NotSplittable
-from .seams import Seam
+from .patch_points import PatchPoint
 
 __all__ = ["Encoder", "EncoderTally"]
 
@@ -90,9 +90,11 @@ class Encoder:
     `plain` is the module's own class. The other arguments are those of `cached`.
     """
 
-    def __init__(self, plain: type, seam: Seam, cache: Client, namespace: Namespace | None, *, exact: bool) -> None:
+    def __init__(
+        self, plain: type, point: PatchPoint, cache: Client, namespace: Namespace | None, *, exact: bool
+    ) -> None:
         self.tally = EncoderTally()
-        self._seam = seam
+        self._seam = point
         self._cache = cache
         self._namespace = namespace
         self._exact = exact
@@ -278,9 +280,9 @@ class Encoder:
         Raises:
             Untouchable: it has to go through as it is.
         """
-        seam = self._seam
+        point = self._seam
         given = self._arguments(module, args, kwargs)
-        items = plain_tensor(given.get(seam.items))
+        items = plain_tensor(given.get(point.items))
         parts = self._parts(module)
         modules = self.modules(module)
         if not is_from(self._original):
@@ -290,7 +292,7 @@ class Encoder:
             # A bare tuple does not say what its lists are.
             raise Untouchable
         rows, beside = self._rows(given, items)
-        said = {name: value for name, value in given.items() if name not in (seam.items, seam.grid, seam.beside)}
+        said = {name: value for name, value in given.items() if name not in (point.items, point.grid, point.beside)}
         said.pop("return_dict", None)
         said = {name: value for name, value in said.items() if value is not None}
         starts = [0, *accumulate(rows)]
@@ -318,7 +320,7 @@ class Encoder:
 
         def key(first: int, last: int) -> bytes:
             content = data[starts[first] * row_bytes : starts[last] * row_bytes]
-            return namespace.key(_KIND, seam.modality, content, beside=beside[first:last], **common)
+            return namespace.key(_KIND, point.modality, content, beside=beside[first:last], **common)
 
         count = len(rows)
 
@@ -331,14 +333,14 @@ class Encoder:
 
         def encode(positions: Sequence[int]) -> Any:
             chosen = dict(given)
-            chosen[seam.items] = torch.cat([items[starts[at] : starts[at + 1]] for at in positions])
-            for name in (seam.grid, seam.beside):
+            chosen[point.items] = torch.cat([items[starts[at] : starts[at + 1]] for at in positions])
+            for name in (point.grid, point.beside):
                 if name is not None and given.get(name) is not None:
                     chosen[name] = given[name][list(positions)]
             return self._original(module, **chosen)
 
         def batch(positions: Sequence[int]) -> CallItems:
-            return CallItems([rows[at] for at in positions], listed=seam.listed, modules=self._modules)
+            return CallItems([rows[at] for at in positions], listed=point.listed, modules=self._modules)
 
         return _Call([key(at, at + 1) for at in range(count)], whole, encode, batch, items.device)
 
@@ -355,15 +357,15 @@ class Encoder:
 
     def _rows(self, given: Arguments, items: Any) -> tuple[list[int], list[Any]]:
         """How many rows each item has, and what else of it belongs to its key."""
-        seam = self._seam
-        if seam.grid is not None:
-            beside: list[Any] = plain_tensor(given.get(seam.grid)).tolist()
+        point = self._seam
+        if point.grid is not None:
+            beside: list[Any] = plain_tensor(given.get(point.grid)).tolist()
             rows = [t * h * w for t, h, w in beside]
         else:
             rows = [1] * items.shape[0]
             beside = [None] * len(rows)
-            if given.get(seam.beside or "") is not None:
-                more = plain_tensor(given.get(seam.beside or ""))
+            if given.get(point.beside or "") is not None:
+                more = plain_tensor(given.get(point.beside or ""))
                 if more.shape[0] != len(rows):
                     raise Untouchable
                 beside = [[str(row.dtype), list(row.shape), hashlib.sha256(tensor_bytes(row)).digest()] for row in more]

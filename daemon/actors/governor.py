@@ -17,8 +17,8 @@ from ..core.governor import effects, events
 from ..core.governor.governor import Governor
 from ..logs import logger
 from .mailbox import Mailbox
+from .messages import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
 from .pump import Pump
-from .words import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
 
 _log = logger("governor")
 

@@ -24,7 +24,7 @@ from ..holders import Count, Holders
 from ..lane_scan import LANES_AT_ONCE, WORDS_AT_ONCE, LaneScan
 from ..logs import logger
 from ..segments import Segments
-from .words import Fenced
+from .messages import Fenced
 
 DRAIN_EVERY_S: Final = 0.1
 DRAIN_RECORDS: Final = 4096

@@ -18,14 +18,12 @@ from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
 from ...ipc.peer import Peer
-from ...ipc.words import PROTOCOL_VERSION, Limits
+from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
 from ..core.events import Request
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
-from .pace import paced
-from .repeats import Repeats
-from .words import (
+from .messages import (
     Deliver,
     Governed,
     GovernorMessage,
@@ -37,6 +35,8 @@ from .words import (
     SessionInbox,
     StoreMessage,
 )
+from .pace import paced
+from .repeats import Repeats
 
 _log = logger("session")
 _said = Repeats()
@@ -89,8 +89,9 @@ class Session:
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
-            if self._is_new("told off", type(error)):
-                _log.warning("client told off", client=self._client, pid=self._peer.pid, why=str(error))
+            if self._is_new("protocol error", type(error)):
+                said = {"client": self._client, "pid": self._peer.pid, "why": str(error)}
+                _log.warning("protocol error; connection closed", **said)
         except (TensordError, OSError) as error:
             if self._is_new("ended", type(error)):
                 _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
@@ -198,7 +199,7 @@ class Session:
                 _close(word.close)
 
 
-def welcome_for(instance: str, epoch: int, limits: Limits) -> Callable[[int], messages.Welcome]:
+def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[int], messages.Welcome]:
     """Makes the answer to Hello."""
     return lambda request: messages.Welcome(request, PROTOCOL_VERSION, __version__, instance, epoch, limits)
 

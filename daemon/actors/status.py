@@ -16,8 +16,8 @@ from ...ipc.channel import AsyncChannel
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
+from .messages import GovernorMessage, Happened, Question, StoreMessage
 from .pace import paced
-from .words import GovernorMessage, Happened, Question, StoreMessage
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUESTION_COST: Final = 20.0
@@ -162,7 +162,7 @@ class StatusSession:
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
-            _log.warning("reader told off", why=str(error))
+            _log.warning("protocol error; status connection closed", why=str(error))
         except (TensordError, OSError) as error:
             _log.info("reader gone", why=str(error))
         finally:

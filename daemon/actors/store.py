@@ -31,8 +31,7 @@ from ..segments import Segments
 from .lane_room import LaneRoom
 from .lanes import LaneJobs
 from .mailbox import Mailbox
-from .pump import Pump
-from .words import (
+from .messages import (
     Deliver,
     Fenced,
     Grown,
@@ -46,6 +45,7 @@ from .words import (
     Scrubbed,
     StoreMessage,
 )
+from .pump import Pump
 
 _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 

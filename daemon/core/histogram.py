@@ -1,6 +1,6 @@
 """How old, how long unused, how often used and how much worth entries were when they went. Pure counting.
 
-Owns: the bounds of the buckets, and what fell into each. Does not own when something goes (tenure does).
+Owns: the bounds of the buckets, and what fell into each. Does not own when something goes (expiry does).
 
 Invariants: counts only rise; an amount is counted in exactly one bucket, and in the sum.
 """

@@ -3,7 +3,7 @@
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
     the last ─→ published, unless the key was stored or its namespace invalidated meanwhile, or what it follows has gone
 
-Owns the decisions about puts; memory, room, claims and tenure do their parts of it.
+Owns the decisions about puts; memory, room, claims and expiry do their parts of it.
 
 Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part of one with `acks` by
 exactly one PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves;
@@ -40,6 +40,7 @@ from .claims import ClaimTable
 from .effects import Copy, Discard
 from .entries import SpanEntry
 from .events import Copied
+from .expiry import Expiry, RemovalProgress
 from .limits import StoreLimits
 from .outbox import StoreOutbox
 from .puts import PutProgress, PutTable, Stage
@@ -47,7 +48,6 @@ from .reclaim import Reclaim
 from .residency import Residency
 from .room import Room
 from .span_table import SpanTable
-from .tenure import ExpiryProgress, Tenure
 
 SERVED_MAX: Final = 64
 """Waiting puts that are placed or answered in one go: 1 to 2 ms. Looking for room in vain ends it at once."""
@@ -62,7 +62,7 @@ class Intake:
         room: Room,
         residency: Residency,
         reclaim: Reclaim,
-        tenure: Tenure,
+        expiry: Expiry,
         claims: ClaimTable,
         outbox: StoreOutbox,
         limits: StoreLimits,
@@ -71,14 +71,14 @@ class Intake:
         self._room = room
         self._residency = residency
         self._reclaim = reclaim
-        self._tenure = tenure
+        self._expiry = expiry
         self._claims = claims
         self._outbox = outbox
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
-        self.stirred = False
+        self.dirty = False
         self._refuses = ""
 
     def press(self, *, refuse: bool, reason: str) -> None:
@@ -109,7 +109,7 @@ class Intake:
             return
         stored = self._memory.entries.find(commit.key)
         if stored is not None:
-            self._tenure.used([stored], now)
+            self._expiry.used([stored], now)
             self._outbox.counters.puts["existed"] += 1
             self._outbox.send(client, messages.Committed(commit.id, "existed"))
             return
@@ -141,7 +141,7 @@ class Intake:
         self.puts.received(put, part, now)
         if put.whole and commit.claim is not None:
             self._claims.committing(commit.claim, put.uid, commit.key)
-        self.stirred = True
+        self.dirty = True
         if put.stage is Stage.FILLING:
             self._hand_over(put)
 
@@ -163,7 +163,7 @@ class Intake:
         """Places what waits, in order, and asks for room for the first that does not fit."""
         self.looking = False
         self._serve(now)
-        self.stirred = False
+        self.dirty = False
 
     def _serve(self, now: float) -> None:
         puts = self.puts
@@ -233,7 +233,7 @@ class Intake:
     def limit_changed(self) -> None:
         """What did not fit may fit now."""
         self._reclaim.drop_attempt()
-        self.stirred = True
+        self.dirty = True
 
     def client_left(self, client: int) -> None:
         """Puts not wholly received end; the others are carried out."""
@@ -318,7 +318,7 @@ class Intake:
         entry, commit = put.entry, put.commit
         assert entry is not None
         # From the last part on, however long the others and the room took.
-        entry.ttl_s = ttl_s = self._tenure.ttl_s(commit.ttl_s)
+        entry.ttl_s = ttl_s = self._expiry.ttl_s(commit.ttl_s)
         entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
         return SpanHeader(
             key=commit.key,
@@ -347,14 +347,14 @@ class Intake:
             return
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
-            self._tenure.end(victim, ExpiryProgress(victim.reason))
+            self._expiry.end(victim, RemovalProgress(victim.reason))
         try:
             self._show(put, entry, piece, now)
         except TensordError as error:
             self.refuse(put, error)
             return
         put.entry = None
-        self._tenure.published(entry, now)
+        self._expiry.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
         self._outbox.counters.put_bytes += commit.payload_bytes
         self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
@@ -391,7 +391,7 @@ class Intake:
     def _existed(self, put: PutProgress, now: float) -> None:
         stored = self._memory.entries.find(put.key)
         assert stored is not None
-        self._tenure.used([stored], now)
+        self._expiry.used([stored], now)
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(put.client, messages.Committed(put.commit.id, "existed"))
         self._end(put)
@@ -430,7 +430,7 @@ class Intake:
 
     def _end(self, put: PutProgress) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
-        self.stirred = True
+        self.dirty = True
         if put.commit.follows is not None:
             self._memory.sequences.unfollow(put.commit.follows)
         if put.stage is Stage.WAITING:
@@ -442,7 +442,7 @@ class Intake:
             self._discard(put)
 
     def _discard(self, put: PutProgress) -> None:
-        self.stirred = True
+        self.dirty = True
         if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))
         if put.entry is not None:

@@ -18,10 +18,10 @@ from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import SCOPE_BYTES
 from .events import PrefixAsked
+from .expiry import Expiry
 from .outbox import StoreOutbox
 from .prefix_index import Found
 from .span_table import SpanTable
-from .tenure import Tenure
 
 USES_SLICE: Final = 1024
 """Uses that one Tick counts: 1 to 2 ms."""
@@ -35,10 +35,10 @@ class Matching:
     """Answers queries over `memory`'s sequences."""
 
     def __init__(
-        self, memory: SpanTable, tenure: Tenure, outbox: StoreOutbox, prefix_tokens_max: int, wait_s: float
+        self, memory: SpanTable, expiry: Expiry, outbox: StoreOutbox, prefix_tokens_max: int, wait_s: float
     ) -> None:
         self._memory = memory
-        self._tenure = tenure
+        self._expiry = expiry
         self._outbox = outbox
         self._tokens_max = prefix_tokens_max
         self._wait_s = wait_s
@@ -119,7 +119,7 @@ class Matching:
             keys, agent = self._uses.popleft()
             self._waiting -= len(keys)
             left -= len(keys)
-            self._tenure.used([entry for entry in map(find, keys) if entry is not None], now, agent)
+            self._expiry.used([entry for entry in map(find, keys) if entry is not None], now, agent)
 
     def _keep_in_mind(self, keys: list[bytes], agent: str) -> None:
         self._uses.append((keys, agent))

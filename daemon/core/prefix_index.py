@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ...errors import BadPrefix, PredecessorGone
-from ...ipc.words import BLOCKS_MAX
+from ...ipc.schema import BLOCKS_MAX
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import (
     BLOCK_TOKENS_MAX,

@@ -21,11 +21,11 @@ from typing import Final
 from .claims import ClaimTable
 from .effects import Drain, Move, Scan, WriteExpiry
 from .entries import SpanEntry
+from .expiry import Expiry
 from .outbox import StoreOutbox
 from .residency import Residency
 from .room import Choice, Cursor, Need, Room
 from .span_table import SpanTable
-from .tenure import Tenure
 
 FRUITLESS_MAX: Final = 2
 EXCHANGES_MAX: Final = 3
@@ -55,7 +55,7 @@ class Reclaim:
         memory: SpanTable,
         room: Room,
         residency: Residency,
-        tenure: Tenure,
+        expiry: Expiry,
         claims: ClaimTable,
         outbox: StoreOutbox,
         rescan_s: float,
@@ -63,7 +63,7 @@ class Reclaim:
         self._memory = memory
         self._room = room
         self._residency = residency
-        self._tenure = tenure
+        self._expiry = expiry
         self._claims = claims
         self._outbox = outbox
         self._rescan_s_min = rescan_s
@@ -190,10 +190,10 @@ class Reclaim:
         self._rescan_at = now
 
     def trim(self) -> None:
-        """A budget was lowered: `make_good` is to see whether it holds."""
+        """A budget was lowered: `reconcile` is to see whether it holds."""
         self._trim_due = True
 
-    def make_good(self, now: float) -> None:
+    def reconcile(self, now: float) -> None:
         """Chooses victims while more is in memory than may be, or the store is over a budget; at the end of events."""
         memory = self._memory
         self.looking = self._put_off is not None
@@ -236,7 +236,7 @@ class Reclaim:
                 attempt.fruitless += 1
         self._outbox.counters.republished += len(outcome.republished)
         for entry in outcome.victims:
-            self._tenure.victim_gone(entry)
+            self._expiry.victim_gone(entry)
         for entry in outcome.republished:
             self._outbox.tell(self._claims.committed(entry.key))
         if outcome.freed:

@@ -22,8 +22,8 @@ from ...shm.layout import SpanHeader, span_bytes
 from ...shm.prefix import Piece
 from .counters import StoreCounters
 from .entries import SpanEntry
+from .expiry import Expiry
 from .span_table import SpanTable
-from .tenure import Tenure
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def recover(
     records: Iterable[Recovered],
     now: float,
     memory: SpanTable,
-    tenure: Tenure,
+    expiry: Expiry,
     counters: StoreCounters,
 ) -> None:
     """Makes the records' spans known to an empty `memory`."""
@@ -81,7 +81,7 @@ def recover(
         if memory.readopt(entry, now, each.piece):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
-            tenure.recovered(entry, header.expires_s or None)
+            expiry.recovered(entry, header.expires_s or None)
 
 
 def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:

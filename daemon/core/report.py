@@ -35,7 +35,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "withdrawn_bytes": store.residency.punched_bytes,
         "withdrawn_extents": ring.withdrawn_count,
         "regrow_error": store.residency.error,
-        "pressed": _pressed(store.pressing.pressed),
+        "pressed": _pressed(store.idle_sweep.pressed),
         "retired_bytes": memory.retired_bytes,
         "pinned_spans_seen": len(memory.last_pinned),
         "puts_in_flight": len(puts),

@@ -10,7 +10,7 @@ published or pinned; Memory tells of every entry that comes, hides, comes back o
 
 Invariants: a piece is linked from its publication until it leaves; it is matched only while it is published, and so is
 all that it follows; `followers` counts the published ones. A piece whose parent has left is matched no more, and is on
-its own way out (`tenure`).
+its own way out (`expiry`).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     handle(event, now) ─┬─ intake    puts: Commit, parts, copies, publication
                         ├─ claims    who computes a missing key
-                        ├─ tenure    time to live, pins by message, explicit ends
+                        ├─ expiry    time to live, pins by message, explicit ends
                         ├─ sweeps    Clear, Invalidate and EvictPrefixes, in slices
                         ├─ matching  the longest cached prefix, and the uses that follow from it
-                        ├─ pressing  what is idle goes when memory is short, in slices
+                        ├─ idle_sweep  what is idle goes when memory is short, in slices
                         ├─ residency pages of the ring: given back, taken back
                         └─ reclaim   room: Drain, victims by policy, then Scan, Scanned, free
-                                      └─ memory   ring and index: every span's state
+                                      └─ span_table  ring and index: every span's state
                                            └─ sequences  what follows what, in the prefix index
 
 `handle` is the only mutator. Queries (`status`, `entries`, `entry`, `why`, `gone`, `next_timer`) change nothing.
@@ -56,13 +56,14 @@ from .events import (
     Scanned,
     Tick,
 )
+from .expiry import Expiry, RemovalProgress
 from .hits import Hits
+from .idle_sweep import IdleSweep
 from .intake import Intake
 from .limits import StoreLimits
 from .matching import Matching
 from .outbox import StoreClient, StoreOutbox
 from .pins import Pins
-from .pressing import Pressing
 from .quotas import Quotas
 from .reclaim import Reclaim
 from .recovery import Recovered, recover
@@ -71,7 +72,6 @@ from .room import Room
 from .sequences import Read, Sequences
 from .span_table import RingBudget, SpanTable
 from .sweeps import SLICE, Sweeps
-from .tenure import ExpiryProgress, Tenure
 
 ROWS_MAX: Final = 256
 """Entries that one question is told: 2 to 3 ms."""
@@ -121,30 +121,30 @@ class Store:
         self._outbox = StoreOutbox(self.counters)
         self.departed = Departed(limits.max_entries)
         self.hits = Hits(limits.ring_bytes)
-        self._tenure = Tenure(
+        self._expiry = Expiry(
             self.memory, self.pins, self._outbox, self.departed, self.hits, limits.default_ttl_s
         )
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
-        self.pressing = Pressing(self.memory, self._room)
+        self.idle_sweep = IdleSweep(self.memory, self._room)
         self._holds: ReportHostHolds | None = None
         self._holds_of: tuple[int, int, bool, bool] | None = None
         self._reclaim = Reclaim(
-            self.memory, self._room, self.residency, self._tenure, self.claims, self._outbox, limits.rescan_s
+            self.memory, self._room, self.residency, self._expiry, self.claims, self._outbox, limits.rescan_s
         )
         self.intake = Intake(
             self.memory,
             self._room,
             self.residency,
             self._reclaim,
-            self._tenure,
+            self._expiry,
             self.claims,
             self._outbox,
             limits,
         )
-        self.sweeps = Sweeps(self.memory, self._tenure, self._outbox, self.quotas)
+        self.sweeps = Sweeps(self.memory, self._expiry, self._outbox, self.quotas)
         self.matching = Matching(
-            self.memory, self._tenure, self._outbox, limits.prefix_tokens_max, limits.prefix_wait_s
+            self.memory, self._expiry, self._outbox, limits.prefix_tokens_max, limits.prefix_wait_s
         )
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
@@ -191,14 +191,14 @@ class Store:
         """
         self._outbox.now = now
         self._handlers[type(event)](event, now)
-        if self._tenure.ending:
-            self._tenure.end_followers(SLICE)
+        if self._expiry.ending:
+            self._expiry.end_followers(SLICE)
         if self.sweeps:
             self.sweeps.answer()
-        self.intake.stirred |= self._reclaim.looking
+        self.intake.dirty |= self._reclaim.looking
         # Before any put: what is in memory is brought to what may be.
         self._settle(now)
-        if self.intake.stirred:
+        if self.intake.dirty:
             self.intake.serve(now)
             self._settle(now)
         self._reclaim.scan_if_due()
@@ -214,8 +214,8 @@ class Store:
                 self.sweeps,
                 self.intake.looking,
                 self._reclaim.looking,
-                self.pressing.due,
-                self._tenure.ending,
+                self.idle_sweep.due,
+                self._expiry.ending,
                 self.matching.due,
                 self.memory.sequences.rebuild_due,
             )
@@ -224,7 +224,7 @@ class Store:
         timers = (
             self.claims.next_timer(),
             self.pins.next_timer(),
-            self._tenure.next_timer(),
+            self._expiry.next_timer(),
             self.intake.puts.next_timer(),
             self._reclaim.next_timer(),
             self.residency.next_timer(),
@@ -247,7 +247,7 @@ class Store:
         for offset, size_bytes in missing:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)
             assert withdrawn, f"{offset} is not a place for {size_bytes} bytes of whole pages"
-        recover(records, now, self.memory, self._tenure, self.counters)
+        recover(records, now, self.memory, self._expiry, self.counters)
         self._outbox.now = now
         self._reclaim.look_soon(now)
 
@@ -306,7 +306,7 @@ class Store:
         """Asserts what every module's docstring promises."""
         self.memory.check_invariants()
         self.claims.check_invariants()
-        self._tenure.check_invariants()
+        self._expiry.check_invariants()
         self._reclaim.check_invariants()
         self.residency.check_invariants()
         puts = self.intake.puts
@@ -354,7 +354,7 @@ class Store:
 
     def _moved(self, event: Moved, now: float) -> None:
         self._reclaim.moved(event.number, copied=event.error is None)
-        self.intake.stirred = True
+        self.intake.dirty = True
 
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
@@ -364,15 +364,15 @@ class Store:
 
     def _drained(self, event: Drained, now: float) -> None:
         self._reclaim.drained()
-        self.intake.stirred = True
+        self.intake.dirty = True
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._reclaim.scanned(event.pinned, now)
-        self.intake.stirred = True
+        self.intake.dirty = True
 
     def _pressed(self, event: Pressed, now: float) -> None:
-        before = self.pressing.pressed
-        self.pressing.press(event)
+        before = self.idle_sweep.pressed
+        self.idle_sweep.press(event)
         # Answered in any case: who asks waits for it before asking for more.
         self._holds = self._holds_of = None
         self.residency.press(event.resident_bytes_max)
@@ -389,16 +389,16 @@ class Store:
 
     def _punched(self, event: Punched, now: float) -> None:
         self.residency.punched(event.offset)
-        self.intake.stirred = True
+        self.intake.dirty = True
 
     def _allocated(self, event: Allocated, now: float) -> None:
         self.residency.allocated(event.offset, event.error, now)
-        self.intake.stirred = True
+        self.intake.dirty = True
 
     def _settle(self, now: float) -> None:
         self.residency.step(now)
-        self._reclaim.waits = self.pressing.walking
-        self._reclaim.make_good(now)
+        self._reclaim.waits = self.idle_sweep.walking
+        self._reclaim.reconcile(now)
 
     def _tell_holds(self) -> None:
         """Nothing of an exchange: when it ends, all is as it was."""
@@ -408,13 +408,13 @@ class Store:
         if residency.rests:
             # The way of nearly every event: all of the ring is in memory, as it was after the last one.
             ring = self.memory.ring
-            of = (ring.capacity_bytes, self.budget.max_bytes, self.intake.ring_is_growing, self.pressing.walking)
+            of = (ring.capacity_bytes, self.budget.max_bytes, self.intake.ring_is_growing, self.idle_sweep.walking)
             if of == self._holds_of:
                 return
             self._holds_of = of
         else:
             self._holds_of = None
-        settled = not (self.pressing.walking or residency.regrowing) and (
+        settled = not (self.idle_sweep.walking or residency.regrowing) and (
             not residency.over_target or self._reclaim.stuck
         )
         wanted_bytes = residency.wanted_bytes(
@@ -433,8 +433,8 @@ class Store:
         known = list(map(self.memory.stored, event.span_ids))
         fresh = known[event.again :]
         used = [entry for entry in fresh if entry is not None]
-        self._tenure.seen([entry for entry in known[: event.again] if entry is not None], now)
-        self._tenure.used(used, now)
+        self._expiry.seen([entry for entry in known[: event.again] if entry is not None], now)
+        self._expiry.used(used, now)
         counters.hits += len(fresh) + event.lost
         counters.hits_unknown += len(fresh) - len(used)
 
@@ -459,7 +459,7 @@ class Store:
             self.budget.max_bytes = limits.max_bytes
         self.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
         self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self._tenure.change_limits(limits.default_ttl_s)
+        self._expiry.change_limits(limits.default_ttl_s)
         self.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
@@ -473,20 +473,20 @@ class Store:
 
     def _end_corrupt(self, entry: SpanEntry) -> None:
         self.counters.found_corrupt += 1
-        self._tenure.end(entry, ExpiryProgress("corrupt"))
+        self._expiry.end(entry, RemovalProgress("corrupt"))
 
     def _tick(self, event: Tick, now: float) -> None:
         self._outbox.tell(self.claims.expire(now, DUE_MAX))
         self.pins.expire(now, DUE_MAX)
-        self._tenure.expire(now, DUE_MAX)
+        self._expiry.expire(now, DUE_MAX)
         self.intake.expire(now, DUE_MAX)
         self.sweeps.go_on()
         self.matching.go_on(now)
         for entry in self.memory.sequences.rebuild():
             self._end_corrupt(entry)
-        self.pressing.go_on(now)
+        self.idle_sweep.go_on(now)
         self._reclaim.tick(now)
-        self.intake.stirred |= self.intake.looking
+        self.intake.dirty |= self.intake.looking
 
     def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
         past = self.memory.index.generations.refusal(request.key)
@@ -513,10 +513,10 @@ class Store:
         keys = list(dict.fromkeys(request.keys))
         entries = self._stored(keys[:SLICE])
         if isinstance(request, messages.Touch):
-            self._tenure.touch(entries, now)
+            self._expiry.touch(entries, now)
         else:
             for entry in entries:
-                self._tenure.end(entry, ExpiryProgress("explicit"))
+                self._expiry.end(entry, RemovalProgress("explicit"))
         counted += len(entries)
         if len(keys) > SLICE:
             self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))

@@ -17,10 +17,10 @@ from typing import Final
 from ...ipc import messages
 from .effects import Answer
 from .entries import SpanEntry
+from .expiry import Expiry, RemovalProgress
 from .outbox import StoreOutbox
 from .quotas import Quotas
 from .span_table import SpanTable
-from .tenure import ExpiryProgress, Tenure
 
 SLICE: Final = 256
 
@@ -33,7 +33,7 @@ class _Sweep:
     tag: bytes | None
     first: Callable[[int], list[SpanEntry]]
     event: str
-    ending: ExpiryProgress
+    ending: RemovalProgress
     answer: Callable[[int], Answer]
     walked: bool = False
 
@@ -41,9 +41,9 @@ class _Sweep:
 class Sweeps:
     """The jobs, first come first served."""
 
-    def __init__(self, memory: SpanTable, tenure: Tenure, outbox: StoreOutbox, quotas: Quotas) -> None:
+    def __init__(self, memory: SpanTable, expiry: Expiry, outbox: StoreOutbox, quotas: Quotas) -> None:
         self._memory = memory
-        self._tenure = tenure
+        self._expiry = expiry
         self._outbox = outbox
         self._quotas = quotas
         self._jobs: deque[_Sweep] = deque()
@@ -102,12 +102,12 @@ class Sweeps:
 
     def go_on(self) -> None:
         """Ends the next slice, once what follows the last one's has ended."""
-        if not self._jobs or self._jobs[0].walked or self._tenure.ending:
+        if not self._jobs or self._jobs[0].walked or self._expiry.ending:
             return
         job = self._jobs[0]
         entries = job.first(SLICE)
         for entry in entries:
-            self._tenure.end(entry, job.ending)
+            self._expiry.end(entry, job.ending)
         job.walked = len(entries) < SLICE
 
     def answer(self) -> None:
@@ -131,6 +131,6 @@ class Sweeps:
     ) -> None:
         entries, up_to = self._memory.entries, self._memory.entries.last_sequence
         first = first or (lambda most: entries.first(tag, up_to, most))
-        self._jobs.append(_Sweep(client, tag, first, event, ExpiryProgress(reason, announce=False), answer))
+        self._jobs.append(_Sweep(client, tag, first, event, RemovalProgress(reason, announce=False), answer))
         if len(self._jobs) == 1:
             self.go_on()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...ipc.words import SIZE_BYTES_MAX
+from ...ipc.schema import SIZE_BYTES_MAX
 
 
 class GaugeFailed(Exception):

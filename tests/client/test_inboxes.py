@@ -14,11 +14,11 @@ import pytest
 from tensord.client.inbox import Inbox, Region
 from tensord.client.inboxes import START_BYTES
 from tensord.client.put import Put
+from tensord.client.put_options import PutOptions
 from tensord.client.puts import PutSender
-from tensord.client.terms import Terms
 from tensord.errors import LimitReached
 from tensord.ipc import messages
-from tensord.ipc.words import Limits
+from tensord.ipc.schema import ClientLimits
 from tensord.shm.payload import Payload
 from tensord.shm.tree import encode
 
@@ -35,14 +35,14 @@ class Desk:
         self.sent: list[messages.Message] = []
         self.connected: object | None = object()
         self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connected, lambda _: None)
-        self.puts.limits = Limits(inbox_bytes_max=inbox_bytes_max)
+        self.puts.limits = ClientLimits(inbox_bytes_max=inbox_bytes_max)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         self.sent.extend(sent)
 
     def put(self, payload_bytes: int, timeout_s: float = 0.0) -> Put:
         payload = encode(np.zeros(payload_bytes - 64, np.uint8))
-        return self.puts.put(bytes(32), payload, Terms(), deadline=time.monotonic() + timeout_s)
+        return self.puts.put(bytes(32), payload, PutOptions(), deadline=time.monotonic() + timeout_s)
 
     def answer(self) -> None:
         """Everything that was sent is answered as a daemon does it that stores all."""
@@ -206,7 +206,7 @@ def test_an_inbox_that_a_put_streams_through_is_not_closed_between_two_parts(mon
             if isinstance(message, messages.Part):
                 desk.puts.acknowledged(messages.PartCopied(message.id, message.inbox_offset))
                 # Meanwhile another thread's put has a larger inbox made.
-                desk.puts.limits = Limits(inbox_bytes_max=8 * MIB)
+                desk.puts.limits = ClientLimits(inbox_bytes_max=8 * MIB)
                 for size_bytes in larger:
                     desk.put(size_bytes)
 
@@ -252,7 +252,9 @@ def reserved(desk: Desk, payload: Payload) -> tuple[Region, Any]:
 
 def commit(desk: Desk, region: Region, payload: Payload) -> Put:
     deadline = time.monotonic()
-    return desk.puts.commit(bytes(32), region, payload.payload_bytes, len(payload.header), Terms(), deadline=deadline)
+    return desk.puts.commit(
+        bytes(32), region, payload.payload_bytes, len(payload.header), PutOptions(), deadline=deadline
+    )
 
 
 def file_of(region: Region, size_bytes: int) -> bytes:
@@ -356,7 +358,7 @@ def test_a_put_that_began_when_its_inbox_was_retired_is_made_in_another(monkeypa
     monkeypatch.setattr(puts.inboxes, "region", lost_meanwhile)
     desk.sent.clear()
     payload = encode(np.arange(100))
-    assert puts.put(bytes(32), payload, Terms(), deadline=time.monotonic()).state == "sent"
+    assert puts.put(bytes(32), payload, PutOptions(), deadline=time.monotonic()).state == "sent"
     (sent,) = desk.commits()
     current = desk.puts.inboxes.current
     assert first is not None and current is not None

@@ -836,15 +836,15 @@ def test_what_was_computed_for_longer_is_said_of_each_block(
     said: list[Any] = []
     real = client.link.puts.put
 
-    def heard(key: bytes, image: Any, terms: Any, *, deadline: float) -> tensord.Put:
-        said.append(terms)
-        return real(key, image, terms, deadline=deadline)
+    def heard(key: bytes, image: Any, options: Any, *, deadline: float) -> tensord.Put:
+        said.append(options)
+        return real(key, image, options, deadline=deadline)
 
     monkeypatch.setattr(client.link.puts, "put", heard)
     stored(cache, TEXT, agent="planner", cost_ms=68.0, ttl_s=60)
-    assert [terms.tokens for terms in said] == [16, 16, 16, 16, 4]
-    assert [terms.cost_ms for terms in said] == [16, 16, 16, 16, 4]
-    assert {(terms.agent, terms.ttl_s) for terms in said} == {("planner", 60)}
+    assert [options.tokens for options in said] == [16, 16, 16, 16, 4]
+    assert [options.cost_ms for options in said] == [16, 16, 16, 16, 4]
+    assert {(options.agent, options.ttl_s) for options in said} == {("planner", 60)}
 
 
 @pytest.mark.parametrize("block_tokens", [BLOCK, 64])
@@ -854,12 +854,12 @@ def test_the_keys_of_all_pieces_follow_from_their_records(
     heard: list[tuple[bytes, Any]] = []
     real = client.link.puts.put
 
-    def put(key: bytes, image: Any, terms: Any, *, deadline: float) -> tensord.Put:
+    def put(key: bytes, image: Any, options: Any, *, deadline: float) -> tensord.Put:
         whole = bytearray(image.payload_bytes)
         image.write_range(np.frombuffer(whole, np.uint8), 0, len(whole))
         first = aligned(len(image.header))
-        heard.append((key, bytes(whole[first : first + terms.prefix_bytes])))
-        return real(key, image, terms, deadline=deadline)
+        heard.append((key, bytes(whole[first : first + options.prefix_bytes])))
+        return real(key, image, options, deadline=deadline)
 
     monkeypatch.setattr(client.link.puts, "put", put)
     cache = PrefixCache(client, namespace, block_tokens=block_tokens)

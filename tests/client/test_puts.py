@@ -10,14 +10,14 @@ from itertools import count
 import numpy as np
 import pytest
 
+from tensord.client.put_options import PutOptions
 from tensord.client.puts import Put, PutSender
-from tensord.client.terms import Terms
 from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
-from tensord.ipc.words import Limits
+from tensord.ipc.schema import ClientLimits
 from tensord.shm.tree import encode
 
-TERMS = Terms()
+TERMS = PutOptions()
 INBOX_BYTES = 1 << 16
 Answer = Callable[[messages.Message], None]
 
@@ -31,17 +31,17 @@ class Desk:
         self.answer: Answer = lambda _: None
         self.connection: Callable[[], object | None] = lambda: self
         self.puts = PutSender(self._send, lambda: next(ids), lambda: self.connection(), lambda _: None)
-        self.puts.limits = Limits(inbox_bytes_max=INBOX_BYTES)
+        self.puts.limits = ClientLimits(inbox_bytes_max=INBOX_BYTES)
 
     def _send(self, *sent: messages.Message, fds: Sequence[int] = (), connected: object = None) -> None:
         for message in sent:
             self.sent.append(message)
             self.answer(message)
 
-    def put(self, payload_bytes: int, terms: Terms = TERMS) -> Put:
+    def put(self, payload_bytes: int, options: PutOptions = TERMS) -> Put:
         payload = encode(np.zeros(payload_bytes - 64, np.uint8))
         deadline = time.monotonic() + 0.2
-        return self.puts.put(bytes(32), payload, terms, deadline=deadline)
+        return self.puts.put(bytes(32), payload, options, deadline=deadline)
 
     def refuse(self, message: messages.Message) -> None:
         """As a full store does: the Commit is refused at once, and parts are acknowledged as not wanted."""
@@ -130,7 +130,7 @@ def test_a_put_that_a_new_connection_has_taken_up_is_not_sent_by_its_own_thread_
 @pytest.mark.parametrize("payload_bytes", [1000, 3 * (4 << 20)], ids=["with its commit", "in parts"])
 def test_a_put_that_was_lost_with_its_connection_is_not_sent_on_the_next(payload_bytes: int) -> None:
     desk = Desk()
-    desk.puts.limits = Limits(inbox_bytes_max=32 << 20)
+    desk.puts.limits = ClientLimits(inbox_bytes_max=32 << 20)
 
     def another_connection() -> object:
         for pending in desk.puts._pending.values():
@@ -170,8 +170,8 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
 
 def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_its_claim() -> None:
     desk = Desk()
-    terms = Terms(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, follows=b"p" * 32)
-    desk.put(1000, terms)
+    options = PutOptions(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, follows=b"p" * 32)
+    desk.put(1000, options)
     again: list[messages.Message] = []
     desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
     (first,) = [message for message in desk.sent if isinstance(message, messages.Commit)]
@@ -182,10 +182,12 @@ def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_it
     desk.puts.close()
 
 
-@pytest.mark.parametrize("terms", [Terms(cost_ms=-1.0), Terms(cost_ms=float("nan")), Terms(agent="a" * 129)], ids=repr)
-def test_terms_that_no_put_can_have_are_named(terms: Terms) -> None:
+@pytest.mark.parametrize(
+    "options", [PutOptions(cost_ms=-1.0), PutOptions(cost_ms=float("nan")), PutOptions(agent="a" * 129)], ids=repr
+)
+def test_terms_that_no_put_can_have_are_named(options: PutOptions) -> None:
     with pytest.raises(UsageError, match=r"(cost_ms|agent) is"):
-        terms.checked()
+        options.checked()
 
 
 def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended() -> None:

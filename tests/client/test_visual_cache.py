@@ -425,10 +425,10 @@ class Slow(tensord.Client):
         self.looks += 1
         return super().contains(key)
 
-    def put(self, *args: Any, **terms: Any) -> tensord.Put:
+    def put(self, *args: Any, **options: Any) -> tensord.Put:
         self.inside.set()
         assert self.leave.wait(PATIENCE_S)
-        return super().put(*args, **terms)
+        return super().put(*args, **options)
 
 
 def test_threads_that_store_one_picture_at_once_all_hear_what_became_of_it(

@@ -50,14 +50,14 @@ DAEMON: Final = {
         "shm.index:IndexWriter.release",
     ),
     "evict": (
-        "daemon.core.tenure:Tenure.end",
+        "daemon.core.expiry:Expiry.end",
         "daemon.core.span_table:SpanTable.retire",
         "daemon.core.span_table:SpanTable._leave",
         "daemon.core.sweeps:Sweeps.clear",
     ),
     "touch": (
         "daemon.core.store:Store._of_keys",
-        "daemon.core.tenure:Tenure.touch",
+        "daemon.core.expiry:Expiry.touch",
         "daemon.segments:Segments.write_expiry",
     ),
     "pages": (

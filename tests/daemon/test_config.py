@@ -14,7 +14,7 @@ from tensord.daemon.policy.modes import Thresholds
 from tensord.daemon.sections import LimitsSection
 from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
-from tensord.ipc import words
+from tensord.ipc import schema
 
 GIB = 1 << 30
 NOWHERE = {"XDG_CONFIG_HOME": "/nowhere"}
@@ -345,7 +345,7 @@ def test_no_limit_can_be_set_that_a_client_would_not_believe() -> None:
         told = {
             key.removeprefix("limits."): getattr(said, pick)
             for key, said, _ in settings_of(Config)
-            if key.removeprefix("limits.") in words.Limits.__struct_fields__
+            if key.removeprefix("limits.") in schema.ClientLimits.__struct_fields__
         }
-        assert set(told) == set(words.Limits.__struct_fields__)
-        msgspec.convert(told, words.Limits)
+        assert set(told) == set(schema.ClientLimits.__struct_fields__)
+        msgspec.convert(told, schema.ClientLimits)

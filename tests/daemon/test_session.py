@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tensord.daemon.actors.mailbox import Mailbox
+from tensord.daemon.actors.messages import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.actors.session import Session, welcome_for
-from tensord.daemon.actors.words import Deliver, GovernorMessage, Joined, StoreMessage
 from tensord.daemon.core.rates import Rates
 from tensord.ipc import messages
 from tensord.ipc.channel import AsyncChannel
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import pack
 from tensord.ipc.peer import Peer
-from tensord.ipc.words import PROTOCOL_VERSION, Limits
+from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
 
 from ..daemon_process import PATIENCE_S
 
@@ -30,12 +30,12 @@ class Scene:
         governor: Mailbox[GovernorMessage] = Mailbox(8)
         self.session = Session(
             1,
-            AsyncChannel(ours, Connection.control_server(Limits())),
+            AsyncChannel(ours, Connection.control_server(ClientLimits())),
             Peer(1, 0, 0),
             self.store,
             governor,
             Rates(1.0, 0),
-            welcome=welcome_for("test", 1, Limits()),
+            welcome=welcome_for("test", 1, ClientLimits()),
             outbox_max=64,
             hello_s_max=60.0,
         )

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from tensord.daemon.actors.mailbox import Mailbox
-from tensord.daemon.actors.words import Deliver, HangUp, Joined
+from tensord.daemon.actors.messages import Deliver, HangUp, Joined
 from tensord.ipc import messages
 from tensord.ipc.peer import Peer
 

@@ -14,7 +14,7 @@ import numpy as np
 from tensord.errors import DaemonUnavailable
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm import fence
 from tensord.shm.segments import create_inbox
 from tensord.shm.tree import encode

@@ -29,7 +29,7 @@ from tensord.errors import (
     VersionMismatch,
 )
 from tensord.ipc import messages
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from ..processes import Child, Stage
@@ -328,7 +328,7 @@ def test_another_protocol_version_is_refused_with_both_named(tmp_path: Path) -> 
 
 def speaks_version_99(stage: Stage, path: Path) -> None:
     from tensord.ipc.frames import pack
-    from tensord.ipc.words import Limits
+    from tensord.ipc.schema import ClientLimits
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))
@@ -337,7 +337,7 @@ def speaks_version_99(stage: Stage, path: Path) -> None:
         while True:
             peer, _ = listening.accept()
             peer.recv(65536)
-            peer.sendall(pack(messages.Welcome(1, 99, "9.9", "other", 1, Limits())))
+            peer.sendall(pack(messages.Welcome(1, 99, "9.9", "other", 1, ClientLimits())))
 
 
 def test_over_clients_max_a_client_is_told_the_limit_and_the_others_are_not_disturbed() -> None:

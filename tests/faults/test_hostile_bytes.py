@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import tensord
 from tensord.ipc import messages
 from tensord.ipc.frames import pack
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 
 from ..daemon_process import Daemon, until
 

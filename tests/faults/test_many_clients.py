@@ -135,7 +135,7 @@ def test_who_breaks_the_rules_is_told_so_and_shown_in_the_log(small: Daemon, whi
         rude.sendall(b"\xc1 is no msgpack")
         assert b"BadMessage" in rude.recv(4096)
         assert rude.recv(4096) == b"", "and hung up on"
-    until(lambda: "told off" in small.log, "a line in the log")
+    until(lambda: "protocol error;" in small.log, "a line in the log")
     assert small.client().connected
 
 

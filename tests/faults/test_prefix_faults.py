@@ -11,7 +11,7 @@ import pytest
 import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client import prefix_query
-from tensord.client.terms import Terms
+from tensord.client.put_options import PutOptions
 from tensord.errors import BadPrefix, LimitReached, PredecessorGone, TensordError
 from tensord.ipc import messages
 from tensord.shm.prefix import Media, Piece, piece_key
@@ -138,14 +138,14 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         real = client.link.puts.put
         before: list[tensord.Put] = []
 
-        def put(key: bytes, payload: Any, terms: Terms, *, deadline: float) -> tensord.Put:
+        def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
             """After four blocks, and after each refusal, somebody who knows nothing of this put evicts the last."""
             is_due = len(before) >= 4 and (not evicted or before[-1].state == "refused")
-            if terms.follows is not None and len(evicted) < times and is_due:
-                until(lambda: other.contains(terms.follows or b""), "the block before")
-                assert other.evict(terms.follows)
-                evicted.append(terms.follows)
-            before.append(real(key, payload, terms, deadline=deadline))
+            if options.follows is not None and len(evicted) < times and is_due:
+                until(lambda: other.contains(options.follows or b""), "the block before")
+                assert other.evict(options.follows)
+                evicted.append(options.follows)
+            before.append(real(key, payload, options, deadline=deadline))
             return before[-1].wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)
@@ -164,11 +164,11 @@ def test_a_put_whose_blocks_are_evicted_again_and_again_ends(
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)
         real = client.link.puts.put
 
-        def put(key: bytes, payload: Any, terms: Terms, *, deadline: float) -> tensord.Put:
-            if terms.follows is not None:
+        def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
+            if options.follows is not None:
                 until(lambda: not client.contains(key), "nothing of it to be there")
-                other.evict(terms.follows)
-            return real(key, payload, terms, deadline=deadline).wait(PATIENCE_S)
+                other.evict(options.follows)
+            return real(key, payload, options, deadline=deadline).wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)
         done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)
@@ -255,7 +255,7 @@ def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> Non
         put = client._put(
             block([1]).key,
             tree,
-            Terms(prefix_bytes=len(record)),
+            PutOptions(prefix_bytes=len(record)),
             client._deadline(PATIENCE_S),
         ).wait(PATIENCE_S)
         assert put.state == "refused"
@@ -273,7 +273,8 @@ def test_nobody_stores_a_piece_under_a_key_that_is_not_its_records(daemon: Daemo
     tree = {"prefix": np.frombuffer(record, np.uint8), "layers": []}
     outcomes = []
     for key in (block([2]).key, piece_key(b"sequence", record)):
-        put = client._put(key, tree, Terms(prefix_bytes=len(record)), client._deadline(PATIENCE_S)).wait(PATIENCE_S)
+        options = PutOptions(prefix_bytes=len(record))
+        put = client._put(key, tree, options, client._deadline(PATIENCE_S)).wait(PATIENCE_S)
         outcomes.append((put.state, str(put.error)))
     assert outcomes[0][0] == "refused"
     assert "is not the key of the record" in outcomes[0][1]

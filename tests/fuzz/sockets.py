@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tensord.ipc import messages
 from tensord.ipc.frames import pack
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm.segments import create_inbox
 from tensord.shm.tree import encode
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 

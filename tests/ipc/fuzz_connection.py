@@ -15,9 +15,9 @@ with atheris.instrument_imports():
     from tensord.ipc import messages as m
     from tensord.ipc.connection import Connection
     from tensord.ipc.frames import pack
-    from tensord.ipc.messages import PROTOCOL_VERSION, Limits
+    from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
 
-LIMITS = Limits(message_bytes_max=2048, requests_in_flight_max=8, commits_in_flight_max=2)
+LIMITS = ClientLimits(message_bytes_max=2048, requests_in_flight_max=8, commits_in_flight_max=2)
 
 
 def connection_of(side: int) -> Connection:

@@ -15,12 +15,12 @@ from tensord.ipc import messages as m
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import FrameReader, pack
-from tensord.ipc.messages import PROTOCOL_VERSION, Limits
+from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
 
 Sockets = tuple[socket.socket, socket.socket]
 
 KEY = b"k" * 32
-LIMITS = Limits(requests_in_flight_max=100_000)
+LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
 ATTACHED = m.Attached(2, 1, 4096, 4096)

@@ -26,13 +26,13 @@ from tensord.ipc.channel import AsyncChannel, BlockingChannel
 from tensord.ipc.connection import FDS_MAX, Connection
 from tensord.ipc.descriptors import close_all
 from tensord.ipc.frames import FrameReader, pack
-from tensord.ipc.messages import PROTOCOL_VERSION, Limits
+from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits
 
 Sockets = tuple[socket.socket, socket.socket]
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 KEY = b"k" * 32
-LIMITS = Limits(requests_in_flight_max=100_000)
+LIMITS = ClientLimits(requests_in_flight_max=100_000)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
 ATTACHED = m.Attached(2, 1, 4096, 4096)

@@ -24,11 +24,11 @@ from tensord.errors import (
 from tensord.ipc import messages as m
 from tensord.ipc.connection import FDS_MAX, Arrival, Connection
 from tensord.ipc.frames import FrameReader, pack
-from tensord.ipc.messages import PROTOCOL_VERSION, Limits, Message
+from tensord.ipc.messages import PROTOCOL_VERSION, ClientLimits, Message
 from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, ConnectionState
 
 KEY = b"k" * 32
-LIMITS = Limits(requests_in_flight_max=8, commits_in_flight_max=3, keys_per_request_max=4)
+LIMITS = ClientLimits(requests_in_flight_max=8, commits_in_flight_max=3, keys_per_request_max=4)
 HELLO = m.Hello(1, PROTOCOL_VERSION, "test", 42, True)
 WELCOME = m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, LIMITS)
 ATTACHED = m.Attached(2, 1, 4096, 4096)
@@ -308,7 +308,7 @@ def test_too_many_keys_are_refused_and_the_connection_goes_on(attached: Pair) ->
 
 def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
     pair = Pair().to(ConnectionState.GREETING)
-    limits = Limits(message_bytes_max=1024)
+    limits = ClientLimits(message_bytes_max=1024)
     pair.client.receive_data(pack(m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)))
     with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
         pair.client.send(m.Evict(2, [KEY] * 40))
@@ -316,7 +316,7 @@ def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
 
 
 def test_the_server_reads_no_longer_messages_than_it_says() -> None:
-    server = Connection.control_server(Limits(message_bytes_max=1024))
+    server = Connection.control_server(ClientLimits(message_bytes_max=1024))
     arrival = server.receive_data(b"\x81\xa1x\xc5\xff\xff" + b"x" * 1100)
     assert type(arrival.failure) is MessageTooLarge
 
@@ -432,7 +432,7 @@ def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> 
 
 
 def test_a_query_is_answered_by_a_document() -> None:
-    server, client = Connection.status_server(Limits()), Connection.status_client()
+    server, client = Connection.status_server(ClientLimits()), Connection.status_client()
     for number, query in enumerate([m.StatusQuery(0), m.EntriesQuery(1), m.ClientsQuery(2)]):
         ((found, _),) = server.receive_data(client.send(query)).messages
         assert found == query
@@ -443,7 +443,7 @@ def test_a_query_is_answered_by_a_document() -> None:
 
 
 def test_events_go_to_those_who_watch() -> None:
-    server, client = Connection.status_server(Limits()), Connection.status_client()
+    server, client = Connection.status_server(ClientLimits()), Connection.status_client()
     with pytest.raises(UsageError, match="Watch"):
         server.send(m.Event({"event": "put"}))
     server.receive_data(client.send(m.Watch(1)))
@@ -453,7 +453,7 @@ def test_events_go_to_those_who_watch() -> None:
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
 def test_nothing_on_the_status_socket_can_change_anything(request_: Message) -> None:
-    server = Connection.status_server(Limits())
+    server = Connection.status_server(ClientLimits())
     arrival = server.receive_data(pack(request_), ())
     assert arrival.messages == []
 
@@ -557,7 +557,7 @@ def test_mutated_streams_end_in_an_answer_or_in_being_told(
 
 def test_the_valid_stream_that_is_mutated_is_accepted_whole() -> None:
     stream, fds = conversation()
-    connection = Connection.control_server(Limits())
+    connection = Connection.control_server(ClientLimits())
     connection.receive_data(pack(HELLO))
     connection.send(WELCOME)
     connection.receive_data(pack(m.Attach(2)))

@@ -13,10 +13,10 @@ from tensord.ipc import messages as m
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import CONTROL_FRAMES, FrameReader, pack
 from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
-from tensord.ipc.messages import Limits, Message, decode
+from tensord.ipc.messages import ClientLimits, Message, decode
 from tensord.ipc.modes import LEVELS, Mode, Tier
+from tensord.ipc.schema import KEYS_MAX
 from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, ConnectionState
-from tensord.ipc.words import KEYS_MAX
 
 KEY = b"k" * 32
 CARD = "0000:65:00.0"
@@ -51,8 +51,8 @@ PUSHED: list[Message] = [
 class Pair:
     """A client and a server that have shaken hands, attached or not."""
 
-    def __init__(self, *, attached: bool = False, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(self, *, attached: bool = False, limits: ClientLimits | None = None) -> None:
+        limits = limits or ClientLimits()
         self.server = Connection.control_server(limits)
         self.client = Connection.control_client()
         self.ask(m.Hello(1, m.PROTOCOL_VERSION, "test", 42, True))
@@ -139,7 +139,7 @@ def test_a_server_sends_no_requests(pair: Pair, request_: Message) -> None:
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
 def test_the_governor_is_asked_nothing_before_the_greeting(request_: Message) -> None:
-    server = Connection.control_server(Limits())
+    server = Connection.control_server(ClientLimits())
     arrival = server.receive_data(pack(request_))
     assert type(arrival.failure) is ProtocolError
     assert "send Hello first" in str(arrival.failure)
@@ -150,7 +150,7 @@ def test_the_governor_is_asked_nothing_before_the_greeting(request_: Message) ->
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
 def test_the_status_socket_takes_none_of_it(request_: Message) -> None:
-    assert Connection.status_server(Limits()).receive_data(pack(request_)).messages == []
+    assert Connection.status_server(ClientLimits()).receive_data(pack(request_)).messages == []
 
 
 # ---- ranges
@@ -252,7 +252,7 @@ def test_every_mode_crosses_by_its_name() -> None:
 
 
 def test_more_keys_than_a_request_may_have_are_refused_on_both_sides() -> None:
-    pair = Pair(limits=Limits(keys_per_request_max=4))
+    pair = Pair(limits=ClientLimits(keys_per_request_max=4))
     release = m.ReleaseEntries(5, CARD, [KEY] * 5)
     with pytest.raises(LimitReached, match="ReleaseEntries of 5 keys; keys_per_request_max is 4"):
         pair.client.send(release)
@@ -265,7 +265,7 @@ def test_more_keys_than_a_request_may_have_are_refused_on_both_sides() -> None:
 
 def test_what_takes_no_answer_gets_none_when_it_is_refused_either() -> None:
     """An error without an id would be taken for the end of the connection."""
-    pair = Pair(limits=Limits(keys_per_request_max=4))
+    pair = Pair(limits=ClientLimits(keys_per_request_max=4))
     arrival = pair.server.receive_data(pack(m.UseEntries(CARD, [KEY] * 5)) + pack(m.UseEntries(CARD, [KEY])))
     assert arrival.failure is None
     assert arrival.replies == b""
@@ -291,7 +291,7 @@ def test_the_largest_messages_fit_into_a_frame(largest: Message) -> None:
 
 
 def test_requests_of_the_governor_count_as_requests_in_flight() -> None:
-    pair = Pair(limits=Limits(requests_in_flight_max=2))
+    pair = Pair(limits=ClientLimits(requests_in_flight_max=2))
     pair.ask(m.Subscribe(5))
     pair.ask(m.OpenDevice(6, CARD))
     pair.ask(m.ReadDevice(CARD, 1, 2))

@@ -18,7 +18,7 @@ from tensord import errors
 from tensord.errors import BadMessage
 from tensord.ipc import messages as m
 from tensord.ipc.frames import pack
-from tensord.ipc.messages import ErrorBody, Limits, Message, UnknownMessage, decode
+from tensord.ipc.messages import ClientLimits, ErrorBody, Message, UnknownMessage, decode
 from tensord.shm import layout
 
 UNIONS = [m.ControlRequest, m.ControlAnswer, m.StatusRequest, m.StatusAnswer]
@@ -228,8 +228,8 @@ def test_what_is_no_message_is_bad(found: object) -> None:
         decode(found, m.ControlRequest)
 
 
-@pytest.mark.parametrize("limits", [Limits()])
-def test_the_default_limits_may_be_told(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ClientLimits()])
+def test_the_default_limits_may_be_told(limits: ClientLimits) -> None:
     welcome = m.Welcome(1, 1, "0.1", "i", 1, limits)
     assert decode(msgpack.unpackb(pack(welcome)), m.ControlAnswer) == welcome
 

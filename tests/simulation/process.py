@@ -13,10 +13,10 @@ from mmap import MAP_SHARED, PROT_READ
 from typing import TYPE_CHECKING, Any, Final
 
 from tensord.client.lease import Lease
+from tensord.client.put_options import PutOptions
 from tensord.client.puts import Put, PutSender
 from tensord.client.ring_mapping import Handle, RingMapping, mapping_under
 from tensord.client.ring_reader import RingReader
-from tensord.client.terms import Terms
 from tensord.client.view import View
 from tensord.errors import DaemonUnavailable, TensordError, TimedOut
 from tensord.ipc import messages
@@ -203,10 +203,10 @@ class Process:
     def put(self, number: int, version: int, *, claim: int | None, ttl_s: float | None, in_place: bool) -> None:
         """A whole put, a streamed one, or one that is produced in the inbox."""
         encoded = encode(payload(number, version))
-        terms = Terms(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
+        options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = piece(number)
-            terms = terms._replace(prefix_bytes=len(block.record), follows=block.piece.parent)
+            options = options._replace(prefix_bytes=len(block.record), follows=block.piece.parent)
         self.world.model.puts(number, version)
         if in_place:
             try:
@@ -216,10 +216,12 @@ class Process:
             memory = region.hand_out()
             encoded.write_into(memory)
             self.world.meanwhile()
-            put = self.puts.commit(at(number), region, encoded.payload_bytes, len(encoded.header), terms, deadline=0.0)
+            put = self.puts.commit(
+                at(number), region, encoded.payload_bytes, len(encoded.header), options, deadline=0.0
+            )
             self.reserved.append((put, memory))
         else:
-            put = self.puts.put(at(number), encoded, terms, deadline=0.0)
+            put = self.puts.put(at(number), encoded, options, deadline=0.0)
         self.outcomes.append((put, number, version))
 
     def scribble(self) -> None:

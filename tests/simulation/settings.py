@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.limits import StoreLimits
-from tensord.ipc.words import Limits
+from tensord.ipc.schema import ClientLimits
 
 POLICIES: Final = ("hazard", "hazard", "lru", "lfu")
 
@@ -29,9 +29,9 @@ class Settings:
         """For a ring of `ring_bytes`."""
         return StoreLimits(ring_bytes=ring_bytes, max_bytes=ring_bytes, object_bytes_max=ring_bytes // 2, **self.limits)
 
-    def client_limits(self, ring_bytes: int) -> Limits:
+    def client_limits(self, ring_bytes: int) -> ClientLimits:
         """What Welcome says of them."""
-        return Limits(
+        return ClientLimits(
             inbox_bytes_max=self.inbox_bytes,
             object_bytes_max=ring_bytes // 2,
             commits_in_flight_max=self.limits["commits_in_flight_max"],

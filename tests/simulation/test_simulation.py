@@ -61,9 +61,9 @@ from tensord.shm.lanes import Lane
 Lane.freeze = lambda self: None
 """,
     "entries go without a word": """
-from tensord.daemon.core.tenure import Tenure
-gone = Tenure._gone
-Tenure._gone = lambda self, entry, reason, *, announce: gone(self, entry, reason, announce=False)
+from tensord.daemon.core.expiry import Expiry
+gone = Expiry._gone
+Expiry._gone = lambda self, entry, reason, *, announce: gone(self, entry, reason, announce=False)
 """,
     "the copier copies from the wrong place": """
 from dataclasses import replace

@@ -22,7 +22,7 @@ import transformers
 import tensord
 from tensord.client.transformers import EncoderTally, cached, refresh, tally, uncached
 from tensord.client.transformers.outputs import CallItems, NotSplittable
-from tensord.client.transformers.seams import SEAMS
+from tensord.client.transformers.patch_points import PATCH_POINTS
 from tensord.errors import UsageError
 
 from ..daemon_process import PATIENCE_S, Daemon, until
@@ -474,7 +474,7 @@ def test_each_field_of_a_configuration_is_in_the_key_or_in_the_list_with_a_reaso
     from tensord.client.identity.settings import UNSAID, settings
 
     assert all(len(reason) > 5 for reason in UNSAID.values())
-    tower = next(module for module in family.make().modules() if type(module).__name__ in SEAMS)
+    tower = next(module for module in family.make().modules() if type(module).__name__ in PATCH_POINTS)
     before = settings([tower, *tower.modules()])
     changed = 0
     for field in tower.config.to_dict():

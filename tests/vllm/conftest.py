@@ -22,7 +22,7 @@ import pytest
 
 import tensord
 from tensord.ipc import messages
-from tensord.ipc.words import ENTRIES_MAX
+from tensord.ipc.schema import ENTRIES_MAX
 
 from ..daemon_process import PATIENCE_S, Daemon, until
 from .engine import Answer, Engine

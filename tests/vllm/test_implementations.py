@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from tensord.ipc import messages
-from tensord.ipc.words import ENTRIES_MAX
+from tensord.ipc.schema import ENTRIES_MAX
 from tensord.shm.layout import NAMESPACE_TAG_BYTES
 
 from ..daemon_process import Daemon, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensord.ipc import messages
-from tensord.ipc.words import ENTRIES_MAX
+from tensord.ipc.schema import ENTRIES_MAX
 
 from ..daemon_process import Daemon, until
 from .conftest import StartEngine, encoding, fresh

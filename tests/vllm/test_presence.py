@@ -25,7 +25,7 @@ from tensord.client.vllm.processor import TensordReceiverCache, TensordSenderCac
 from tensord.client.vllm.stats import TensordECStats
 from tensord.ipc import messages
 from tensord.ipc.frames import pack
-from tensord.ipc.words import PROTOCOL_VERSION, Limits
+from tensord.ipc.schema import PROTOCOL_VERSION, ClientLimits
 from tests.daemon_process import PATIENCE_S, Daemon, until
 
 from .conftest import Stand
@@ -185,7 +185,7 @@ def test_an_api_process_says_once_that_the_daemon_stopped_answering_and_then_its
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "name another socket by tensord.socket or TENSORD_SOCKET"),
         (
-            pack(messages.Welcome(1, PROTOCOL_VERSION + 1, "99", "other", 1, Limits())),
+            pack(messages.Welcome(1, PROTOCOL_VERSION + 1, "99", "other", 1, ClientLimits())),
             f"the daemon speaks protocol version {PROTOCOL_VERSION + 1}, this client {PROTOCOL_VERSION}",
         ),
     ],

@@ -16,7 +16,7 @@ from tensord import __version__
 from ....errors import BadConfiguration, TensordError
 from ....ipc.places import METRICS_NAME
 from ....ipc.quantities import read_size
-from ....ipc.words import PROTOCOL_VERSION
+from ....ipc.schema import PROTOCOL_VERSION
 from ....shm import fence
 from .. import leftovers
 from ..configuration import settings

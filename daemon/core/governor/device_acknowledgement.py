@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....ipc import messages
-from .device_orders import DeviceOrders, Standing
+from .device_orders import DeviceOrders, OpenOrder
 from .device_promotion import Promotions
 from .device_record import Owner
 from .outbox import GovernorOutbox
@@ -17,7 +17,7 @@ from .table import ORDERED, Rows, exact_sum
 
 
 def carry_out(
-    order: Standing,
+    order: OpenOrder,
     rows: Rows,
     message: messages.AcknowledgeOrder,
     orders: DeviceOrders,

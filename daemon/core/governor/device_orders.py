@@ -32,7 +32,7 @@ _SLOTS_OF_16_BITS = 1 << 15
 
 
 @dataclass(slots=True)
-class Standing:
+class OpenOrder:
     """An order. `rows`: what it names, until it is sent; `count`: rows under it; `open`: neither done nor late."""
 
     number: int
@@ -53,7 +53,7 @@ class DeviceOrders:
         self._limits = limits
         self._outbox = outbox
         self._last = 0
-        self._standing: dict[int, Standing] = {}
+        self._open: dict[int, OpenOrder] = {}
         self._unsent: deque[int] = deque()
         self._due: Deadlines[Owner] = Deadlines()
 
@@ -104,9 +104,7 @@ class DeviceOrders:
                 numbers[part] = number
                 turns.append((turn, number))
                 owner.orders.add(number)
-                self._standing[number] = Standing(
-                    number, device, owner, kind, reason, rows[part], part.stop - at, part_of
-                )
+                self._open[number] = OpenOrder(number, device, owner, kind, reason, rows[part], part.stop - at, part_of)
             begin = end
         table.put_under(rows, numbers)
         self._outbox.counters.ordered += len(rows)
@@ -121,7 +119,7 @@ class DeviceOrders:
         for _ in range(most):
             if not self._unsent:
                 return
-            order = self._standing.get(self._unsent.popleft())
+            order = self._open.get(self._unsent.popleft())
             if order is None or order.rows is None or not order.open:
                 continue
             table = order.device.table
@@ -144,14 +142,14 @@ class DeviceOrders:
             reason=order.reason,
         )
 
-    def find(self, client: int, message: messages.AcknowledgeOrder) -> tuple[Standing, Rows]:
+    def find(self, client: int, message: messages.AcknowledgeOrder) -> tuple[OpenOrder, Rows]:
         """The order that is acknowledged, and a row for each key: offloaded, dropped, kept.
 
         Raises:
             UnknownOrder: not an order to this client on this device, or a key that is not of it, or not any more; or
                 bytes freed for no key at all.
         """
-        order = self._standing.get(message.order)
+        order = self._open.get(message.order)
         if order is None or order.owner.client != client or order.device.name != message.device:
             raise UnknownOrder(
                 f"order {message.order} on {message.device!r} is not one of yours, or all of it was acknowledged: "
@@ -182,11 +180,11 @@ class DeviceOrders:
         numbers = device.table.order[rows]
         numbers = numbers[numbers > 0]
         for number, count in runs(numbers):
-            order = self._standing[number]
+            order = self._open[number]
             order.count -= count
             if not order.count:
                 self._close(order, now)
-                del self._standing[number]
+                del self._open[number]
         device.table.order[rows] = 0
 
     def take_late(self, now: float) -> tuple[Owner, Rows] | None:
@@ -195,7 +193,7 @@ class DeviceOrders:
         if owner is None:
             return None
         for number in list(owner.orders):
-            self._close(self._standing[number], now)
+            self._close(self._open[number], now)
         return owner, owner.device.table.where(owner=owner.slot, state=ORDERED)
 
     def check_invariants(self, devices: list[DeviceRecord]) -> None:
@@ -205,21 +203,21 @@ class DeviceOrders:
             table = device.table
             for number, count in runs(table.order[: table.end]):
                 if number:
-                    assert self._standing[number].device is device
+                    assert self._open[number].device is device
                     under[number] = count
-            open_parts = [o for o in self._standing.values() if o.open and o.device is device and o.part_of]
+            open_parts = [o for o in self._open.values() if o.open and o.device is device and o.part_of]
             assert all(o.part_of is device.under_way for o in open_parts), "an open order of a pass that was settled"
             assert len(open_parts) == (device.under_way.open_orders if device.under_way else 0)
             for owner in device.owners.values():
-                assert owner.orders == {n for n, o in self._standing.items() if o.open and o.owner is owner}
+                assert owner.orders == {n for n, o in self._open.items() if o.open and o.owner is owner}
                 assert bool(owner.orders) == (owner in self._due)
                 ordered = table.order[table.where(owner=owner.slot, state=ORDERED)].tolist()
                 assert set(ordered) == owner.orders
-        assert under == {number: order.count for number, order in self._standing.items()}
-        assert all(number <= self._last for number in self._standing)
+        assert under == {number: order.count for number, order in self._open.items()}
+        assert all(number <= self._last for number in self._open)
         assert len(self._due) == sum(bool(owner.orders) for device in devices for owner in device.owners.values())
 
-    def _close(self, order: Standing, now: float) -> None:
+    def _close(self, order: OpenOrder, now: float) -> None:
         if not order.open:
             return
         order.open = False

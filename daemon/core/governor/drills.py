@@ -15,7 +15,7 @@ from copy import deepcopy
 from ....errors import LimitReached, OwnedElsewhere
 from ....ipc import messages
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
-from ....ipc.words import SIZE_BYTES_MAX
+from ....ipc.schema import SIZE_BYTES_MAX
 from .devices import Devices
 from .events import Sample
 from .host import Host

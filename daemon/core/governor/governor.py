@@ -23,7 +23,7 @@ from typing import Any, Final
 from ....errors import NoGauge, TensordError
 from ....ipc import messages
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
-from ....ipc.words import SIZE_BYTES_MAX
+from ....ipc.schema import SIZE_BYTES_MAX
 from . import report
 from .counters import GovernorCounters
 from .devices import Devices

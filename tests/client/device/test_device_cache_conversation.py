@@ -54,7 +54,7 @@ class Conversation(RuleBasedStateMachine):
         for _ in range(2000):
             self.upkeep.wake()
             self.upkeep.turn()
-            # One errand of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
+            # One job of the owner's own ends a turn, perhaps without a word; what has left is said a turn later.
             busy = self.wire.said or self.wire.answered or self.upkeep._orders
             quiet = 0 if busy else quiet + 1
             if quiet > 2:

@@ -27,7 +27,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.governor = Governor(LIMITS)
-        self.limits = messages.Limits()
+        self.limits = messages.ClientLimits()
         self.closed = False
         self.client = 0
         self.now = 0.0

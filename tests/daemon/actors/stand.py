@@ -15,8 +15,17 @@ import numpy as np
 
 from tensord.client.inbox import Inbox as ClientInbox
 from tensord.daemon.actors.mailbox import Mailbox
+from tensord.daemon.actors.messages import (
+    Deliver,
+    Grown,
+    HangUp,
+    Joined,
+    MemoryRequest,
+    Question,
+    Reconfigured,
+    Requested,
+)
 from tensord.daemon.actors.store import StoreActor
-from tensord.daemon.actors.words import Deliver, Grown, HangUp, Joined, MemoryRequest, Question, Reconfigured, Requested
 from tensord.daemon.config import Config
 from tensord.daemon.core.store import Store
 from tensord.daemon.limits import store_limits

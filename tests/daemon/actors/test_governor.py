@@ -6,8 +6,8 @@ import asyncio
 from itertools import pairwise
 
 from tensord.daemon.actors.governor import GovernorActor
+from tensord.daemon.actors.messages import Question
 from tensord.daemon.actors.pump import ITEMS_MAX
-from tensord.daemon.actors.words import Question
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.ipc import messages

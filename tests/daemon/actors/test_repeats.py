@@ -7,7 +7,7 @@ import socket
 from tensord.daemon.actors.repeats import Repeats
 from tensord.ipc import messages
 from tensord.ipc.frames import pack
-from tensord.ipc.words import PROTOCOL_VERSION
+from tensord.ipc.schema import PROTOCOL_VERSION
 from tests.daemon_process import Daemon, until
 
 
@@ -31,8 +31,8 @@ def test_a_client_of_another_version_that_tries_again_and_again_is_logged_once()
             assert b"VersionMismatch" in said_to(str(daemon.socket), hello)
         # Another reason is another line, and comes after all of those.
         said_to(str(daemon.socket), b"GET / HTTP/1.1")
-        until(lambda: daemon.log.count("told off") > 1, "the line of the other reason")
-        assert daemon.log.count("told off") == 2
+        until(lambda: daemon.log.count("protocol error;") > 1, "the line of the other reason")
+        assert daemon.log.count("protocol error;") == 2
         assert daemon.log.count("protocol version") == 1
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tensord.daemon.actors.messages import Question, Reconfigured
 from tensord.daemon.actors.store import StoreActor
-from tensord.daemon.actors.words import Question, Reconfigured
 from tensord.daemon.config import Config
 from tensord.ipc import messages
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tensord.daemon.actors.words import Requested
+from tensord.daemon.actors.messages import Requested
 from tensord.daemon.core import room
 from tensord.ipc import messages
 

@@ -16,7 +16,7 @@ from tensord.daemon.core.prefix_snapshots import LOOKS_MAX
 from tensord.daemon.core.prefix_tree import SHELF_MAX
 from tensord.errors import BadPrefix, PredecessorGone
 from tensord.ipc.layers import Layer
-from tensord.ipc.words import BLOCKS_MAX
+from tensord.ipc.schema import BLOCKS_MAX
 from tensord.shm.prefix import Media, Piece, fold
 
 from .prefix_stand import SCOPE, TAG, PrefixStand, item, still_to_encode

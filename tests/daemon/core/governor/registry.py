@@ -13,7 +13,7 @@ from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.governor.outbox import GovernorClient, GovernorOutbox
 from tensord.ipc import messages
 from tensord.ipc.modes import Mode
-from tensord.ipc.words import SIZE_BYTES_MAX
+from tensord.ipc.schema import SIZE_BYTES_MAX
 
 GPU = "0000:65:00.0"
 FINISHED = 2e9

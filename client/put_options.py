@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..ipc.words import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
+from ..ipc.schema import AGENT_NAME_CHARS_MAX, COST_MS_MAX, NUMBER_MAX
 from .fields import check_count, check_name, check_seconds, number
 
 
-class Terms(NamedTuple):
+class PutOptions(NamedTuple):
     """The fields of Commit that are the caller's.
 
     Args:
@@ -30,7 +30,7 @@ class Terms(NamedTuple):
     prefix_bytes: int = 0
     follows: bytes | None = None
 
-    def checked(self) -> Terms:
+    def checked(self) -> PutOptions:
         """These, as the daemon takes them. It ends the connection of who says what cannot be.
 
         Raises:

@@ -26,7 +26,7 @@ PUT_OFF_S: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class ExpiryProgress:
+class RemovalProgress:
     """Why entries end, and how many have. `waiting`: ended ones that something followed which has yet to end."""
 
     reason: str
@@ -35,7 +35,7 @@ class ExpiryProgress:
     waiting: int = 0
 
 
-class Tenure:
+class Expiry:
     """Entries coming, staying and going, on top of `memory`."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Tenure:
         self._hits = hits
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[SpanEntry] = Deadlines()
-        self._followed: deque[tuple[SpanEntry, ExpiryProgress]] = deque()
+        self._followed: deque[tuple[SpanEntry, RemovalProgress]] = deque()
 
     @property
     def ending(self) -> bool:
@@ -116,7 +116,7 @@ class Tenure:
                 self._expires(entry, now + entry.ttl_s)
                 self._outbox.add(WriteExpiry(entry.offset, now + entry.ttl_s))
 
-    def end(self, entry: SpanEntry, ending: ExpiryProgress) -> None:
+    def end(self, entry: SpanEntry, ending: RemovalProgress) -> None:
         """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
         once, and goes with `end_followers`.
         """
@@ -155,7 +155,7 @@ class Tenure:
             elif entry.followers or self._memory.sequences.is_awaited(entry):
                 self._expiry.set(entry, now + PUT_OFF_S)
             else:
-                self.end(entry, ExpiryProgress("ttl"))
+                self.end(entry, RemovalProgress("ttl"))
 
     def check_invariants(self) -> None:
         """Asserts that deadlines and pins belong to entries that are stored."""

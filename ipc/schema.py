@@ -1,4 +1,4 @@
-"""The words inside messages: field types with their ranges, the limits, errors on their way.
+"""The parts of messages: field types with their ranges, the limits, errors on their way.
 
 Owns: what a key, a size, a duration may be. Does not own which message holds which (`messages`).
 """
@@ -58,7 +58,7 @@ One = Annotated[int, Meta(ge=1, le=1)]
 Three = Annotated[int, Meta(ge=3, le=3)]
 
 
-class Limits(Struct, frozen=True):
+class ClientLimits(Struct, frozen=True):
     """What the daemon allows one client, as told in Welcome; every refusal names one of these."""
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536

@@ -14,7 +14,7 @@ from .span_table import SpanTable
 from .sweeps import SLICE
 
 
-class Pressing:
+class IdleSweep:
     """The pressure, and the walk under way."""
 
     def __init__(self, memory: SpanTable, room: Room) -> None:

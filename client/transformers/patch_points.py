@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["SEAMS", "Seam"]
+__all__ = ["PATCH_POINTS", "PatchPoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class PatchPoint:
     """Where one family is cut open.
 
     Args:
@@ -40,11 +40,11 @@ class Seam:
     listed: tuple[str, ...] = ()
 
 
-_PIXELS: Final = Seam("forward", "image", "pixel_values")
-_PATCHES: Final = Seam("forward", "image", "hidden_states", grid="grid_thw")
+_PIXELS: Final = PatchPoint("forward", "image", "pixel_values")
+_PATCHES: Final = PatchPoint("forward", "image", "hidden_states", grid="grid_thw")
 
-SEAMS: Final[Mapping[str, Seam]] = {
-    "LlavaModel": Seam(
+PATCH_POINTS: Final[Mapping[str, PatchPoint]] = {
+    "LlavaModel": PatchPoint(
         "get_image_features",
         "image",
         "pixel_values",
@@ -55,7 +55,7 @@ SEAMS: Final[Mapping[str, Seam]] = {
     "CLIPVisionTransformer": _PIXELS,
     "SiglipVisionModel": _PIXELS,
     "SiglipVisionTransformer": _PIXELS,
-    "WhisperEncoder": Seam("forward", "audio", "input_features", beside="attention_mask"),
+    "WhisperEncoder": PatchPoint("forward", "audio", "input_features", beside="attention_mask"),
     "Qwen2VisionTransformerPretrainedModel": _PATCHES,
     "Qwen2_5_VisionTransformerPretrainedModel": _PATCHES,
     "Qwen3VLVisionModel": _PATCHES,
