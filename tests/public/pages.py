@@ -1,0 +1,78 @@
+"""The code blocks of README.md and docs/, and where each is run.
+
+Every block of Python is run as printed, after those before it on its page, but for those that ELSEWHERE names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GPU: Final = "it needs a GPU: test_pages.py runs it where there is one, and elsewhere checks its names"
+VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
+TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
+PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
+SERVES: Final = "it installs and serves a model by gigabytes: tests/vllm/test_pages.py gives its words to vLLM's parser"
+ELSEWHERE: Final = {
+    ("README.md", "make demo"): "it would run these tests: .ci/run runs it, and test_pages.py checks the targets",
+    ("README.md", "vllm serve"): SERVES,
+    ("README.md", "pip install 'tensord[transformers]'"): PUBLISHED,
+    ("README.md", "import cached"): TRANSFORMERS,
+    ("README.md", "TorchDevice(0)"): GPU,
+    ("encoder_cache.md", "from vllm import"): VLLM,
+    ("prefix_cache.md", "TorchDevice(0)"): GPU,
+    ("pressure.md", "TorchDevice(0)"): GPU,
+    ("processor_cache.md", "vllm serve"): SERVES,
+    ("systemd.md", "systemctl enable --now"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("systemd.md", "tensorctl purge"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("systemd.md", "systemctl reset-failed"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("transformers.md", "pip install"): PUBLISHED,
+    ("transformers.md", "import cached"): TRANSFORMERS,
+    ("vllm.md", "vllm serve"): SERVES,
+    ("vllm.md", "from vllm import"): VLLM,
+}
+"""By its page and by words that only this block of the page has: why a block is not simply run."""
+
+
+class Block(NamedTuple):
+    """A code block: its page's name, the language after its fence, its number on the page from 0, and its text."""
+
+    page: str
+    language: str
+    number: int
+    text: str
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why it is not simply run, if it is not."""
+        reasons = [why for (page, words), why in ELSEWHERE.items() if page == self.page and words in self.text]
+        return reasons[0] if reasons else None
+
+    def run(self, names: dict[str, Any]) -> None:
+        """Runs a block of Python as printed, with the names of those before it."""
+        exec(compile(self.text, f"{self.page}, block {self.number}", "exec"), names)
+
+
+def blocks() -> list[Block]:
+    """All of them, page by page."""
+    found = []
+    for page in PAGES:
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        found += [Block(page.name, language, number, text) for number, (language, text) in enumerate(fenced)]
+    return found
+
+
+def blocks_of(why: str) -> list[Block]:
+    """Those that are not simply run for this reason; never none."""
+    found = [block for block in blocks() if block.elsewhere == why]
+    assert found, f"no block is run elsewhere because {why}"
+    return found
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a block for the shell, without comments; one that goes over several lines is one."""
+    lines = re.sub(r"\\\n *", "", block.text).splitlines()
+    return [re.sub(r"(^| +)#.*", "", line) for line in lines]

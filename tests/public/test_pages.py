@@ -1,0 +1,116 @@
+"""Every code block of README.md and docs/ runs as printed, or is named with the reason why it does not."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensord
+
+from ..daemon_process import PATIENCE_S, Daemon
+from .pages import ELSEWHERE, GPU, PAGES, ROOT, Block, blocks, commands
+
+BLOCKS = blocks()
+PYTHON = {page.name: [each for each in BLOCKS if (each.page, each.language) == (page.name, "python")] for page in PAGES}
+COMMANDS = [command for block in BLOCKS if block.language != "python" for command in commands(block)]
+
+
+def is_run(block: Block) -> bool:
+    """Whether it is run here and now."""
+    has_a_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
+    return block.elsewhere is None or (block.elsewhere == GPU and has_a_gpu)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running.start()
+
+
+@pytest.fixture
+def socket(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That of a daemon that has nothing, which is found as users' programs find theirs."""
+    with tensord.Client(daemon.socket) as client:
+        client.clear()
+    monkeypatch.setenv("TENSORD_SOCKET", str(daemon.socket))
+    return daemon.socket
+
+
+def run(page: str) -> dict[str, Any]:
+    """Runs a page's blocks of Python; returns their names."""
+    names: dict[str, Any] = {"__name__": page}
+    for block in filter(is_run, PYTHON[page]):
+        block.run(names)
+    return names
+
+
+def end(names: dict[str, Any]) -> None:
+    """Ends the clients that the blocks of a page began."""
+    for client in [found for found in names.values() if isinstance(found, tensord.Client)]:
+        client.close()
+
+
+@pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if any(map(is_run, found))])
+def test_the_python_of_a_page_runs_as_printed_with_an_empty_ring_and_a_full_one(page: str, socket: Path) -> None:
+    for _ in ("misses", "hits"):
+        names = run(page)
+        end(names)
+
+
+@pytest.mark.parametrize("page", sorted({page for (page, _), why in ELSEWHERE.items() if why == GPU}))
+def test_what_needs_a_gpu_uses_only_names_that_the_page_defines(page: str, socket: Path) -> None:
+    names = run(page)
+    end(names)
+    for block in PYTHON[page]:
+        if block.elsewhere != GPU:
+            continue
+        tree = ast.parse(block.text)
+        used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        known = {node.id for node in used if isinstance(node.ctx, ast.Store)} | set(names) | set(dir(builtins))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.arg):
+                known.add(node.arg)
+        assert {node.id for node in used} - known == set()
+
+
+def test_every_block_that_is_not_python_is_named_with_where_it_is_run() -> None:
+    assert [block for block in BLOCKS if block.language != "python" and block.elsewhere is None] == []
+
+
+@pytest.mark.parametrize(("page", "words"), list(ELSEWHERE), ids=str)
+def test_a_block_that_is_named_is_one_of_its_page(page: str, words: str) -> None:
+    assert [words in block.text for block in BLOCKS if block.page == page].count(True) == 1
+
+
+def test_the_extras_that_pip_is_asked_for_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [extra for command in COMMANDS for extra in re.findall(r"^pip install ['\"]?tensord\[(\w+)\]", command)]
+    assert asked
+    assert set(asked) <= set(extras)
+
+
+def test_the_targets_that_make_is_asked_for_exist() -> None:
+    words = [word for command in COMMANDS if command.startswith("make ") for word in shlex.split(command)[1:]]
+    assert words
+    subprocess.run(["make", "--dry-run", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("command", sorted({each for each in COMMANDS if re.match(r"tensord\b", each)}))
+def test_the_daemon_takes_the_flags_that_it_is_given(command: str, tmp_path: Path) -> None:
+    program, *flags = shlex.split(command.removesuffix("&"))
+    assert program == "tensord"
+    checked = [sys.executable, "-m", "tensord.daemon", *flags, "--check-config"]
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    subprocess.run(checked, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
