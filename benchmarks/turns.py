@@ -147,7 +147,7 @@ class Scene:
     def walk(self) -> None:
         """Looks at everything that is known of every entry, so that its pages are this process's own."""
         for entry in self.store.memory.entries:
-            dataclasses.astuple(replace(entry, parent=None, follower=None, sibling=None, sibling_before=None))
+            dataclasses.astuple(replace(entry, parent=None, newest_child=None, sibling=None, sibling_before=None))
 
     def timed(self, query: Callable[[], object]) -> None:
         """Something else that the loop does at one go."""
@@ -276,9 +276,9 @@ def waits_and_finds_room(scene: Scene) -> None:
 def declined(scene: Scene) -> None:
     """All clients' puts wait, and the policy turns each away."""
     scene.policy.choosy = True
-    follows = scene.keys[1]
-    scene.send(1, messages.Pin(1, follows, 600.0))
-    scene.waiting_puts(follows=follows, prefix_bytes=_RECORD_BYTES, payload_bytes=PAYLOAD_BYTES + _RECORD_BYTES)
+    parent_key = scene.keys[1]
+    scene.send(1, messages.Pin(1, parent_key, 600.0))
+    scene.waiting_puts(parent=parent_key, prefix_bytes=_RECORD_BYTES, payload_bytes=PAYLOAD_BYTES + _RECORD_BYTES)
     scene.settle()
 
 

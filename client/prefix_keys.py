@@ -76,8 +76,8 @@ def chain_of(
 
 def snapshot_of(chain: Sequence[Keyed], position: int) -> Keyed:
     """The snapshot for a position of the sequence: it follows the block in which that lies, or which it ends."""
-    follows = chain[(position - 1) // chain[0].piece.block_tokens]
-    before = follows.piece
-    piece = Piece(before.scope, before.layout, before.exact, True, position, 0, follows.key, (), before.block_tokens)
-    tag, generation = follows.key[:NAMESPACE_TAG_BYTES], generation_of(follows.key)
+    parent = chain[(position - 1) // chain[0].piece.block_tokens]
+    before = parent.piece
+    piece = Piece(before.scope, before.layout, before.exact, True, position, 0, parent.key, (), before.block_tokens)
+    tag, generation = parent.key[:NAMESPACE_TAG_BYTES], generation_of(parent.key)
     return Keyed.of(tag, generation, piece, np.empty(0, np.uint32))

@@ -19,7 +19,7 @@ class PutOptions(NamedTuple):
         cost_ms: what computing it took, 0 where that is not known.
         agent: on whose behalf it is stored.
         prefix_bytes: of the record that is its first leaf, if it is a piece of a sequence (`shm.prefix`), else 0.
-        follows: the key of the piece before.
+        parent: the key of the piece before.
     """
 
     tokens: int = 0
@@ -28,7 +28,7 @@ class PutOptions(NamedTuple):
     cost_ms: float = 0.0
     agent: str = ""
     prefix_bytes: int = 0
-    follows: bytes | None = None
+    parent: bytes | None = None
 
     def checked(self) -> PutOptions:
         """These, as the daemon takes them. It ends the connection of who says what cannot be.

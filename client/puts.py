@@ -275,7 +275,7 @@ class PutSender:
             options.cost_ms,
             options.agent,
             options.prefix_bytes,
-            options.follows,
+            options.parent,
             inbox.number,
         )
         pending = Pending(put, commit, inbox, whole=whole)

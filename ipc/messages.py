@@ -119,7 +119,7 @@ class Commit(Message, frozen=True):
     `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
     `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
     `prefix_bytes`: the payload's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
-    (`shm.prefix`); 0: it is none. `follows`: the key of the piece before, None where the sequence begins.
+    (`shm.prefix`); 0: it is none. `parent_key`: the key of the piece before, None where the sequence begins.
     `inbox`: the number of the inbox in which all of the put's parts stand.
     """
 
@@ -134,7 +134,7 @@ class Commit(Message, frozen=True):
     cost_ms: Milliseconds = 0.0
     agent: Name = ""
     prefix_bytes: PrefixBytes = 0
-    follows: Key | None = None
+    parent: Key | None = None
     inbox: Count = 0
 
 

@@ -42,7 +42,7 @@ class Ideal:
         self._span_of: list[int] = [0] * len(trace.sizes)
         self._block_of: dict[int, int] = {}
         self._parent: dict[int, int | None] = {}
-        self._followers: dict[int, int] = {}
+        self._children: dict[int, int] = {}
         self._spans_made = 0
         self.counts = Counts()
         self.evicted = 0
@@ -101,11 +101,11 @@ class Ideal:
         self._block_of[new.span_id] = block
         self._free_bytes -= size_bytes
         self._policy.inserted(new, request.at)
-        self._parent[span], self._followers[span] = parent, 0
+        self._parent[span], self._children[span] = parent, 0
         if parent is not None:
-            if not self._followers[parent]:
+            if not self._children[parent]:
                 self._policy.may_go(parent, False)
-            self._followers[parent] += 1
+            self._children[parent] += 1
         stays.add(new.span_id)
         return new.span_id
 
@@ -114,8 +114,8 @@ class Ideal:
         lacking = new.size_bytes - self._free_bytes
         victims: list[int] = []
         if new.size_bytes <= self._capacity_bytes:
-            parent, followers = self._parent.__getitem__, self._followers.__getitem__
-            for span in leaf_first(self._policy.coldest(), self._policy.rank, parent, followers):
+            parent, children = self._parent.__getitem__, self._children.__getitem__
+            for span in leaf_first(self._policy.coldest(), self._policy.rank, parent, children):
                 if span not in stays:
                     victims.append(span)
                     lacking -= sizes[block_of[span]]
@@ -126,10 +126,10 @@ class Ideal:
         for span in victims:
             self._policy.removed(span, evicted=True)
             above = self._parent.pop(span)
-            del self._followers[span]
+            del self._children[span]
             if above is not None:
-                self._followers[above] -= 1
-                if not self._followers[above]:
+                self._children[above] -= 1
+                if not self._children[above]:
                     self._policy.may_go(above, True)
             block = block_of.pop(span)
             self._span_of[block] = 0

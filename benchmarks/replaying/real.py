@@ -138,8 +138,8 @@ class Real:
         there = self._match(request) if is_prefix else sum(map(self._get, blocks))
         self.counts.count(self._trace, request, blocks, there, [])
         for place in range(there, len(blocks)):
-            follows = key_of(blocks[place - 1]) if place and is_prefix else None
-            if not self._put(blocks[place], place, follows, request.agent):
+            parent_key = key_of(blocks[place - 1]) if place and is_prefix else None
+            if not self._put(blocks[place], place, parent_key, request.agent):
                 break
 
     def check_invariants(self) -> None:
@@ -166,14 +166,14 @@ class Real:
         self._do(Accessed([] if entry is None else [entry.span_id], misses=entry is None))
         return entry is not None
 
-    def _put(self, block: int, place: int, follows: bytes | None, agent: str) -> bool:
+    def _put(self, block: int, place: int, parent_key: bytes | None, agent: str) -> bool:
         """Whether a block was stored."""
         key, number = key_of(block), self._next()
         payload_bytes, prefix_bytes = max(self._trace.sizes[block], ALIGN_BYTES), 0
         if self._trace.kind == "prefix":
             payload_bytes, prefix_bytes = payload_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
             start = place * BLOCK_TOKENS
-            self._piece = Piece(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, follows, (), BLOCK_TOKENS)
+            self._piece = Piece(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, parent_key, (), BLOCK_TOKENS)
             self._folded = np.full(BLOCK_TOKENS, block + 1, np.uint32)
         commit = messages.Commit(
             number,
@@ -184,7 +184,7 @@ class Real:
             acks=False,
             agent=agent,
             prefix_bytes=prefix_bytes,
-            follows=follows,
+            parent=parent_key,
         )
         self._answer = None
         self._do(Received(_CLIENT, commit))

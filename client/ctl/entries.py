@@ -78,8 +78,8 @@ def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
             if piece["snapshot"]
             else f"tokens {number(start)} to {number(start + tokens)}"
         )
-        told.append(("of a sequence", f"{place}, followed by {number(piece['followers'])}"))
-        told.append(("follows", piece["follows"] or "nothing: the sequence begins here"))
+        told.append(("of a sequence", f"{place}, followed by {number(piece['children'])}"))
+        told.append(("parent", piece["parent"] or "nothing: the sequence begins here"))
     return told
 
 

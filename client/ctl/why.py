@@ -69,8 +69,8 @@ def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("colder", colder))
     if standing["held"]:
         rows.append(("held", _HELD.get(standing["held"], standing["held"])))
-    if standing["followers"]:
-        rows.append(("followed", f"by {number(standing['followers'])}: a block goes after all that follow it"))
+    if standing["children"]:
+        rows.append(("followed", f"by {number(standing['children'])}: a block goes after all that follow it"))
     before = standing["before"]
     if standing["place"] == 1 and not standing["held"]:
         rows.append(("place", "it goes next"))

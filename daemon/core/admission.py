@@ -56,7 +56,7 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
 def unfit_piece(commit: messages.Commit) -> TensordError | None:
     """Why what is said of a piece of a sequence cannot be."""
     if commit.prefix_bytes == 0:
-        if commit.follows is not None:
+        if commit.parent is not None:
             return BadPrefix("follows names a piece, and prefix_bytes is 0: what follows a piece is one, with a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
@@ -65,7 +65,7 @@ def unfit_piece(commit: messages.Commit) -> TensordError | None:
             f"prefix_bytes = {commit.prefix_bytes}: a record has {HEADER_BYTES} to {RECORD_BYTES_MAX}, and ends within "
             f"the payload of {commit.payload_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
         )
-    if commit.follows is not None and commit.follows[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
+    if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
         return BadPrefix("follows names a piece of another namespace")
     return None
 
@@ -80,10 +80,10 @@ def too_far(end: int, limits: StoreLimits) -> TensordError | None:
     )
 
 
-def predecessor_gone(follows: bytes) -> PredecessorGone:
+def predecessor_gone(parent_key: bytes) -> PredecessorGone:
     """What a piece follows is not stored."""
     return PredecessorGone(
-        f"the piece before, {follows.hex()[:16]}…, is not stored: put the sequence again from where it is missing"
+        f"the piece before, {parent_key.hex()[:16]}…, is not stored: put the sequence again from where it is missing"
     )
 
 

@@ -54,12 +54,12 @@ class Expiry:
         self._hits = hits
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[SpanEntry] = Deadlines()
-        self._followed: deque[tuple[SpanEntry, RemovalProgress]] = deque()
+        self._awaiting_children: deque[tuple[SpanEntry, RemovalProgress]] = deque()
 
     @property
     def ending(self) -> bool:
-        """Whether `end_followers` has something to do."""
-        return bool(self._followed)
+        """Whether `end_children` has something to do."""
+        return bool(self._awaiting_children)
 
     def ttl_s(self, asked_s: float | None) -> float | None:
         """The time to live of a put that asks for `asked_s`: from the put, or the last touch; gets do not renew it."""
@@ -118,24 +118,24 @@ class Expiry:
 
     def end(self, entry: SpanEntry, ending: RemovalProgress) -> None:
         """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
-        once, and goes with `end_followers`.
+        once, and goes with `end_children`.
         """
         self._memory.retire(entry, ending.reason)
         self._gone(entry, ending.reason, announce=ending.announce)
         ending.ended += 1
-        if entry.follower is not None:
+        if entry.newest_child is not None:
             ending.waiting += 1
-            self._followed.append((entry, ending))
+            self._awaiting_children.append((entry, ending))
 
-    def end_followers(self, most: int) -> None:
+    def end_children(self, most: int) -> None:
         """Ends up to `most` entries that follow one that was ended."""
-        while self._followed and most > 0:
-            gone, ending = self._followed[0]
-            if gone.follower is None:
-                self._followed.popleft()
+        while self._awaiting_children and most > 0:
+            gone, ending = self._awaiting_children[0]
+            if gone.newest_child is None:
+                self._awaiting_children.popleft()
                 ending.waiting -= 1
             else:
-                self.end(gone.follower, ending)
+                self.end(gone.newest_child, ending)
                 most -= 1
 
     def victim_gone(self, entry: SpanEntry) -> None:
@@ -152,7 +152,7 @@ class Expiry:
                 return
             if self._pins.holds(entry.span_id):
                 self._expiry.set(entry, self._pins.last_until(entry.span_id))
-            elif entry.followers or self._memory.sequences.is_awaited(entry):
+            elif entry.child_count or self._memory.sequences.is_awaited(entry):
                 self._expiry.set(entry, now + PUT_OFF_S)
             else:
                 self.end(entry, RemovalProgress("ttl"))
@@ -166,7 +166,7 @@ class Expiry:
         limited = [entry for entry in stored.values() if entry.expires_at is not None]
         assert len(self._expiry) == len(limited)
         assert all(entry in self._expiry for entry in limited)
-        ended = {gone for gone, _ in self._followed}
+        ended = {gone for gone, _ in self._awaiting_children}
         for entry in stored.values():
             if entry.parent is not None and entry.parent.state is EntryState.RETIRED:
                 assert entry.parent in ended, "kept without what it follows"

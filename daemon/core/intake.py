@@ -117,8 +117,8 @@ class Intake:
             self._refused(client, uid, commit, self._under_pressure())
             return
         self.puts.begin(client, uid, commit, now)
-        if commit.follows is not None:
-            self._memory.sequences.follow(commit.follows)
+        if commit.parent is not None:
+            self._memory.sequences.follow(commit.parent)
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
         """A part of a put arrived. Parts of puts that were answered are not wanted, and acknowledged at once."""
@@ -202,7 +202,7 @@ class Intake:
     def _judge(self, put: PutProgress) -> Callable[[int], bool] | None:
         """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
         memory, commit = self._memory, put.commit
-        parent = memory.entries.find(commit.follows) if commit.follows is not None else None
+        parent = memory.entries.find(commit.parent) if commit.parent is not None else None
         if parent is None:
             return None
         new = Newcomer(
@@ -268,10 +268,10 @@ class Intake:
 
     def _without_predecessor(self, commit: messages.Commit) -> TensordError | None:
         """Whether what the put follows is neither stored nor on its way, so that it can only be refused later."""
-        follows, entries = commit.follows, self._memory.entries
-        if follows is None or entries.find(follows) or entries.hidden(follows) or self.puts.on_its_way(follows):
+        parent, entries = commit.parent, self._memory.entries
+        if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.on_its_way(parent):
             return None
-        return predecessor_gone(follows)
+        return predecessor_gone(parent)
 
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
@@ -374,16 +374,16 @@ class Intake:
         Raises:
             BadPrefix, PredecessorGone, LimitReached: why a piece of a sequence cannot be; nothing was changed.
         """
-        follows = put.commit.follows
+        parent_key = put.commit.parent
         if not put.commit.prefix_bytes:
             self._memory.publish(entry, now)
             return
-        if piece is None or piece.parent != follows:
+        if piece is None or piece.parent != parent_key:
             raise BadPrefix("the record says that the piece follows another one than the Commit does")
         refusal = too_far(piece.start + piece.count, self._limits)
-        parent = self._memory.entries.find(follows) if follows is not None else None
-        if refusal is None and follows is not None and parent is None:
-            refusal = predecessor_gone(follows)
+        parent = self._memory.entries.find(parent_key) if parent_key is not None else None
+        if refusal is None and parent_key is not None and parent is None:
+            refusal = predecessor_gone(parent_key)
         if refusal is not None:
             raise refusal
         self._memory.publish(entry, now, piece, parent)
@@ -431,8 +431,8 @@ class Intake:
     def _end(self, put: PutProgress) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
         self.dirty = True
-        if put.commit.follows is not None:
-            self._memory.sequences.unfollow(put.commit.follows)
+        if put.commit.parent is not None:
+            self._memory.sequences.unfollow(put.commit.parent)
         if put.stage is Stage.WAITING:
             if self.puts.queue.head() is put:
                 self._reclaim.drop_attempt()

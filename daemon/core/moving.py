@@ -81,7 +81,7 @@ class Moving:
         def may_move(offset: int) -> bool:
             self._looks += 1
             entry = memory.at(offset)
-            return not entry.followers and self._may_move(entry)
+            return not entry.child_count and self._may_move(entry)
 
         window = ring.window(hole, size_bytes, may_move, share_taken, ENTRIES_MAX)
         if window is None or not window.enough:

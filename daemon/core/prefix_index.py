@@ -167,11 +167,11 @@ class PrefixIndex:
         else:
             tree = piece.tree
             self._take_out(piece, parent, tree)
-        if parent is tree and tree.followers is None and tree not in self._hidden:
+        if parent is tree and tree.children is None and tree not in self._hidden:
             self._drop(tree)
-        followed = [node.key for node in each(piece.followers)]
+        followed = [node.key for node in each(piece.children)]
         followed += [node.key for node in self._hidden.get(piece, ())]
-        piece.followers = None  # those that followed refer to it still
+        piece.children = None  # those that followed refer to it still
         return followed + self._snapshots.forget(piece)
 
     def match(self, tag: bytes, query: Piece, folded: Tokens) -> Found:
@@ -213,17 +213,17 @@ class PrefixIndex:
         found = []
         for layouts in self._trees.get(tag, {}).values():
             for tree in layouts.values():
-                found += [node.key for node in each(tree.followers)]
+                found += [node.key for node in each(tree.children)]
                 found += [node.key for node in self._hidden.get(tree, ())]
         return found
 
-    def followers(self, key: bytes) -> int:
+    def children(self, key: bytes) -> int:
         """How many pieces follow a known one directly and are not hidden."""
         piece = self._nodes[key]
         if isinstance(piece, Snapshot):
             return 0
         snapshots = piece.extra.snapshots if piece.extra is not None else None
-        return count(piece.followers) + sum(not snapshot.hidden for snapshot in snapshots or ())
+        return count(piece.children) + sum(not snapshot.hidden for snapshot in snapshots or ())
 
     def path(self, key: bytes) -> list[bytes]:
         """The keys from the beginning to a known piece, itself included."""
@@ -247,7 +247,7 @@ class PrefixIndex:
             assert (piece in self._hidden.get(parent, {})) == (piece.tree is None), "out of its tree, and not hidden"
             if piece.tree is not None:
                 gone = parent.depth and self._nodes.get(parent.key) is not parent
-                assert gone or piece in set(each(parent.followers)), "in a tree, and follows nobody"
+                assert gone or piece in set(each(parent.children)), "in a tree, and follows nobody"
                 if piece.digest is not None:
                     assert piece.digest in piece.tree.checkpoints
                     assert self._digest(piece, piece.tree) in (piece.digest, None)
@@ -257,7 +257,7 @@ class PrefixIndex:
             for layouts in scopes.values():
                 assert layouts
                 for tree in layouts.values():
-                    assert tree.followers is not None or tree in self._hidden, "an empty tree"
+                    assert tree.children is not None or tree in self._hidden, "an empty tree"
                     assert all(self._nodes.get(node.key) is node for node in tree.checkpoints.values())
                     self._order.check_invariants(tree)
         assert all(self._hidden.values())
@@ -337,11 +337,11 @@ class PrefixIndex:
         node: Node = path[-1] if path else tree
         size = tree.block_tokens
         at = node.depth * size
-        while at < query.count and node.followers is not None:
+        while at < query.count and node.children is not None:
             text = query.text(at, at + size)
             media = query.packed(at, at + size) if query.media else b""
             longest = 0
-            for other in order.neighbours(node.followers, text, media):
+            for other in order.neighbours(node.children, text, media):
                 length = common(text, order.text(other))
                 if length > longest and (media or other.extra is not None):
                     theirs = order.media(other)

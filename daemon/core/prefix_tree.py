@@ -38,7 +38,7 @@ class Shelves:
         self.lists = lists
 
 
-Followers = Union[None, "Node", "list[Node]", Shelves]
+Children = Union[None, "Node", "list[Node]", Shelves]
 
 
 class Snapshot:
@@ -81,7 +81,7 @@ class Node:
     `digest`: of everything up to its end, where a checkpoint stands there.
     """
 
-    __slots__ = ("depth", "digest", "extra", "followers", "key", "parent", "place", "tree")
+    __slots__ = ("children", "depth", "digest", "extra", "key", "parent", "place", "tree")
 
     def __init__(self, key: bytes, parent: Node | None, tree: Tree | None, place: int, depth: int) -> None:
         self.key = key
@@ -89,7 +89,7 @@ class Node:
         self.tree = tree
         self.place = place
         self.depth = depth
-        self.followers: Followers = None
+        self.children: Children = None
         self.digest: int | None = None
         self.extra: Extra | None = None
 
@@ -117,26 +117,26 @@ class Tree(Node):
         self.checkpoints: dict[int, Node] = {}
 
 
-def each(followers: Followers) -> Iterator[Node]:
+def each(children: Children) -> Iterator[Node]:
     """All of them, in order."""
-    if isinstance(followers, Node):
-        yield followers
-    elif isinstance(followers, list):
-        yield from followers
-    elif followers is not None:
-        for shelf in followers.lists:
+    if isinstance(children, Node):
+        yield children
+    elif isinstance(children, list):
+        yield from children
+    elif children is not None:
+        for shelf in children.lists:
             yield from shelf
 
 
-def count(followers: Followers) -> int:
+def count(children: Children) -> int:
     """How many they are."""
-    if followers is None:
+    if children is None:
         return 0
-    if isinstance(followers, Node):
+    if isinstance(children, Node):
         return 1
-    if isinstance(followers, list):
-        return len(followers)
-    return sum(map(len, followers.lists))
+    if isinstance(children, list):
+        return len(children)
+    return sum(map(len, children.lists))
 
 
 def common(ours: bytes, theirs: bytes) -> int:
@@ -175,16 +175,16 @@ class Siblings:
         size = node.extra.items * MEDIA_BYTES
         return bytes(self._read((node.place >> COUNT_BITS) - size, size))
 
-    def neighbours(self, followers: Followers, text: bytes, media: bytes) -> tuple[Node, ...]:
+    def neighbours(self, children: Children, text: bytes, media: bytes) -> tuple[Node, ...]:
         """Who stands before and who behind a text's place: two at most."""
-        if followers is None:
+        if children is None:
             return ()
-        if isinstance(followers, Node):
-            return (followers,)
-        if isinstance(followers, list):
-            rank = self._rank(followers, text, media, _LAST)
-            return tuple(followers[max(0, rank - 1) : rank + 1])
-        lists = followers.lists
+        if isinstance(children, Node):
+            return (children,)
+        if isinstance(children, list):
+            rank = self._rank(children, text, media, _LAST)
+            return tuple(children[max(0, rank - 1) : rank + 1])
+        lists = children.lists
         number = self._shelf(lists, text, media, _LAST)
         shelf = lists[number]
         rank = self._rank(shelf, text, media, _LAST)
@@ -199,18 +199,18 @@ class Siblings:
         Raises:
             BadPrefix: one of the same text and media follows it already; nothing has changed.
         """
-        followers = parent.followers
-        if followers is None:
-            parent.followers = node
+        children = parent.children
+        if children is None:
+            parent.children = node
             return
         text, media = self.text(node), self.media(node)
         key = node.key if again else _LAST
         number = 0
-        if isinstance(followers, Shelves):
-            number = self._shelf(followers.lists, text, media, key)
-            siblings = followers.lists[number]
+        if isinstance(children, Shelves):
+            number = self._shelf(children.lists, text, media, key)
+            siblings = children.lists[number]
         else:
-            siblings = [followers] if isinstance(followers, Node) else followers
+            siblings = [children] if isinstance(children, Node) else children
         rank = self._rank(siblings, text, media, key)
         if rank and not again:
             before = siblings[rank - 1]
@@ -218,27 +218,27 @@ class Siblings:
                 raise BadPrefix(f"the same tokens are stored there under another key, {before.key.hex()}")
         siblings.insert(rank, node)
         if len(siblings) <= SHELF_MAX:
-            if isinstance(followers, Node):
-                parent.followers = siblings
+            if isinstance(children, Node):
+                parent.children = siblings
             return
         middle = len(siblings) // 2
         halves = [siblings[:middle], siblings[middle:]]
-        if isinstance(followers, Shelves):
-            followers.lists[number : number + 1] = halves
+        if isinstance(children, Shelves):
+            children.lists[number : number + 1] = halves
         else:
-            parent.followers = Shelves(halves)
+            parent.children = Shelves(halves)
 
     def discard(self, parent: Node, node: Node) -> None:
         """Takes it out, if it is there."""
-        followers = parent.followers
-        if followers is node:
-            parent.followers = None
-        elif isinstance(followers, list):
-            self._take(followers, node)
-            if len(followers) == 1:
-                parent.followers = followers[0]
-        elif isinstance(followers, Shelves):
-            lists = followers.lists
+        children = parent.children
+        if children is node:
+            parent.children = None
+        elif isinstance(children, list):
+            self._take(children, node)
+            if len(children) == 1:
+                parent.children = children[0]
+        elif isinstance(children, Shelves):
+            lists = children.lists
             number = self._shelf(lists, self.text(node), self.media(node), node.key)
             if not self._take(lists[number], node):  # the ring was overwritten under it
                 number = next((number for number, shelf in enumerate(lists) if node in shelf), number)
@@ -246,17 +246,17 @@ class Siblings:
             if not lists[number]:
                 del lists[number]
             if len(lists) == 1 and len(lists[0]) < SHELF_MAX // 2:
-                parent.followers = lists[0] if len(lists[0]) > 1 else lists[0][0]
+                parent.children = lists[0] if len(lists[0]) > 1 else lists[0][0]
 
     def check_invariants(self, parent: Node) -> None:
         """Asserts the order, and that lists and shelves are neither empty nor too long."""
-        followers = parent.followers
-        if isinstance(followers, list):
-            assert 1 < len(followers) <= SHELF_MAX, len(followers)
-        elif isinstance(followers, Shelves):
-            assert followers.lists
-            assert all(0 < len(shelf) <= SHELF_MAX for shelf in followers.lists)
-        ranks = [(self.text(node), self.media(node), node.key) for node in each(followers)]
+        children = parent.children
+        if isinstance(children, list):
+            assert 1 < len(children) <= SHELF_MAX, len(children)
+        elif isinstance(children, Shelves):
+            assert children.lists
+            assert all(0 < len(shelf) <= SHELF_MAX for shelf in children.lists)
+        ranks = [(self.text(node), self.media(node), node.key) for node in each(children)]
         assert all(one < other for one, other in pairwise(ranks)), parent.key.hex()
 
     def _take(self, siblings: list[Node], node: Node) -> bool:

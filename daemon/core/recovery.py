@@ -94,8 +94,8 @@ def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
         while before is not None and before.entry.span_id not in come:
             come.add(before.entry.span_id)
             path.append(before)
-            follows = before.piece.parent if before.piece is not None else None
-            before = by_key.get(follows) if follows is not None else None
+            parent_key = before.piece.parent if before.piece is not None else None
+            before = by_key.get(parent_key) if parent_key is not None else None
         yield from reversed(path)
 
 

@@ -74,8 +74,8 @@ def _prefix(store: Store, entry: SpanEntry) -> dict[str, Any] | None:
         "start": piece.start,
         "tokens": piece.count,
         "snapshot": piece.snapshot,
-        "follows": None if piece.parent is None else piece.parent.hex(),
-        "followers": entry.followers,
+        "parent": None if piece.parent is None else piece.parent.hex(),
+        "children": entry.child_count,
     }
 
 

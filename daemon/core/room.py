@@ -143,7 +143,7 @@ class Room:
                     window = self._window_between_pins(need)
                 if window is None:
                     return choice
-                choice.victims = self._with_followers({self._memory.at(o): "capacity" for o in window.spans})
+                choice.victims = self._with_children({self._memory.at(o): "capacity" for o in window.spans})
                 if ring.withdrawn_count or not window.enough:
                     cursor.window_at = window.low
                 if not window.enough:
@@ -156,7 +156,7 @@ class Room:
                     return Choice()
                 choice.victims[victim] = "index_bucket"
         choice = self._meet_budgets(need, choice, cursor, owners)
-        choice.victims = self._with_followers(choice.victims)
+        choice.victims = self._with_children(choice.victims)
         if exchange is not None and not choice.victims and not choice.looking:
             within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
             choice.exchange = exchange if within else None
@@ -169,7 +169,7 @@ class Room:
         self._coldest.begin()
         clearing = Clearing(
             memory.ring,
-            lambda o: memory.at(o).followers == 0 and self.may_go(memory.at(o)),
+            lambda o: memory.at(o).child_count == 0 and self.may_go(memory.at(o)),
             lambda o: memory.policy.rank(memory.at(o).number),
             VICTIMS_MAX,
         )
@@ -181,7 +181,7 @@ class Room:
             clearing.add(entry.offset, left_bytes)
             seen += 1
         cursor.skip = 0 if clearing.spans else cursor.skip + seen
-        return Choice(self._with_followers({memory.at(offset): reason for offset in clearing.spans}))
+        return Choice(self._with_children({memory.at(offset): reason for offset in clearing.spans}))
 
     def surveyed(self) -> bool:
         """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
@@ -256,21 +256,21 @@ class Room:
         looks = LOOKS_MAX
         for entry in wanted:
             below = self._memory.sequences.leaves_first(entry, chosen)
-            for each in islice(below, max(looks, 0) if entry.followers else 1):
+            for each in islice(below, max(looks, 0) if entry.child_count else 1):
                 if len(chosen) >= most:
                     return list(chosen)
-                looks -= entry.followers > 0
+                looks -= entry.child_count > 0
                 if each not in stay and test(each):
                     chosen[each] = None
                 elif each.parent is not None:
                     stay.add(each.parent)
         return list(chosen)
 
-    def _with_followers(self, victims: dict[SpanEntry, str]) -> dict[SpanEntry, str]:
+    def _with_children(self, victims: dict[SpanEntry, str]) -> dict[SpanEntry, str]:
         """The victims in the order in which they may be hidden, with all that follows them. No more than VICTIMS_MAX:
         then some of what was to go is left for the next round.
         """
-        if not any(entry.followers for entry in victims):
+        if not any(entry.child_count for entry in victims):
             return victims
         whole: dict[SpanEntry, str] = {}
         for entry, reason in victims.items():
@@ -342,7 +342,7 @@ class Room:
             if self.knows and self.obstacle(need) is not None:
                 return None
             choice = self._meet_budgets(need, Choice(), cursor, owners)
-            choice.victims = self._with_followers(choice.victims)
+            choice.victims = self._with_children(choice.victims)
             return choice if choice.victims else None
         if not cursor.fresh:
             # What is held does not move: a scan tells.
@@ -358,7 +358,7 @@ class Room:
         if plan.victims and ring.free_bytes < need.span_bytes + spare_bytes:
             spare = self._coldest_bytes(max(entry.span_bytes for entry in plan.victims) // SPARE_STEPS, owners)
             if prices.total(spare) < plan.lost:
-                return Choice(self._with_followers(dict.fromkeys(spare, "capacity")))
+                return Choice(self._with_children(dict.fromkeys(spare, "capacity")))
         return Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)
 
     def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[SpanEntry]:
@@ -427,7 +427,7 @@ class Room:
         test = self._of(owners)
         may_go = [entry for entry in self._bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
-        return min(may_go, key=lambda entry: (entry.followers > 0, rank(entry.number)), default=None)
+        return min(may_go, key=lambda entry: (entry.child_count > 0, rank(entry.number)), default=None)
 
     def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
         """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""

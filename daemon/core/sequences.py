@@ -4,13 +4,13 @@ A piece is of no use without the one before it, so pieces go leaf first: policie
 whoever chooses victims otherwise asks `leaves_first` for what has to go before it, and `before` for what stays because
 of what comes after it.
 
-Owns the links between entries (`parent`, `followers` and the list of them), the keys that puts on their way follow, and
-the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who is
-published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
+Owns the links between entries (`parent`, `child_count` and the list of them), the keys that puts on their way follow,
+and the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who
+is published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
 
 Invariants: a piece is linked from its publication until it leaves; it is matched only while it is published, and so is
-all that it follows; `followers` counts the published ones. A piece whose parent has left is matched no more, and is on
-its own way out (`expiry`).
+all that it follows; `child_count` counts the published ones. A piece whose parent has left is matched no more, and is
+on its own way out (`expiry`).
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class Sequences:
         """It was unpublished, and may come back."""
         if not entry.prefix_bytes:
             return
-        assert not entry.followers, "hidden before what follows it"
+        assert not entry.child_count, "hidden before what follows it"
         if entry.parent is not None:
-            entry.parent.followers -= 1
+            entry.parent.child_count -= 1
         if entry not in self._rebuilding:
             self.index.hide(entry.key)
 
@@ -119,7 +119,7 @@ class Sequences:
         if self.is_awaited(entry):
             self.changes += 1
         if entry.parent is not None:
-            entry.parent.followers += 1
+            entry.parent.child_count += 1
         if entry not in self._rebuilding:
             self.index.show(entry.key)
 
@@ -128,7 +128,7 @@ class Sequences:
         if not entry.prefix_bytes:
             return
         if published and entry.parent is not None:
-            entry.parent.followers -= 1
+            entry.parent.child_count -= 1
         self._unlink(entry)
         if self._rebuilding.pop(entry, None) is None:
             self.index.remove(entry.key)
@@ -142,7 +142,7 @@ class Sequences:
         """
         if entry in done:
             return
-        path, ahead = [entry], [entry.follower]
+        path, ahead = [entry], [entry.newest_child]
         while path:
             child = ahead[-1]
             while child is not None and (child.state is not EntryState.LIVE or child in done):
@@ -153,7 +153,7 @@ class Sequences:
             else:
                 ahead[-1] = child.sibling
                 path.append(child)
-                ahead.append(child.follower)
+                ahead.append(child.newest_child)
 
     def before(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
         """All that the entries follow, directly or not."""
@@ -209,9 +209,9 @@ class Sequences:
         assert all(self._heads.values())
         assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
         for entry in pieces:
-            listed = list(_followers(entry))
+            listed = list(_children(entry))
             assert set(listed) == {each for each in pieces if each.parent is entry}
-            assert entry.followers == sum(each.state is EntryState.LIVE for each in listed)
+            assert entry.child_count == sum(each.state is EntryState.LIVE for each in listed)
             assert (entry in self._rebuilding) != (entry.key in self.index), "neither indexed nor about to be"
         assert self._rebuilding.keys() <= pieces
         assert len(self.index) == len(pieces) - len(self._rebuilding)
@@ -246,12 +246,12 @@ class Sequences:
         if parent is None:
             self._heads.setdefault(entry.tag, {})[entry] = None
             return
-        parent.followers += 1
+        parent.child_count += 1
         entry.depth, entry.before_bytes = parent.depth + 1, parent.before_bytes + parent.span_bytes
-        entry.sibling = parent.follower
+        entry.sibling = parent.newest_child
         if entry.sibling is not None:
             entry.sibling.sibling_before = entry
-        parent.follower = entry
+        parent.newest_child = entry
         if self.is_awaited(entry):
             self.changes += 1
 
@@ -266,7 +266,7 @@ class Sequences:
         if entry.sibling_before is not None:
             entry.sibling_before.sibling = entry.sibling
         else:
-            entry.parent.follower = entry.sibling
+            entry.parent.newest_child = entry.sibling
         if entry.sibling is not None:
             entry.sibling.sibling_before = entry.sibling_before
         entry.sibling = entry.sibling_before = None
@@ -280,8 +280,8 @@ def _record_at(entry: SpanEntry) -> int:
     return entry.offset + SPAN_HEADER_BYTES + aligned(entry.tree_bytes)
 
 
-def _followers(entry: SpanEntry) -> Iterator[SpanEntry]:
-    follower = entry.follower
-    while follower is not None:
-        yield follower
-        follower = follower.sibling
+def _children(entry: SpanEntry) -> Iterator[SpanEntry]:
+    newest_child = entry.newest_child
+    while newest_child is not None:
+        yield newest_child
+        newest_child = newest_child.sibling

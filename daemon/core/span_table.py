@@ -168,7 +168,7 @@ class SpanTable:
             return above if owners is None or above.owner_uid in owners else None
 
         leaves = (entry for entry in map(self.entries.numbered, policy.coldest(owners)) if entry is not None)
-        return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.followers)
+        return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.child_count)
 
     def unpublished(self) -> Iterable[SpanEntry]:
         """Victims and retired spans."""
@@ -365,7 +365,7 @@ class SpanTable:
                             outcome.republished.append(each)
                         continue
                     # What it follows was ended meanwhile, and so is it.
-                assert entry.follower is None, "freed before what follows it"
+                assert entry.newest_child is None, "freed before what follows it"
                 self._leave(entry)
                 self.retired_bytes += entry.span_bytes
                 outcome.victims.append(entry)
@@ -545,7 +545,7 @@ class SpanTable:
 
 
 def _may_go(entry: SpanEntry) -> bool:
-    return entry.state is EntryState.LIVE and not entry.followers and not entry.set_aside
+    return entry.state is EntryState.LIVE and not entry.child_count and not entry.set_aside
 
 
 def _newcomer(entry: SpanEntry) -> Newcomer:

@@ -192,7 +192,7 @@ class Store:
         self._outbox.now = now
         self._handlers[type(event)](event, now)
         if self._expiry.ending:
-            self._expiry.end_followers(SLICE)
+            self._expiry.end_children(SLICE)
         if self.sweeps:
             self.sweeps.answer()
         self.intake.dirty |= self._reclaim.looking

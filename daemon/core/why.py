@@ -77,7 +77,7 @@ def standing(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
         "colder": sum(policy.rank(other.number) < rank for other in others),
         "place": place,
         "before": before,
-        "followers": entry.followers,
+        "children": entry.child_count,
         "held": _held(store, entry),
     }
 

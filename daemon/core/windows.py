@@ -82,7 +82,7 @@ class Windows:
         """`through`: also of what has followers elsewhere, which then go too. `below`: only if less than that is
         lost."""
         memory = self._memory
-        followers: dict[SpanEntry, int] = {}
+        children: dict[SpanEntry, int] = {}
         price = FREE
 
         def take(offset: int) -> None:
@@ -93,13 +93,13 @@ class Windows:
             price = _sum(price, more)
             self._taken += 1
             if entry.parent is not None:
-                followers[entry.parent] = followers.get(entry.parent, 0) + 1
+                children[entry.parent] = children.get(entry.parent, 0) + 1
 
         def may_go(offset: int) -> bool:
             known = self._look(offset)
             if known is None or (below is not None and _sum(price, known[1]) >= below):
                 return False
-            return through or known[0].followers <= followers.get(known[0], 0)
+            return through or known[0].child_count <= children.get(known[0], 0)
 
         def warmth(offset: int) -> tuple[float, ...]:
             known = self._known[offset]

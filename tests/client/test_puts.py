@@ -170,13 +170,13 @@ def test_a_put_that_a_new_connection_has_taken_up_is_on_its_way_though_its_own_s
 
 def test_what_a_put_says_of_itself_is_said_to_the_next_daemon_as_well_but_not_its_claim() -> None:
     desk = Desk()
-    options = PutOptions(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, follows=b"p" * 32)
+    options = PutOptions(7, 60.0, 5, cost_ms=12.5, agent="planner", prefix_bytes=96, parent=b"p" * 32)
     desk.put(1000, options)
     again: list[messages.Message] = []
     desk.puts.send_again(lambda *sent, **_: again.extend(sent), desk)
     (first,) = [message for message in desk.sent if isinstance(message, messages.Commit)]
     (second,) = [message for message in again if isinstance(message, messages.Commit)]
-    said = [(c.tokens, c.ttl_s, c.cost_ms, c.agent, c.prefix_bytes, c.follows) for c in (first, second)]
+    said = [(c.tokens, c.ttl_s, c.cost_ms, c.agent, c.prefix_bytes, c.parent) for c in (first, second)]
     assert said == [(7, 60.0, 12.5, "planner", 96, b"p" * 32)] * 2
     assert (first.claim, second.claim) == (5, None)
     desk.puts.close()

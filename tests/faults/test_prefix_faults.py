@@ -141,10 +141,10 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
             """After four blocks, and after each refusal, somebody who knows nothing of this put evicts the last."""
             is_due = len(before) >= 4 and (not evicted or before[-1].state == "refused")
-            if options.follows is not None and len(evicted) < times and is_due:
-                until(lambda: other.contains(options.follows or b""), "the block before")
-                assert other.evict(options.follows)
-                evicted.append(options.follows)
+            if options.parent is not None and len(evicted) < times and is_due:
+                until(lambda: other.contains(options.parent or b""), "the block before")
+                assert other.evict(options.parent)
+                evicted.append(options.parent)
             before.append(real(key, payload, options, deadline=deadline))
             return before[-1].wait(PATIENCE_S)
 
@@ -165,9 +165,9 @@ def test_a_put_whose_blocks_are_evicted_again_and_again_ends(
         real = client.link.puts.put
 
         def put(key: bytes, payload: Any, options: PutOptions, *, deadline: float) -> tensord.Put:
-            if options.follows is not None:
+            if options.parent is not None:
                 until(lambda: not client.contains(key), "nothing of it to be there")
-                other.evict(options.follows)
+                other.evict(options.parent)
             return real(key, payload, options, deadline=deadline).wait(PATIENCE_S)
 
         monkeypatch.setattr(client.link.puts, "put", put)

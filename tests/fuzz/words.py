@@ -136,7 +136,7 @@ def _put(chance: random.Random, payload: tuple[int, int]) -> list[dict[str, Any]
         tree_bytes = chance.choice([1, 13, size, 65_472])
     said[0].update(id=request, payload_bytes=size, tree_bytes=tree_bytes, key=chance.choice(KEYS))
     if chance.random() < 0.8:
-        said[0].update(prefix_bytes=0, follows=None, claim=None, tokens=1)
+        said[0].update(prefix_bytes=0, parent=None, claim=None, tokens=1)
     parts = chance.randrange(1, 4)
     for number in range(parts):
         low, high = size * number // parts, size * (number + 1) // parts

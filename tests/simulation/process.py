@@ -206,7 +206,7 @@ class Process:
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
             block = piece(number)
-            options = options._replace(prefix_bytes=len(block.record), follows=block.piece.parent)
+            options = options._replace(prefix_bytes=len(block.record), parent=block.piece.parent)
         self.world.model.puts(number, version)
         if in_place:
             try:

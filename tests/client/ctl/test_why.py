@@ -141,7 +141,7 @@ STANDING: dict[str, Any] = {
     "colder": 32,
     "place": None,
     "before": ["ab" * 32, "cd" * 32],
-    "followers": 0,
+    "children": 0,
     "held": None,
 }
 STORED: dict[str, Any] = {
@@ -178,7 +178,7 @@ GONE: dict[str, Any] = {
         ({**STORED, "standing": {**STANDING, "in_window": True}}, "it goes only if nothing else may"),
         ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
         ({**STORED, "standing": {**STANDING, "held": "lease"}}, "a reader held it"),
-        ({**STORED, "standing": {**STANDING, "followers": 2}}, "by 2: a block goes after all that follow it"),
+        ({**STORED, "standing": {**STANDING, "children": 2}}, "by 2: a block goes after all that follow it"),
         ({**STORED, "standing": {**STANDING, "place": 3}}, "2 would go before it"),
         ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry may go"),
         ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live was over"),

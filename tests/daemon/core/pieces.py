@@ -31,7 +31,7 @@ class Block(NamedTuple):
         return aligned(TREE_BYTES) + len(self.record)
 
     def commit(self, request: int, **more: object) -> messages.Commit:
-        fields = {"prefix_bytes": len(self.record), "follows": self.piece.parent, **more}
+        fields = {"prefix_bytes": len(self.record), "parent": self.piece.parent, **more}
         return messages.Commit(request, self.key, self.payload_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ class Stored:
     at: int
     text: bytes
     parent: bytes | None
-    followers: list[bytes] = field(default_factory=list)
+    children: list[bytes] = field(default_factory=list)
     hidden: bool = False
     detached: bool = False
 
@@ -82,7 +82,7 @@ class PrefixStand:
         before = self.stored[piece.parent] if piece.parent is not None else None
         self.stored[key] = Stored(key, piece, at, folded.tobytes(), piece.parent)
         if before is not None:
-            before.followers.append(key)
+            before.children.append(key)
             self.stored[key].detached = before.detached
 
     def put(
@@ -171,8 +171,8 @@ class PrefixStand:
 
     def is_leaf(self, key: bytes) -> bool:
         """Whether nothing follows it that is not a victim."""
-        leaf = all(self.stored[other].hidden for other in self.stored[key].followers)
-        assert leaf == (not self.index.followers(key))
+        leaf = all(self.stored[other].hidden for other in self.stored[key].children)
+        assert leaf == (not self.index.children(key))
         return leaf
 
     def hide(self, key: bytes) -> None:
@@ -187,18 +187,18 @@ class PrefixStand:
         """Ends a piece and overwrites it; what followed it directly, which is still known."""
         followed = self.index.remove(key)
         stored = self.stored.pop(key)
-        assert sorted(followed) == sorted(stored.followers)
+        assert sorted(followed) == sorted(stored.children)
         size = stored.piece.record_bytes
         if stored.text:
             self.gone.add(stored.at)
         self.ring[stored.at - stored.piece.text_at : stored.at - stored.piece.text_at + size] = b"\xee" * size
-        if stored.parent in self.stored and key in self.stored[stored.parent].followers:
-            self.stored[stored.parent].followers.remove(key)
+        if stored.parent in self.stored and key in self.stored[stored.parent].children:
+            self.stored[stored.parent].children.remove(key)
         behind = list(followed)
         while behind:
             other = self.stored[behind.pop()]
             other.detached = True
-            behind += other.followers
+            behind += other.children
         return followed
 
     def remove_all(self, key: bytes) -> None:

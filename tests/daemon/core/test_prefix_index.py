@@ -278,12 +278,12 @@ def test_namespaces_and_their_generations_never_meet(make: Make) -> None:
 def test_a_victim_is_not_matched_unless_it_is_shown_again(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 3000), recurrent(3000, 40, 3000))
-    assert stand.index.followers(put.blocks[2]) == 2
+    assert stand.index.children(put.blocks[2]) == 2
     stand.hide(put.snapshots[3000])
     assert stand.ask(tokens(1, 3010)).offset == 40
     for key in reversed(put.blocks[3:]):
         stand.hide(key)
-    assert stand.index.followers(put.blocks[2]) == 1
+    assert stand.index.children(put.blocks[2]) == 1
     stand.hide(put.snapshots[40])
     assert stand.ask(tokens(1, 3010)).offset == 0
     stand.show(put.snapshots[40])

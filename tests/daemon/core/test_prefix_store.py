@@ -199,12 +199,12 @@ def test_a_pin_by_message_keeps_all_that_the_block_follows() -> None:
 def test_what_a_put_on_its_way_follows_stays_until_it_has_ended() -> None:
     stand = stand_of(6)
     stand.put_sequence(1, 2)
-    follower = block([1, 2, 3])
-    begin(stand, 1, follower)
+    child = block([1, 2, 3])
+    begin(stand, 1, child)
     for number in range(20):
         assert stand.put(number, 3 * 64) == "stored"
         assert stand.matched(1, 2) == 2
-    stand.part(2, 1, follower.payload_bytes, last=True)
+    stand.part(2, 1, child.payload_bytes, last=True)
     stand.settle()
     assert stand.ended(2, 1) == "stored"
     # While its uid has a client it would keep its share.
@@ -528,8 +528,8 @@ def test_an_entry_tells_its_place_in_a_sequence() -> None:
         "start": BLOCK,
         "tokens": BLOCK,
         "snapshot": False,
-        "follows": name([1]).hex(),
-        "followers": 0,
+        "parent": name([1]).hex(),
+        "children": 0,
     }
     assert told["cost_ms"] == 3.0
     stand.put(1)

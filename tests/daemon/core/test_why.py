@@ -97,7 +97,7 @@ def test_a_block_that_others_follow_is_told_so(make: Make) -> None:
     stand = make(1 << 16)
     stand.put_sequence(1, 2, 3)
     root = why(stand, name((1,)))["standing"]
-    assert root["followers"] == 1
+    assert root["children"] == 1
     assert root["before"] == [name((1, 2, 3)).hex(), name((1, 2)).hex()]
 
 
