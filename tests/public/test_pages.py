@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -114,3 +116,23 @@ def test_the_daemon_takes_the_flags_that_it_is_given(command: str, tmp_path: Pat
     checked = [sys.executable, "-m", "tensord.daemon", *flags, "--check-config"]
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
     subprocess.run(checked, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
+
+
+def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None:
+    """With sockets and an instance of its own, and a ring of 16 MiB."""
+    assert "tensord &" in COMMANDS
+    instance = f"test-pages-{os.getpid()}"
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TENSORD_SOCKET": str(tmp_path / "control.sock"),
+        "TENSORD_STATUS_SOCKET": str(tmp_path / "status.sock"),
+        "TENSORD_INSTANCE": instance,
+        "TENSORD_RING_BYTES": "16MiB",
+    }
+    with subprocess.Popen(["tensord"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            with tensord.Client(environ["TENSORD_SOCKET"]) as client:
+                assert client.wait_connected(PATIENCE_S)
+        finally:
+            daemon.send_signal(signal.SIGINT)
+    assert list(Path("/dev/shm").glob(f"tensord.{instance}.*")) == []
