@@ -4,7 +4,7 @@ Owns: how many leases, of how many bytes, are kept, and for how long. Does not o
 
 A lease is *promised* to the thread that asked for the entry, until that thread has done with it, and *lent* to whoever
 was told of it. Where room is wanted, the oldest that are only lent go: as a rule they were read long ago, and who comes
-later finds out. What is promised never goes for that; the newcomer is refused instead.
+later finds out. What is promised never goes for that; the new lease is refused instead.
 
 Invariants: never more than `entries_max` leases, nor more than `bytes_max` bytes of payloads. None is kept for longer
 than `seconds` after it was last promised or lent, even if nobody calls any more: a timer sees to it. They stand in

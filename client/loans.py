@@ -10,7 +10,7 @@ A loan is 16 bytes: the socket's random name, and a number. Only processes of th
 
 Invariants
 - A lease that is lent is kept until its loan is done, or for UNREAD_S_MAX. Within `seconds` nothing else ends it: where
-  `bytes_max` has no room, the newcomer is not lent. After `seconds` it goes if a newcomer needs its room.
+  `bytes_max` has no room, the new lease is not lent. After `seconds` it goes if a new lease needs its room.
 - Several loans of one lease count its bytes once.
 - No call raises because the other process is gone. `fetch` waits FETCH_S at most, `done` and `lend` wait for nobody.
 """
@@ -63,7 +63,7 @@ class Lender:
     """See the module. Safe to use from several threads. The child of a fork begins anew, with nothing lent.
 
     Args:
-        seconds: for how long a loan is safe from newcomers.
+        seconds: for how long a loan is safe from new leases.
 
     Raises:
         UsageError: `seconds` is out of its range.

@@ -284,7 +284,7 @@ class IndexWriter:
             spans = slots[first : first + step, :, _SPAN].reshape(-1)
             yield np.sort(spans[spans != 0])
 
-    def candidates(self, key: bytes) -> list[int]:
+    def slots_for(self, key: bytes) -> list[int]:
         """The slots in which `key` may stand."""
         buckets = dict.fromkeys(self._buckets(key))
         return [bucket * BUCKET_SLOTS + i for bucket in buckets for i in range(BUCKET_SLOTS)]
@@ -308,7 +308,7 @@ class IndexWriter:
             fingerprint = self._words[self._fingerprint_at(slot.number)]
             assert not slot.offset % ALIGN_BYTES
             if slot.published:
-                assert slot.number in self.candidates(slot.key), f"slot {slot.number} is in no bucket of its key"
+                assert slot.number in self.slots_for(slot.key), f"slot {slot.number} is in no bucket of its key"
                 assert slot.key not in keys, f"{slot.key.hex()} is published twice"
                 keys.add(slot.key)
                 assert fingerprint == int.from_bytes(slot.key[16:24], "little")

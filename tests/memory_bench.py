@@ -152,7 +152,7 @@ class MemoryBench:
 
     def find(self, at: bytes) -> Slot | None:
         """The published slot of a key."""
-        found = [slot for slot in map(self.index.read, self.index.candidates(at)) if slot.published and slot.key == at]
+        found = [slot for slot in map(self.index.read, self.index.slots_for(at)) if slot.published and slot.key == at]
         assert len(found) <= 1
         return found[0] if found else None
 

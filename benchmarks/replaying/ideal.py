@@ -10,8 +10,8 @@ from typing import Final
 
 from replaying.counts import Counts
 from replaying.traces import Request, Step, Trace
+from tensord.daemon.policy.candidate import Candidate
 from tensord.daemon.policy.leaf_first import leaf_first
-from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.replacement import Replacement
 from tensord.shm.layout import KEY_BYTES
 
@@ -27,7 +27,7 @@ def key_of(block: int) -> bytes:
 class Ideal:
     """The blocks that are there, as one policy has it.
 
-    As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the newcomer's
+    As in the store, nobody goes whom others follow, nor on whose behalf a put is under way (the candidate's
     predecessors). A put for which there is no room is refused, as is a piece that the policy does not admit for what
     would have to go; and with it what would follow.
     """
@@ -93,7 +93,7 @@ class Ideal:
         """The span of a block that was not there; None where there is no room for it."""
         size_bytes, tokens = self._trace.sizes[block], self._trace.tokens[block]
         span = self._spans_made + 1
-        new = Newcomer(span, key_of(block), size_bytes, tokens, 0.0, depth, before_bytes, request.agent)
+        new = Candidate(span, key_of(block), size_bytes, tokens, 0.0, depth, before_bytes, request.agent)
         if size_bytes > self._free_bytes and not self._make_room(new, stays):
             return None
         self._spans_made += 1
@@ -109,7 +109,7 @@ class Ideal:
         stays.add(new.span_id)
         return new.span_id
 
-    def _make_room(self, new: Newcomer, stays: set[int]) -> bool:
+    def _make_room(self, new: Candidate, stays: set[int]) -> bool:
         sizes, block_of = self._trace.sizes, self._block_of
         lacking = new.size_bytes - self._free_bytes
         victims: list[int] = []

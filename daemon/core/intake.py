@@ -20,7 +20,7 @@ from ...errors import BadMessage, BadPrefix, TensordError, UnderPressure
 from ...ipc import messages
 from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader
 from ...shm.prefix import Piece
-from ..policy.newcomer import Newcomer
+from ..policy.candidate import Candidate
 from .admission import (
     announces_too_much,
     crowded,
@@ -205,7 +205,7 @@ class Intake:
         parent = memory.entries.find(commit.parent) if commit.parent is not None else None
         if parent is None:
             return None
-        new = Newcomer(
+        new = Candidate(
             memory.next_span_id,
             commit.key,
             put.need.span_bytes,

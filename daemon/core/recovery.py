@@ -62,7 +62,7 @@ def recover(
         header = record.header if sound else None
         whole = header is not None and (record.piece is not None) == (header.prefix_bytes > 0)
         # In another bucket than its key's no reader would find it.
-        whole = whole and slot.number in memory.index.candidates(slot.key)
+        whole = whole and slot.number in memory.index.slots_for(slot.key)
         if record.published and not whole:
             counters.found_corrupt += 1
             memory.index.unpublish(record.slot)

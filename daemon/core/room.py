@@ -418,7 +418,7 @@ class Room:
     def _bucket(self, key: bytes) -> list[SpanEntry | None]:
         """What stands where `key` may stand."""
         index = self._memory.index
-        return [self._memory.span(index.read(slot).span_id) for slot in index.candidates(key)]
+        return [self._memory.span(index.read(slot).span_id) for slot in index.slots_for(key)]
 
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
         return any(entry is None or entry in choice.victims for entry in self._bucket(key))

@@ -35,8 +35,8 @@ from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from ...shm.prefix import Piece
+from ..policy.candidate import Candidate
 from ..policy.leaf_first import leaf_first
-from ..policy.newcomer import Newcomer
 from ..policy.replacement import Replacement
 from .entries import EntryState, EntryTable, SpanEntry
 from .holdings import Holding, Holdings
@@ -525,7 +525,7 @@ class SpanTable:
     def _begin(self, entry: SpanEntry, now: float) -> None:
         """It is stored from now on."""
         self.entries.add(entry)
-        self.policy.inserted(_newcomer(entry), now)
+        self.policy.inserted(_candidate(entry), now)
         entry.may_go = True
         self._tell_of(entry)
 
@@ -548,8 +548,8 @@ def _may_go(entry: SpanEntry) -> bool:
     return entry.state is EntryState.LIVE and not entry.child_count and not entry.set_aside
 
 
-def _newcomer(entry: SpanEntry) -> Newcomer:
-    return Newcomer(
+def _candidate(entry: SpanEntry) -> Candidate:
+    return Candidate(
         entry.number,
         entry.key,
         entry.span_bytes,

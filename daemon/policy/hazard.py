@@ -12,8 +12,9 @@ follows from it is learned too.
 What was just put is there, whatever was learned: an entry belongs to the window until as many bytes were put after it
 as a WINDOW_SHARE of what is stored. What follows another in a sequence does not: it has to be worth its place.
 
-What was evicted is remembered for a while (`ghosts`): its return says that it was missed, and it is no newcomer then.
-Time is what requests make it (`clock`). Worths are as of the last round, which comes every ROUND_USES uses, or sooner.
+What was evicted is remembered for a while (`ghosts`): its return says that it was missed, and it is no new candidate
+then. Time is what requests make it (`clock`). Worths are as of the last round, which comes every ROUND_USES uses, or
+sooner.
 
 Invariants: what is remembered is bounded by what is known, and PLACES_MIN.
 """
@@ -30,13 +31,13 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from .ages import Ages
-from .candidates import Candidates, Floats, Rank
+from .candidate import Candidate
 from .clock import Clock
 from .explained import Explained, traits
 from .ghosts import GHOST_COLUMNS, PLACES_MIN, Ghost, Ghosts
 from .hazards import BOUNDS, Hazards, Row, bucket
-from .newcomer import Newcomer
 from .records import Records, Slots
+from .victim_pool import Floats, Rank, VictimPool
 
 WINDOW_SHARE: Final = 1 / 8
 """Of the bytes that are stored: somewhat more than the tenth of the ring that is promised, which has holes."""
@@ -87,7 +88,7 @@ class Hazard:
         self._states = bytearray([_RUNNING]) * _AGENTS
         self._states[0], self._states[1] = _NOBODY, _SHARED
         self._ages = Ages(self._reached, self._used)
-        self._candidates = Candidates(self._records, self._ranks)
+        self._victims = VictimPool(self._records, self._ranks)
         self._clock = Clock()
         self._used_at = 0.0
         self._uses = 0
@@ -101,7 +102,7 @@ class Hazard:
     def __len__(self) -> int:
         return len(self._records)
 
-    def inserted(self, new: Newcomer, now: float) -> None:
+    def inserted(self, new: Candidate, now: float) -> None:
         self._clock.pass_to(now)
         known, digest = self._records, _digest(new.key)
         slot = known.add(new.span_id)
@@ -111,18 +112,18 @@ class Hazard:
         known.put_at[slot] = 0 if new.depth else self._put_bytes
         known.tell(slot, self._put(new, digest, self._ghosts.pop(digest)))
         known.may_go[slot] = 1
-        self._candidates.changed(slot, self._rank)
+        self._victims.changed(slot, self._rank)
 
     def accessed(self, span_id: int, now: float, agent: str = "") -> None:
         self._clock.pass_to(now)
         known, slot = self._records, self._records.slot(span_id)
         known.tell(slot, self._use(known.digest[slot], known.of(slot), agent))
-        self._candidates.changed(slot, self._rank)
+        self._victims.changed(slot, self._rank)
 
     def may_go(self, span_id: int, it_may: bool) -> None:
         slot = self._records.slot(span_id)
         self._records.may_go[slot] = it_may
-        self._candidates.changed(slot, self._rank)
+        self._victims.changed(slot, self._rank)
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
         known, slot = self._records, self._records.slot(span_id)
@@ -137,7 +138,7 @@ class Hazard:
         self._clock.pass_to(now)
         self._becomes(_agent(agent), _STATES[state])
 
-    def admits(self, new: Newcomer, victim: int) -> bool:
+    def admits(self, new: Candidate, victim: int) -> bool:
         """Only the tail of a long sequence has to be worth what goes for it; one that is not is remembered."""
         if not new.depth or len(self) < JUDGES_MIN:
             return True
@@ -159,7 +160,7 @@ class Hazard:
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
         self._begin_round()
-        return map(self._records.span.__getitem__, self._candidates.coldest(owners))
+        return map(self._records.span.__getitem__, self._victims.coldest(owners))
 
     def rank(self, span_id: int) -> Rank:
         self._begin_round()
@@ -235,14 +236,14 @@ class Hazard:
         self._begin_round()
         self._records.check_invariants()
         self._ghosts.check_invariants()
-        self._candidates.check_invariants()
+        self._victims.check_invariants()
         assert self._bytes == sum(self._records.size)
         assert len(self._ghosts) <= max(self._remembered_max(), len(self._ghosts._digest))
 
     # Uses
 
-    def _put(self, new: Newcomer, digest: int, ghost: Ghost | None) -> Ghost:
-        """What is known of a newcomer, which was remembered as `ghost`, after its first use."""
+    def _put(self, new: Candidate, digest: int, ghost: Ghost | None) -> Ghost:
+        """What is known of a candidate, which was remembered as `ghost`, after its first use."""
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
         before = ghost or Ghost(0.0, 0, 0, _NOBODY, 0.0)
         of = _traits_of(1, new.depth, gap)
@@ -280,7 +281,7 @@ class Hazard:
     def _becomes(self, agent: int, state: int) -> None:
         if agent > _SHARED and self._states[agent] != state:
             self._states[agent] = state
-            self._candidates.forget()
+            self._victims.forget()
 
     def _reached(self, of: int, agent: int, at: int) -> None:
         self._hazards.reached(self._row(of, agent), at)
@@ -298,7 +299,7 @@ class Hazard:
         self._due_bytes = self._put_bytes + 1 + int(ROUND_SHARE * self._bytes)
         self._as_of = self._clock.now
         self._window_from = max(self._put_bytes - WINDOW_SHARE * self._bytes, 0.0)
-        self._candidates.forget()
+        self._victims.forget()
 
     def _rank(self, slot: int) -> Rank:
         known = self._records
@@ -348,7 +349,7 @@ class Hazard:
 
     # What it is
 
-    def _weight(self, new: Newcomer) -> float:
+    def _weight(self, new: Candidate) -> float:
         """cost / bytes."""
         cost = new.cost_ms
         if cost > 0 and new.tokens:

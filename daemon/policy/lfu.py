@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
+from .candidate import Candidate
 from .explained import Explained
 from .lru import LRU, packed, unpacked
-from .newcomer import Newcomer
 
 _CLOCK_BITS: Final = 64
 
@@ -29,7 +29,7 @@ class LFU(LRU):
         self._count: dict[int, int] = {}
         self._age = 0
 
-    def inserted(self, new: Newcomer, now: float) -> None:
+    def inserted(self, new: Candidate, now: float) -> None:
         self._count[new.span_id] = 0
         super().inserted(new, now)
 

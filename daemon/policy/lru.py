@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from .candidate import Candidate
 from .explained import Explained
-from .newcomer import Newcomer
 from .ranked import SPAN, Ranked
 
 ROWS_AT_ONCE: Final = 16_384
@@ -30,7 +30,7 @@ class LRU:
     def __len__(self) -> int:
         return len(self._owner)
 
-    def inserted(self, new: Newcomer, now: float) -> None:
+    def inserted(self, new: Candidate, now: float) -> None:
         assert new.span_id not in self._owner, new.span_id
         self._owner[new.span_id] = new.owner
         self._use(new.span_id)
@@ -59,7 +59,7 @@ class LRU:
     def turn(self, agent: str, state: str, now: float) -> None:
         """Nothing follows from it."""
 
-    def admits(self, new: Newcomer, victim: int) -> bool:
+    def admits(self, new: Candidate, victim: int) -> bool:
         return True
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:

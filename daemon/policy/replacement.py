@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, Protocol
 
 from ...errors import BadConfiguration
+from .candidate import Candidate
 from .explained import Explained
 from .hazard import Hazard
 from .lfu import LFU
 from .lru import LRU
-from .newcomer import Newcomer
 
 Turn = Literal["tool_call", "turn_ended", "finished"]
 
@@ -30,7 +30,7 @@ class Replacement(Protocol):
 
     def __len__(self) -> int: ...
 
-    def inserted(self, new: Newcomer, now: float) -> None:
+    def inserted(self, new: Candidate, now: float) -> None:
         """A new span, not known so far, which may go; its publication is its first use."""
         ...
 
@@ -50,7 +50,7 @@ class Replacement(Protocol):
         """What is known of an agent's next turn."""
         ...
 
-    def admits(self, new: Newcomer, victim: int) -> bool:
+    def admits(self, new: Candidate, victim: int) -> bool:
         """Whether `new`, which is not stored so far, is worth `victim`, which would have to go for it. Asked of pieces
         of sequences only: whoever stores anything else is promised that it is there."""
         ...

@@ -61,7 +61,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
     def reserve(self, key: bytes, cells: int, tree_bytes: int, payload_bytes: int) -> None:
         self.asked.add(key)
         self.spans += 1
-        places = self.writer.candidates(key)
+        places = self.writer.slots_for(key)
         slot = self.writer.reserve(key, self.spans, cells * 64, tree_bytes, payload_bytes)
         assert (slot is None) == all(place in self.held for place in places)
         if slot is not None:
@@ -276,7 +276,7 @@ def test_where_both_hashes_name_one_bucket_the_neighbour_is_the_second_choice() 
         slot = writer.reserve(k, number + 1, 0, 1, 1)
         assert slot is not None
         writer.publish(slot)
-    assert writer.candidates(keys[0]) == [*range(16, 24), *range(24, 32)]
+    assert writer.slots_for(keys[0]) == [*range(16, 24), *range(24, 32)]
     assert all(reader.find(k) is not None for k in keys)
     assert reader.find_many(as_array(keys[1:]))[0].all()
 

@@ -441,7 +441,7 @@ class Stand:
 
     def find(self, key: bytes) -> View | None:
         """What a reader sees: the published slot, as the index has it."""
-        for number in self.index.candidates(key):
+        for number in self.index.slots_for(key):
             slot = self.index.read(number)
             if slot.span_id and slot.published and slot.key == key:
                 start = slot.offset + SPAN_HEADER_BYTES

@@ -54,7 +54,7 @@ def test_an_entry_in_a_bucket_that_is_not_its_keys_is_not_taken_over() -> None:
     stand.join(1)
     stand.put(1, 100)
     [slot] = stand.index.slots()
-    elsewhere = next(n for n in range(stand.index.geometry.slot_count) if n not in stand.index.candidates(slot.key))
+    elsewhere = next(n for n in range(stand.index.geometry.slot_count) if n not in stand.index.slots_for(slot.key))
     words = stand.index._words
     there, here = stand.index._slot_at(slot.number), stand.index._slot_at(elsewhere)
     words[here : here + SLOT_WORDS] = words[there : there + SLOT_WORDS]

@@ -10,11 +10,11 @@ import pytest
 from tensord.daemon.policy import ages as ages_of
 from tensord.daemon.policy import hazard as hazard_of
 from tensord.daemon.policy.ages import Ages
+from tensord.daemon.policy.candidate import Candidate
 from tensord.daemon.policy.explained import times_used
 from tensord.daemon.policy.ghosts import GHOST_COLUMNS, PLACES_MIN
 from tensord.daemon.policy.hazard import Hazard
 from tensord.daemon.policy.hazards import BUCKETS, KNOWN_MIN, Hazards, Row, bucket
-from tensord.daemon.policy.newcomer import Newcomer
 
 
 def key_of(number: int) -> bytes:
@@ -23,12 +23,12 @@ def key_of(number: int) -> bytes:
 
 def put_long_ago(policy: Hazard, now: float) -> None:
     """So much is put that nothing of what is known was put just now."""
-    policy.inserted(Newcomer(999_999, key_of(999_999), 1 << 40), now)
+    policy.inserted(Candidate(999_999, key_of(999_999), 1 << 40), now)
 
 
-def piece(number: int, depth: int) -> Newcomer:
+def piece(number: int, depth: int) -> Candidate:
     """Of a sequence of which so many pieces come before."""
-    return Newcomer(number, key_of(number), 64, 16, depth=depth, before_bytes=64 * depth)
+    return Candidate(number, key_of(number), 64, 16, depth=depth, before_bytes=64 * depth)
 
 
 class Cache:
@@ -56,7 +56,7 @@ class Cache:
                 self.spans += 1
                 span = self.span_of[block] = self.spans
                 self.news[span] = (block, size_bytes)
-                new = Newcomer(span, key_of(block), size_bytes, tokens, depth=depth if chained else 0, agent=agent)
+                new = Candidate(span, key_of(block), size_bytes, tokens, depth=depth if chained else 0, agent=agent)
                 self.policy.inserted(new, self.now)
             stays.add(span)
 
@@ -97,10 +97,10 @@ def test_of_equally_popular_entries_those_go_that_cost_little() -> None:
 def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
     policy = Hazard()
     for number in range(1, 50):
-        policy.inserted(Newcomer(number, key_of(number), 64, tokens=100, cost_ms=50.0), 0.0)
-    policy.inserted(Newcomer(100, key_of(100), 64, tokens=100), 0.0)
-    policy.inserted(Newcomer(101, key_of(101), 64, tokens=3200), 0.0)
-    policy.inserted(Newcomer(102, key_of(102), 64, cost_ms=1600.0), 0.0)
+        policy.inserted(Candidate(number, key_of(number), 64, tokens=100, cost_ms=50.0), 0.0)
+    policy.inserted(Candidate(100, key_of(100), 64, tokens=100), 0.0)
+    policy.inserted(Candidate(101, key_of(101), 64, tokens=3200), 0.0)
+    policy.inserted(Candidate(102, key_of(102), 64, cost_ms=1600.0), 0.0)
     put_long_ago(policy, 0.0)
     assert policy.rank(100)[0] == policy.rank(1)[0]
     assert policy.rank(101)[0] == policy.rank(102)[0] > policy.rank(1)[0]
@@ -109,8 +109,8 @@ def test_milliseconds_and_tokens_are_weighed_by_what_others_told() -> None:
 def test_what_nobody_said_anything_of_costs_as_much_as_others_do() -> None:
     policy = Hazard()
     for number in range(1, 50):
-        policy.inserted(Newcomer(number, key_of(number), 64, tokens=1000), 0.0)
-    policy.inserted(Newcomer(100, key_of(100), 64), 0.0)
+        policy.inserted(Candidate(number, key_of(number), 64, tokens=1000), 0.0)
+    policy.inserted(Candidate(100, key_of(100), 64), 0.0)
     put_long_ago(policy, 0.0)
     assert policy.rank(100)[0] == policy.rank(1)[0]
 
@@ -121,7 +121,7 @@ def agents_at_work() -> tuple[Hazard, float]:
     for number in range(1, 600):
         now += 4
         agent = f"agent {number}"
-        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent=agent), now)
         for call in range(2):
             policy.turn(agent, "tool_call", now + call)
             policy.accessed(number, now + call + 1, agent)
@@ -132,7 +132,7 @@ def agents_at_work() -> tuple[Hazard, float]:
 def test_those_of_agents_that_have_finished_go_first() -> None:
     policy, now = agents_at_work()
     for number, agent in ((1000, "done"), (1001, "about")):
-        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent=agent), now)
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent=agent), now)
     put_long_ago(policy, now)
     assert policy.rank(1000)[0] == policy.rank(1001)[0]
     policy.turn("about", "tool_call", now)
@@ -145,7 +145,7 @@ def test_those_of_agents_that_have_finished_go_first() -> None:
 def test_what_an_agent_shares_with_others_does_not_end_with_it() -> None:
     policy, now = agents_at_work()
     for number in (1001, 1002):
-        policy.inserted(Newcomer(number, key_of(number), 64, 16, agent="one"), now)
+        policy.inserted(Candidate(number, key_of(number), 64, 16, agent="one"), now)
     put_long_ago(policy, now)
     policy.accessed(1001, now, "two")
     policy.accessed(1002, now, "one")
@@ -171,15 +171,15 @@ def test_what_was_popular_once_goes_in_the_end() -> None:
 
 def test_what_comes_back_is_no_newcomer() -> None:
     policy = Hazard()
-    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.accessed(1, 1.0)
     policy.removed(1, evicted=True)
-    policy.inserted(Newcomer(2, key_of(1), 64), 5.0)
-    policy.inserted(Newcomer(3, key_of(3), 64), 5.0)
+    policy.inserted(Candidate(2, key_of(1), 64), 5.0)
+    policy.inserted(Candidate(3, key_of(3), 64), 5.0)
     assert policy.explain(2).uses == 3
     assert policy.explain(3).uses == 1
     policy.removed(2, evicted=False)
-    policy.inserted(Newcomer(4, key_of(1), 64), 6.0)
+    policy.inserted(Candidate(4, key_of(1), 64), 6.0)
     assert policy.explain(4).uses == 1
 
 
@@ -188,7 +188,7 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
     for turn in range(200):  # short ones come back at once, long ones never
         now += 100
         short = number = number + 1
-        policy.inserted(Newcomer(short, key_of(short), 64, 16), now)
+        policy.inserted(Candidate(short, key_of(short), 64, 16), now)
         for place in range(12):
             number += 1
             policy.inserted(piece(number, place), now)
@@ -200,7 +200,7 @@ def test_only_the_tail_of_a_long_sequence_has_to_be_worth_its_place() -> None:
         if turn >= 32:
             policy.removed(short - 32 * 13, evicted=True)
     victim = short
-    assert policy.admits(Newcomer(9000, key_of(9000), 64, 16), victim)
+    assert policy.admits(Candidate(9000, key_of(9000), 64, 16), victim)
     declined = 0
     for place in range(200):
         new = piece(10_000 + place, place)
@@ -281,7 +281,7 @@ def test_what_is_used_after_ten_seconds_is_worth_most_just_before() -> None:
 def test_before_anything_is_known_the_least_recently_used_goes_first(every_s: float) -> None:
     policy = Hazard()
     for number in range(1, 41):
-        policy.inserted(Newcomer(number, key_of(number), 64), 10 + number * every_s)
+        policy.inserted(Candidate(number, key_of(number), 64), 10 + number * every_s)
     assert list(policy.coldest()) == list(range(1, 41))
 
 
@@ -290,7 +290,7 @@ def taught_that_puts_are_in_vain() -> tuple[Hazard, float]:
     policy, now = Hazard(), 0.0
     for number in range(1, 4001):
         now += 1
-        policy.inserted(Newcomer(number, key_of(number), 64, 1000 if number <= 10 else 0), now)
+        policy.inserted(Candidate(number, key_of(number), 64, 1000 if number <= 10 else 0), now)
         policy.accessed(1 + number % min(number, 10), now)
         if number > 100:
             policy.removed(number - 90, evicted=True)
@@ -299,7 +299,7 @@ def taught_that_puts_are_in_vain() -> tuple[Hazard, float]:
 
 def test_what_was_just_put_goes_after_all_that_was_put_before_whatever_was_learned() -> None:
     policy, now = taught_that_puts_are_in_vain()
-    policy.inserted(Newcomer(9000, key_of(9000), 64, 1), now + 1)
+    policy.inserted(Candidate(9000, key_of(9000), 64, 1), now + 1)
     order = list(policy.coldest())
     assert max(order.index(number) for number in (*range(1, 11), *range(3920, 3980))) < order.index(9000)
     policy.check_invariants()
@@ -307,14 +307,14 @@ def test_what_was_just_put_goes_after_all_that_was_put_before_whatever_was_learn
 
 def test_it_is_judged_once_an_eighth_of_what_is_stored_was_put_after_it() -> None:
     policy, now = taught_that_puts_are_in_vain()
-    policy.inserted(Newcomer(9000, key_of(9000), 64, 1), now)
+    policy.inserted(Candidate(9000, key_of(9000), 64, 1), now)
     stored = len(policy)
     for number in range(9001, 9001 + stored // 8):
         assert policy.rank(9000) > policy.rank(1)
-        policy.inserted(Newcomer(number, key_of(number), 64), now)
+        policy.inserted(Candidate(number, key_of(number), 64), now)
         policy.removed(next(policy.coldest()), evicted=True)
     for number in range(9800, 9800 + hazard_of.ROUND_USES):
-        policy.inserted(Newcomer(number, key_of(number), 64), now)
+        policy.inserted(Candidate(number, key_of(number), 64), now)
     assert policy.rank(9000) < policy.rank(1)
     policy.check_invariants()
 
@@ -322,20 +322,20 @@ def test_it_is_judged_once_an_eighth_of_what_is_stored_was_put_after_it() -> Non
 def test_what_is_put_again_is_kept_again() -> None:
     policy, now = taught_that_puts_are_in_vain()
     eighth = len(policy) // 8
-    policy.inserted(Newcomer(9000, key_of(9000), 64), now)
+    policy.inserted(Candidate(9000, key_of(9000), 64), now)
     policy.removed(9000, evicted=True)
     for number in range(9002, 9002 + eighth // 2):
-        policy.inserted(Newcomer(number, key_of(number), 64), now)
-    policy.inserted(Newcomer(9001, key_of(9000), 64), now)
+        policy.inserted(Candidate(number, key_of(number), 64), now)
+    policy.inserted(Candidate(9001, key_of(9000), 64), now)
     for number in range(9100, 9100 + eighth - 1):
-        policy.inserted(Newcomer(number, key_of(number), 64), now)
+        policy.inserted(Candidate(number, key_of(number), 64), now)
         policy.check_invariants()
         assert policy.explain(9001).in_window
 
 
 def test_a_piece_that_follows_another_has_to_be_worth_its_place_from_the_start() -> None:
     policy, now = taught_that_puts_are_in_vain()
-    policy.inserted(Newcomer(9000, key_of(9000), 64), now)
+    policy.inserted(Candidate(9000, key_of(9000), 64), now)
     policy.inserted(piece(9001, 1), now)
     assert policy.rank(9001) < policy.rank(9000)
     order = list(policy.coldest())
@@ -392,7 +392,7 @@ def test_an_entry_is_told_by_its_class_and_by_what_became_of_others_like_it() ->
 
 def test_what_an_evicted_key_was_is_told_until_it_is_forgotten() -> None:
     policy = Hazard()
-    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.accessed(1, 1.0)
     before = policy.explain(1)
     policy.may_go(1, False)
@@ -400,14 +400,14 @@ def test_what_an_evicted_key_was_is_told_until_it_is_forgotten() -> None:
     gone = policy.recall(key_of(1))
     assert gone is not None
     assert (gone.uses, gone.like) == (2, before.like)
-    policy.inserted(Newcomer(2, key_of(1), 64), 2.0)
+    policy.inserted(Candidate(2, key_of(1), 64), 2.0)
     assert policy.recall(key_of(1)) is None, "it is stored"
     assert policy.explain(2).uses == 3, "its return is a use"
 
 
 def test_what_ended_otherwise_than_by_eviction_is_not_remembered() -> None:
     policy = Hazard()
-    policy.inserted(Newcomer(1, key_of(1), 64), 0.0)
+    policy.inserted(Candidate(1, key_of(1), 64), 0.0)
     policy.removed(1, evicted=False)
     assert policy.recall(key_of(1)) is None
 
@@ -446,7 +446,7 @@ def after_a_restart(policy: Hazard, spans: Iterable[int], keys: dict[int, int], 
     """What another daemon goes on with, once it has found those spans."""
     again = Hazard()
     for span in spans:
-        again.inserted(Newcomer(span, key_of(keys[span]), 1), now)
+        again.inserted(Candidate(span, key_of(keys[span]), 1), now)
     again.learn(list(policy.learned()))
     again.check_invariants()
     return again
@@ -498,9 +498,9 @@ def test_what_was_put_since_is_kept_as_just_put_after_a_restart() -> None:
     policy, now = taught_that_puts_are_in_vain()
     data = list(policy.learned())
     again = Hazard()
-    again.inserted(Newcomer(9000, key_of(9000), 64), now)
+    again.inserted(Candidate(9000, key_of(9000), 64), now)
     for span in range(3950, 4001):
-        again.inserted(Newcomer(span, key_of(span), 64), now)
+        again.inserted(Candidate(span, key_of(span), 64), now)
     again.learn(data)
     assert list(again.coldest())[-1] == 9000
     assert again.explain(9000).in_window
@@ -514,7 +514,7 @@ def test_what_is_no_learning_of_a_policy_is_refused(cut: int) -> None:
     assert len(data) > GHOST_COLUMNS + 6
     with pytest.raises(ValueError, match="policy has learned"):
         policy.learn(missing if cut < len(data) else [b"\x81\xa7version\x09"] * len(data))
-    policy.inserted(Newcomer(1, key_of(1), 64), 1.0)
+    policy.inserted(Candidate(1, key_of(1), 64), 1.0)
     assert list(policy.coldest()) == [1]
     policy.check_invariants()
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tensord.daemon.policy import lru
+from tensord.daemon.policy.candidate import Candidate
 from tensord.daemon.policy.hazard import Hazard
 from tensord.daemon.policy.lfu import LFU
 from tensord.daemon.policy.lru import LRU
-from tensord.daemon.policy.newcomer import Newcomer
 from tensord.daemon.policy.replacement import POLICIES, Replacement, Turn, by_name
 from tensord.errors import BadConfiguration
 
@@ -36,7 +36,7 @@ class AnyPolicy(RuleBasedStateMachine):
         self.known: dict[int, int] = {}
         self.may_go: set[int] = set()
         self.used_at: dict[int, int] = {}
-        self.new: dict[int, Newcomer] = {}
+        self.new: dict[int, Candidate] = {}
         self.clock = 0
         self.now = 0.0
 
@@ -61,7 +61,7 @@ class AnyPolicy(RuleBasedStateMachine):
         self, key: int, size: int, tokens: int, depth: int, owner: int, agent: str, data: st.DataObject
     ) -> None:
         span = self.clock + 1
-        new = Newcomer(span, bytes(31) + bytes([key]), size, tokens, 0.0, depth, depth * size, agent, owner)
+        new = Candidate(span, bytes(31) + bytes([key]), size, tokens, 0.0, depth, depth * size, agent, owner)
         if depth and len(self.known) > 1:
             self.policy.admits(new, data.draw(st.sampled_from(sorted(self.known))))
         self.policy.inserted(new, self.now)
@@ -151,7 +151,7 @@ TestLRU.settings = TestLFU.settings = TestHazard.settings = settings(
 
 def filled(policy: Replacement, spans: range) -> Replacement:
     for span in spans:
-        policy.inserted(Newcomer(span, bytes(32), 64, 1), 0.0)
+        policy.inserted(Candidate(span, bytes(32), 64, 1), 0.0)
     return policy
 
 
@@ -171,7 +171,7 @@ def test_lfu_forgets_old_popularity() -> None:
     for _ in range(5):
         policy.accessed(1, 0.0)
     for span in range(2, 30):
-        policy.inserted(Newcomer(span, bytes(32), 64, 1), 0.0)
+        policy.inserted(Candidate(span, bytes(32), 64, 1), 0.0)
         policy.accessed(span, 0.0)
         coldest = next(policy.coldest())
         policy.removed(coldest, evicted=True)
@@ -215,11 +215,11 @@ def test_after_a_restart_the_order_is_as_before_and_what_was_put_since_is_newest
     monkeypatch.setattr(lru, "ROWS_AT_ONCE", 7)
     policy, again, chance = by_name(name), by_name(name), random.Random(5)
     for span in range(1, 51):
-        policy.inserted(Newcomer(span, bytes([span]) * 32, 64), span)
+        policy.inserted(Candidate(span, bytes([span]) * 32, 64), span)
     for at in range(500):
         policy.accessed(chance.randrange(1, 51), 100 + at)
     for span in chance.sample(range(11, 61), 50):
-        again.inserted(Newcomer(span, bytes([span]) * 32, 64), 0)
+        again.inserted(Candidate(span, bytes([span]) * 32, 64), 0)
     again.learn(list(policy.learned()))
     again.check_invariants()
     order = [span for span in again.coldest() if span < 51]

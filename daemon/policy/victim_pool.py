@@ -39,7 +39,7 @@ class Pool:
     limit: Item
 
 
-class Candidates:
+class VictimPool:
     """Pools, one for each set of owners that was asked for lately."""
 
     def __init__(self, records: Records, ranks: Callable[[Slots], tuple[Floats, Floats]]) -> None:

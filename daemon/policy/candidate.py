@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Newcomer(Struct, frozen=True):
+class Candidate(Struct, frozen=True):
     """A span that was published.
 
     Args:
