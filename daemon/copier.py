@@ -37,7 +37,7 @@ SMALL_BYTES: Final = 128 << 10
 
 
 @dataclass(slots=True)
-class Job:
+class CopyJob:
     """A part of a put to be copied, `copied_bytes` of which are; or a span to be moved."""
 
     part: Copy | Move
@@ -62,8 +62,8 @@ class Copier:
         self._uids: dict[int, int] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
         # What is asked for, and None at the end; the worker takes it over into its turns.
-        self._asked: SimpleQueue[Job | None] = SimpleQueue()
-        self._jobs: Turns[Job] = Turns()
+        self._asked: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._jobs: Turns[CopyJob] = Turns()
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="tensord-copier", daemon=True)
 
@@ -154,7 +154,7 @@ class Copier:
 
     def copy(self, part: Copy | Move) -> None:
         """Asks for a part, or for a span to be moved; what becomes of it is told to `done`."""
-        self._asked.put(Job(part))
+        self._asked.put(CopyJob(part))
 
     @staticmethod
     def is_small(part: Copy) -> bool:
@@ -163,11 +163,11 @@ class Copier:
 
     def copy_now(self, part: Copy) -> Copied:
         """Copies a small payload, in the caller's thread."""
-        copied = self._outcome(Job(part))
+        copied = self._outcome(CopyJob(part))
         assert isinstance(copied, Copied), "a small payload is copied in one turn"
         return copied
 
-    def _next(self) -> Job | None:
+    def _next(self) -> CopyJob | None:
         """The job whose turn it is; None once there are none, and no more come."""
         while not self._stopping and (not self._jobs or not self._asked.empty()):
             job = self._asked.get()
@@ -185,7 +185,7 @@ class Copier:
             else:
                 self._jobs.push_first(job.part.uid, job.client, job)
 
-    def _outcome(self, job: Job) -> Copied | Moved | None:
+    def _outcome(self, job: CopyJob) -> Copied | Moved | None:
         """Carries out one turn of a job; None if there is more to do."""
         try:
             return self._move(job, job.part) if isinstance(job.part, Move) else self._carry_out(job)
@@ -195,7 +195,7 @@ class Copier:
             # Whatever it was, it concerns one put; the store must hear of it, or that put's span would stay taken.
             return _failed(job.part, TensordError(f"the copy failed: {error!r}"))
 
-    def _move(self, job: Job, move: Move) -> Moved | None:
+    def _move(self, job: CopyJob, move: Move) -> Moved | None:
         """Copies a span for one turn; its header, which names the new span, last.
 
         Raises:
@@ -215,7 +215,7 @@ class Copier:
         self._ring[move.to_offset : move.to_offset + SPAN_HEADER_BYTES] = packed
         return Moved(move.number)
 
-    def _carry_out(self, job: Job) -> Copied | None:
+    def _carry_out(self, job: CopyJob) -> Copied | None:
         """Copies for one turn; None if there is more to copy of the part."""
         part = job.part
         assert isinstance(part, Copy), part

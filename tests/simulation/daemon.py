@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from tensord.client.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
-from tensord.daemon.copier import Copier, Job
+from tensord.daemon.copier import Copier, CopyJob
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.governor import effects as governor_effects
@@ -76,8 +76,8 @@ class Daemon:
             report=lambda fenced: self.lanes.fenced(fenced),
         )
         self.wires: dict[int, Wire] = {}
-        self.copies: deque[Job] = deque()
-        self.moves: deque[Job] = deque()
+        self.copies: deque[CopyJob] = deque()
+        self.moves: deque[CopyJob] = deque()
         self.pages: deque[effects.Punch | effects.Allocate] = deque()
         self.scrubbed: tuple[int, int] | None = None
         self.matched: messages.Matched | None = None
@@ -98,9 +98,9 @@ class Daemon:
                 case effects.Send(number, message):
                     self._answer(number, message)
                 case effects.Copy():
-                    self.copies.append(Job(effect))
+                    self.copies.append(CopyJob(effect))
                 case effects.Move():
-                    self.moves.append(Job(effect))
+                    self.moves.append(CopyJob(effect))
                 case effects.WriteExpiry(offset, expires_s):
                     self.memory.write_expiry(offset, expires_s)
                 case effects.Drain():
