@@ -22,33 +22,33 @@ class Deadlines(Generic[Name]):
     """Times (seconds) by name."""
 
     def __init__(self) -> None:
-        self._times: dict[Name, tuple[float, int]] = {}
+        self._places: dict[Name, tuple[float, int, Name]] = {}
         self._heap: list[tuple[float, int, Name]] = []
         self._changes = 0
         self._thinned = 0
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self._places)
 
     def __contains__(self, name: Name) -> bool:
-        return name in self._times
+        return name in self._places
 
     def set(self, name: Name, when: float) -> None:
         """The name's deadline from now on."""
         self._changes += 1
-        self._times[name] = (when, self._changes)
-        heappush(self._heap, (when, self._changes, name))
+        place = self._places[name] = (when, self._changes, name)
+        heappush(self._heap, place)
         self._thin()
 
     def drop(self, name: Name) -> None:
         """The name has no deadline any more; it may have had none."""
-        self._times.pop(name, None)
+        self._places.pop(name, None)
         self._thin()
 
     def when(self, name: Name) -> float | None:
         """The name's deadline."""
-        time = self._times.get(name)
-        return None if time is None else time[0]
+        place = self._places.get(name)
+        return None if place is None else place[0]
 
     def next_timer(self) -> float | None:
         """When to call `pop_due` next: at the earliest deadline, or before it while leftovers are in the way."""
@@ -62,17 +62,15 @@ class Deadlines(Generic[Name]):
         if not self._heap or self._heap[0][0] > now or not self._is_live(self._heap[0]):
             return None
         name = heappop(self._heap)[2]
-        del self._times[name]
+        del self._places[name]
         return name
 
     def check_invariants(self) -> None:
         """Asserts that every deadline can still come up."""
-        live = {(when, change, name) for name, (when, change) in self._times.items()}
-        assert live <= set(self._heap), "a deadline is not in the heap"
+        assert set(self._places.values()) <= set(self._heap), "a deadline is not in the heap"
 
     def _is_live(self, place: tuple[float, int, Name]) -> bool:
-        when, change, name = place
-        return self._times.get(name) == (when, change)
+        return self._places.get(place[2]) is place
 
     def _skip_leftovers(self) -> None:
         for _ in range(LEFTOVERS_MAX):
@@ -81,5 +79,5 @@ class Deadlines(Generic[Name]):
             heappop(self._heap)
 
     def _thin(self) -> None:
-        if len(self._heap) > 2 * len(self._times) + 64:
+        if len(self._heap) > 2 * len(self._places) + 64:
             self._thinned = thin(self._heap, self._thinned, self._is_live)
