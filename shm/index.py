@@ -32,7 +32,7 @@ from .layout import (
     PLACE_OFFSET_MASK,
     PLACE_UNVERIFIED,
     REUSE_HOLDERS_SHIFT,
-    REUSE_USES_MASK,
+    REUSE_USED_SHIFT,
     REUSE_USES_MAX,
     SLOT_BYTES,
     SLOT_WORDS,
@@ -40,12 +40,16 @@ from .layout import (
     IndexGeometry,
     pack_place,
     pack_reuse,
+    reuse_ticks,
+    reuse_used_s,
     unpack_reuse,
 )
 
 # A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
+_USE: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
+"""What a reuse word tells of uses."""
 _SEQ_MAX: Final = (1 << 64) - 1
 """Behind it comes 0. No daemon counts so far, but a damaged slot may stand there."""
 _SLOT_KEY: Final = struct.Struct("@32s")
@@ -225,7 +229,7 @@ class IndexWriter:
 
     def move(self, slot: int, to: int) -> None:
         """Shows the reserved slot `to` in place of the published `slot`, whose key and payload it has."""
-        self._reuse[to] = self._reuse[slot] & np.uint64(REUSE_USES_MASK)
+        self._reuse[to] = self._reuse[slot] & _USE
         self.mark(to, unverified=self.read(slot).unverified)
         # SYNC POINT: in this order, so that the next daemon finds one of them, or both, wherever we are killed.
         self.publish(to)
@@ -255,19 +259,25 @@ class IndexWriter:
         at = self._slot_at(slot) + _PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
-    def show_uses(self, uses: dict[int, int]) -> None:
-        """Tells readers how often the entries of slots were used in all; `uses` by slot."""
+    def show_uses(self, uses: dict[int, int], used_s: float) -> None:
+        """Tells readers how often the entries of slots were used in all, `uses` by slot, and the next daemon that they
+        were used at `used_s`."""
         slots = np.fromiter(uses.keys(), np.intp, len(uses))
         counts = np.minimum(np.fromiter(uses.values(), np.uint64, len(uses)), np.uint64(REUSE_USES_MAX))
-        self._reuse[slots] = self._reuse[slots] & ~np.uint64(REUSE_USES_MASK) | counts
+        ticks = np.uint64(reuse_ticks(used_s) << REUSE_USED_SHIFT)
+        self._reuse[slots] = self._reuse[slots] & ~_USE | ticks | counts
 
     def show_holders(self, slot: int, holders: int) -> None:
         """Tells readers how many clients hold the slot's entry now."""
-        self._reuse[slot] = pack_reuse(self.uses(slot), holders)
+        self._reuse[slot] = pack_reuse(self.uses(slot), holders, self.used_s(slot))
 
     def uses(self, slot: int) -> int:
         """What `show_uses` told last, be it a former daemon's."""
         return unpack_reuse(int(self._reuse[slot]))[0]
+
+    def used_s(self, slot: int) -> float:
+        """When the slot's entry was used last, by `show_uses`, be it a former daemon's; 0.0: never."""
+        return reuse_used_s(int(self._reuse[slot]))
 
     def held(self) -> tuple[Array, Array]:
         """(span ids, holders) of all slots for which `show_holders` told more than none last, (n,) uint64 each."""

@@ -301,25 +301,23 @@ HOLDING: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class LaneRecords:
     """What a lane recorded since it was last drained: `span_ids` of hits in order, (n,) uint64; how many records were
-    `lost`, overwritten or left out before they were read; and how many lookups found nothing. The first `again` of the
-    ids were recorded before the lane was found: somebody else has counted them."""
+    `lost`, overwritten or left out before they were read; and how many lookups found nothing."""
 
     span_ids: Array
     lost: int
     misses: int
-    again: int
 
 
 class LaneReader:
     """The daemon's side of one lane: it reads with preadv, so that a truncated lane is a short read and no SIGBUS."""
 
-    __slots__ = ("_fd", "_found_at", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
+    __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
         """Takes over `fd`, a file description of its own on which no lock is held.
 
-        Of a lane that is found, the records that still stand in its log are told for the sake of recency; what was
-        counted before is not, and is no loss: somebody else has counted it.
+        What a lane recorded before it was found is not told: the daemon that read it then has counted it, and has said
+        in the index when each entry was used last.
         """
         self._fd = fd
         self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
@@ -328,8 +326,7 @@ class LaneReader:
         self.hits = int(self._header[HEAD_AT])
         self.misses = int(self._header[MISSES_AT])
         self.pinned = 0
-        self._found_at = self.hits
-        self._seen = max(0, self.hits - LANE_LOG_WORDS)
+        self._seen = self.hits
         self._seen_misses = self.misses
 
     def pins(self, into: Array) -> Array:
@@ -366,8 +363,7 @@ class LaneReader:
         os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)
         self._seen_misses = max(self._seen_misses, self.misses)
-        again = min(kept, max(0, self._found_at - (self.hits - kept)))
-        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses), again)
+        return LaneRecords(ids, max(0, fresh) - kept, max(0, misses))
 
     def abandoned(self) -> bool:
         """Whether no process holds the lane any more, by descriptor or mapping. True at most once: it stays locked."""

@@ -28,11 +28,12 @@ import struct
 import zlib
 from binascii import crc_hqx
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from ..errors import Corrupt, LayoutMismatch
 
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 PAGE_BYTES: Final = 4096
 ALIGN_BYTES: Final = 64
 
@@ -77,11 +78,14 @@ _LANE_HEADER: Final = struct.Struct("@QQQ")
 PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
 PLACE_UNVERIFIED: Final = 1
 
-# A slot's reuse word: its entry's uses in all (bits 0 to 47), and the lanes that pin it (bits 48 to 63). Both are hints
-# of the daemon's, and stay at what they are where they would not fit.
+# A slot's reuse word: its entry's uses in all (bits 0 to 15), the time of its last use (bits 16 to 47: in ticks of the
+# daemon's clock, 0 for never), and the lanes that pin it (bits 48 to 63). All are hints of the daemon's; a number that
+# does not fit is told as the highest that does.
+REUSE_USED_SHIFT: Final = 16
 REUSE_HOLDERS_SHIFT: Final = 48
-REUSE_USES_MASK: Final = (1 << REUSE_HOLDERS_SHIFT) - 1
-REUSE_USES_MAX: Final = REUSE_USES_MASK
+REUSE_USES_MAX: Final = (1 << REUSE_USED_SHIFT) - 1
+REUSE_TICKS_PER_S: Final = 64
+REUSE_TICKS_MAX: Final = (1 << REUSE_HOLDERS_SHIFT - REUSE_USED_SHIFT) - 1
 REUSE_HOLDERS_MAX: Final = (1 << 64 - REUSE_HOLDERS_SHIFT) - 1
 
 
@@ -102,14 +106,25 @@ def pack_place(offset: int, tree_bytes: int) -> int:
     return tree_bytes << 48 | offset
 
 
-def pack_reuse(uses: int, holders: int) -> int:
-    """A slot's reuse word."""
-    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | min(uses, REUSE_USES_MAX)
+def pack_reuse(uses: int, holders: int, used_s: float = 0.0) -> int:
+    """A slot's reuse word; `used_s`: the time of the last use, in seconds."""
+    told = min(uses, REUSE_USES_MAX) | reuse_ticks(used_s) << REUSE_USED_SHIFT
+    return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | told
+
+
+def reuse_ticks(used_s: float) -> int:
+    """A time in ticks, rounded up: a use is newer than all that was put before it."""
+    return min(ceil(used_s * REUSE_TICKS_PER_S), REUSE_TICKS_MAX)
 
 
 def unpack_reuse(word: int) -> tuple[int, int]:
     """(uses, holders) of a reuse word."""
-    return word & REUSE_USES_MASK, word >> REUSE_HOLDERS_SHIFT
+    return word & REUSE_USES_MAX, word >> REUSE_HOLDERS_SHIFT
+
+
+def reuse_used_s(word: int) -> float:
+    """The time of the last use in a reuse word, rounded up to a tick, in seconds."""
+    return (word >> REUSE_USED_SHIFT & REUSE_TICKS_MAX) / REUSE_TICKS_PER_S
 
 
 def span_id(epoch: int, counter: int) -> int:

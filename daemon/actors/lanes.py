@@ -149,11 +149,10 @@ class LaneJobs:
 
     def _tell(self, drained: LaneRecords) -> Iterator[None]:
         ids = drained.span_ids.tolist()
-        self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost, drained.again))
+        self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))
         for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):
             yield
-            more = ids[start : start + ACCESSED_AT_ONCE]
-            self._handle(events.Accessed(more, again=max(0, drained.again - start)))
+            self._handle(events.Accessed(ids[start : start + ACCESSED_AT_ONCE]))
 
     def _counted(self, count: Count) -> Iterator[None]:
         lanes = words = 0

@@ -107,13 +107,11 @@ class Accessed(Struct, frozen=True):
 
     At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
     ignored. `misses` are lookups that found nothing, `lost` further hits, whose records were overwritten or left out.
-    The first `again` of the ids tell of recency alone: a former daemon has counted them.
     """
 
     span_ids: Sequence[int]
     misses: int = 0
     lost: int = 0
-    again: int = 0
 
 
 class HoldersCounted(Struct, frozen=True):

@@ -8,7 +8,7 @@ corrupt. What follows an entry that is ended in a cached sequence ends for the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,7 +81,7 @@ class Expiry:
     def recovered(self, entry: SpanEntry, expires_at: float | None) -> None:
         """An entry was found by a new daemon."""
         self._hits.recovered(entry, self._memory.budget.put_bytes_max)
-        self._begin(entry, entry.created_at, expires_at)
+        self._begin(entry, entry.used_at, expires_at)
 
     def _begin(self, entry: SpanEntry, used_at: float, expires_at: float | None) -> None:
         entry.used_at = used_at
@@ -93,20 +93,15 @@ class Expiry:
         entry.expires_at = when
         self._expiry.set(entry, when)
 
-    def seen(self, entries: Iterable[SpanEntry], now: float, agent: str = "") -> None:
-        """Uses that were counted before, in their order: they renew recency alone."""
-        accessed = self._memory.policy.accessed
-        for entry in entries:
-            entry.used_at = now
-            accessed(entry.number, now, agent)
-
     def used(self, entries: Collection[SpanEntry], now: float, agent: str = "") -> None:
         """Hits, or puts of what is there, in their order; an entry as often as it was used. `agent`: for whom."""
-        self.seen(entries, now, agent)
+        accessed = self._memory.policy.accessed
         for entry in entries:
+            accessed(entry.number, now, agent)
+            entry.used_at = now
             entry.uses += 1
         self._hits.used(entries, self._memory.budget.put_bytes_max, now)
-        self._memory.index.show_uses({entry.slot: entry.uses for entry in entries})
+        self._memory.index.show_uses({entry.slot: entry.uses for entry in entries}, now)
 
     def touch(self, entries: Collection[SpanEntry], now: float) -> None:
         """Renews recency and time to live."""

@@ -75,7 +75,11 @@ def recover(
             counters.found_corrupt += record.published or not memory.ring.withdrawn_count
         elif record.published and whole and not past and header is not None:
             adopted.append(_Adopted(entry, header, record.piece))
-    adopted.sort(key=lambda each: each.entry.created_at)
+    for each in adopted:
+        entry = each.entry
+        entry.used_at = max(entry.created_at, min(memory.index.used_s(entry.slot), now))
+    # A policy learns of them in the order in which they were used last.
+    adopted.sort(key=lambda each: each.entry.used_at)
     for each in _predecessors_first(adopted):
         entry, header = each.entry, each.header
         if memory.readopt(entry, now, each.piece):

@@ -428,15 +428,13 @@ class Store:
     def _accessed(self, event: Accessed, now: float) -> None:
         counters = self.counters
         counters.misses += event.misses
-        self.hits.looked_up(len(event.span_ids) - event.again + event.lost, event.misses, now)
+        hits = len(event.span_ids) + event.lost
+        self.hits.looked_up(hits, event.misses, now)
         counters.log_lost += event.lost
-        known = list(map(self.memory.stored, event.span_ids))
-        fresh = known[event.again :]
-        used = [entry for entry in fresh if entry is not None]
-        self._expiry.seen([entry for entry in known[: event.again] if entry is not None], now)
+        used = [entry for entry in map(self.memory.stored, event.span_ids) if entry is not None]
         self._expiry.used(used, now)
-        counters.hits += len(fresh) + event.lost
-        counters.hits_unknown += len(fresh) - len(used)
+        counters.hits += hits
+        counters.hits_unknown += len(event.span_ids) - len(used)
 
     def _holders_counted(self, event: HoldersCounted, now: float) -> None:
         for span_id, holders in event.holders:

@@ -113,5 +113,5 @@ def _remembered(told: Explained) -> dict[str, Any]:
 
 def _gone(store: Store, gone: Gone, now: float) -> dict[str, Any]:
     told = asdict(gone)
-    del told["key"]
-    return {**told, "gone_unix_s": store.unix_at_zero_s + told.pop("at"), "gone_s": max(0.0, now - gone.at)}
+    del told["key"], told["at"]
+    return {**told, "gone_unix_s": store.unix_at_zero_s + gone.at, "gone_s": max(0.0, now - gone.at)}

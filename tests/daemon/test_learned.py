@@ -88,8 +88,7 @@ KEYS = [number.to_bytes(32, "little") for number in range(1, 9)]
 
 
 def filled_and_read(daemon: Daemon) -> None:
-    """Eight entries fill the ring nearly; the one that was put first is the only one that was read. The reader has
-    left: a daemon reads again what the lanes of those who are still there have recorded."""
+    """Eight entries fill the ring nearly; the one that was put first is the only one that was read."""
     with tensord.Client(daemon.socket) as client:
         for key in KEYS:
             assert client.put(key, np.zeros(MIB // 2, np.uint8), wait=True).state == "stored"

@@ -47,7 +47,7 @@ WHOLE = Superblock(3, 1, 1 << 20, IndexGeometry(8), 1 << 20, 42).pack()
     [
         (b"", "0 bytes"),
         (bytes(4096), "does not begin with"),
-        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 3"),
+        (WHOLE[:8] + struct.pack("@Q", 99) + WHOLE[16:], "layout version 99, this tensord writes 4"),
         (WHOLE[:40] + struct.pack("@Q", 3) + WHOLE[48:], "3 buckets"),
         (WHOLE[:40] + struct.pack("@Q", 0) + WHOLE[48:], "0 buckets"),
         (WHOLE[:48] + struct.pack("@Q", 64) + WHOLE[56:], "offsets"),
@@ -158,5 +158,5 @@ def test_a_lanes_header_is_read_back(lane_id: int) -> None:
 
 
 def test_what_is_no_lane_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match="layout 0, expected 3"):
+    with pytest.raises(LayoutMismatch, match="layout 0, expected 4"):
         layout.unpack_lane_header(bytes(4096))

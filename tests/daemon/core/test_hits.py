@@ -69,15 +69,6 @@ def test_the_hits_of_the_last_minute_and_of_the_last_ring_are_told(make: Make) -
     assert ratios["since_start"] == {"requests": 20 + SLOTS, "here": 10, "lru": 10}
 
 
-def test_hits_that_a_former_daemon_counted_are_not_counted_again(make: Make) -> None:
-    stand = make()
-    stand.put(1)
-    entry = stand.store.memory.entries.find(key(1))
-    assert entry is not None
-    stand.do(Accessed([entry.span_id] * 3, misses=2, lost=4, again=1))
-    assert [told(stand)["minute"][name] for name in ("hits", "lookups")] == [6, 8]
-
-
 def test_a_store_that_goes_by_lru_finds_what_its_shadow_finds(make: Make) -> None:
     stand, chance = make(200 * SPAN, policy="lru"), random.Random(1)
     weights = [1 / (rank + 1) for rank in range(1000)]

@@ -130,6 +130,7 @@ def test_of_what_went_is_remembered_when_and_why(make: Make, end: str, reason: s
     assert (gone["reason"], gone["uses"], gone["gone_s"]) == (reason, 2, 5.0)
     assert (gone["age_s"], gone["idle_s"]) == (went - 10.0, went - 20.0)
     assert gone["gone_unix_s"] == UNIX_AT_ZERO_S + went
+    assert "at" not in gone, "a time of the daemon's own clock"
     assert gone["worth"] > 0
 
 

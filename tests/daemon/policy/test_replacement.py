@@ -208,10 +208,8 @@ def test_an_unknown_policy_is_refused_with_the_choices() -> None:
         by_name("arc")
 
 
-@pytest.mark.parametrize("name", ["lru", "lfu"])
-def test_after_a_restart_the_order_is_as_before_and_what_was_put_since_is_newest(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_restart_lfu_counts_on_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "lfu"
     monkeypatch.setattr(lru, "ROWS_AT_ONCE", 7)
     policy, again, chance = by_name(name), by_name(name), random.Random(5)
     for span in range(1, 51):
@@ -224,7 +222,5 @@ def test_after_a_restart_the_order_is_as_before_and_what_was_put_since_is_newest
     again.check_invariants()
     order = [span for span in again.coldest() if span < 51]
     assert order == [span for span in policy.coldest() if span > 10]
-    if name == "lru":
-        assert all(span > 50 for span in list(again.coldest())[-10:])
     with pytest.raises(ValueError, match=r"reshape|buffer size"):
         by_name(name).learn([b"12345"])
