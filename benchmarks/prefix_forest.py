@@ -179,8 +179,8 @@ class Forest:
         found = {}
         each = LONGEST // BRANCH_EVERY - 1
         for spine in self.spines:
-            followers = range(spine + 1, min(spine + 1 + each, count * 3 // 4))
-            for place, number in enumerate(followers, 1):
+            children = range(spine + 1, min(spine + 1 + each, count * 3 // 4))
+            for place, number in enumerate(children, 1):
                 found[number] = (spine, place * BRANCH_EVERY)
         return found
 

@@ -79,7 +79,7 @@ class Windows:
         return best
 
     def around(self, offset: int, *, through: bool = False, below: Price | None = None) -> Window | None:
-        """`through`: also of what has followers elsewhere, which then go too. `below`: only if less than that is
+        """`through`: also of what has children elsewhere, which then go too. `below`: only if less than that is
         lost."""
         memory = self._memory
         children: dict[SpanEntry, int] = {}

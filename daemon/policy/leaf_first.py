@@ -17,14 +17,14 @@ def leaf_first(
     leaves: Iterable[T],
     rank: Callable[[T], tuple[float, ...]],
     parent: Callable[[T], T | None],
-    followers: Callable[[T], int],
+    children: Callable[[T], int],
 ) -> Iterator[T]:
-    """The leaves, coldest first, and each parent once all its followers have come.
+    """The leaves, coldest first, and each parent once all its children have come.
 
     Args:
         leaves: coldest first, by `rank`, which tells them all apart.
         parent: what the span follows, if that may come at all.
-        followers: how many follow it now. Lazy: valid until the next change.
+        children: how many each has now. Lazy: valid until the next change.
     """
     left: dict[T, int] = {}
     freed: list[tuple[tuple[float, ...], T]] = []
@@ -38,6 +38,6 @@ def leaf_first(
         yield span
         above = parent(span)
         if above is not None:
-            left[above] = left.get(above, followers(above)) - 1
+            left[above] = left.get(above, children(above)) - 1
             if not left[above]:
                 heappush(freed, (rank(above), above))

@@ -14,15 +14,15 @@ def test_each_comes_once_after_all_that_follow_it_and_no_later_than_its_rank_has
 ) -> None:
     parent = {number: above if above < number else None for number, (above, _) in enumerate(spans)}
     rank = {number: (warmth, number) for number, (_, warmth) in enumerate(spans)}
-    followers = {number: list(parent.values()).count(number) for number in parent}
-    leaves = sorted((number for number in parent if not followers[number]), key=rank.__getitem__)
-    order = list(leaf_first(leaves, rank.__getitem__, parent.__getitem__, followers.__getitem__))
+    children = {number: list(parent.values()).count(number) for number in parent}
+    leaves = sorted((number for number in parent if not children[number]), key=rank.__getitem__)
+    order = list(leaf_first(leaves, rank.__getitem__, parent.__getitem__, children.__getitem__))
     assert sorted(order) == sorted(parent)
     place = {number: at for at, number in enumerate(order)}
     for number, above in parent.items():
         assert above is None or place[number] < place[above]
-    left = dict(followers)
-    may_go = {number for number in parent if not followers[number]}
+    left = dict(children)
+    may_go = {number for number in parent if not children[number]}
     for number in order:
         assert number == min(may_go, key=rank.__getitem__)
         may_go.remove(number)
