@@ -104,6 +104,10 @@ for _command in (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code; raises nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # The caller has closed it (`>&-`): nobody wants to read it.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     try:
         code = cli.main(None if argv is None else list(argv), prog_name=NAME, standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -73,7 +73,8 @@ def watch(daemon: Daemon, count: int | None) -> None:
     """What happens, as it happens: one JSON object a line, until Ctrl-C.
 
     Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: how many events just
-    before it were not told, because this reader did not keep up. The end says how many were dropped in all, if any.
+    before it were not told, because this reader did not keep up. The end says how many were dropped before the last
+    event that was read, if any.
     """
     dropped = 0
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
+import subprocess
 from pathlib import Path
 
 import click
@@ -10,8 +12,8 @@ import pytest
 
 from tensord.client.ctl.app import cli, main
 
-from ...daemon_process import Daemon
-from .conftest import Ctl
+from ...daemon_process import PATIENCE_S, Daemon
+from .conftest import COMMAND, Ctl
 
 MISTAKES = [
     [""],
@@ -170,3 +172,10 @@ def test_every_command_has_help_that_fits_100_columns(alone: Ctl, name: str) -> 
     assert max(map(len, lines)) <= 100
     assert isinstance(cli.commands[name], click.Command)
     assert cli.commands[name].help
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_stream_ends_no_command(ctl: Ctl, closed: str) -> None:
+    words = shlex.join([*COMMAND, *ctl.flags, "ls"])
+    ended = subprocess.run(["sh", "-c", f"exec {words} {closed}"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
