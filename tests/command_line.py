@@ -17,7 +17,7 @@ from typing import Final
 
 MINUTES_MAX: Final = 60.0 * 24 * 30
 _AGAIN_S: Final = 10.0
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
@@ -72,5 +72,5 @@ def end_cleanly() -> None:
             first_at = time.monotonic()
             raise SystemExit(128 + number)
 
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, leave)

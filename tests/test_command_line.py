@@ -7,15 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .command_line import end_cleanly, minutes, new_file, whole
+from .command_line import minutes, new_file, whole
 from .daemon_process import PATIENCE_S, until
-from .simulation.simulate import run_seeds
+from .simulation import simulate
 
 ROOT = Path(__file__).parents[1]
 SOAK = (str(ROOT / "benchmarks" / "soak.py"),)
@@ -114,19 +115,24 @@ def test_a_signal_leaves_no_process_memory_or_folder_of_a_run(tmp_path: Path, na
 
 
 def test_a_process_of_a_simulation_that_a_signal_ends_takes_no_other_seeds() -> None:
-    """A pool takes whatever is raised for the result, and hands out the next seeds: for as long as those take, a run
-    that was told to end did not."""
+    """Also where the signal comes within a finalizer, in which an exception would be lost."""
     told, tells = os.pipe()
 
     def seeds() -> Iterator[int]:
-        os.write(tells, b"1")
+        class Finalized:
+            def __del__(self) -> None:
+                os.write(tells, b"1")
+                while not simulate._end._told:
+                    time.sleep(0.001)
+
+        Finalized()
         yield from range(1_000_000)
 
     child = os.fork()
     if not child:
         try:
-            end_cleanly()
-            run_seeds(seeds(), 100)
+            simulate._end.listen()
+            simulate.run_seeds(seeds(), 100)
         except BaseException:
             os._exit(99)
         os._exit(98)

@@ -220,8 +220,12 @@ class OrderRunner:
         if job.leaving is not None:
             self._finish_leaving(job, job.leaving, moved)
             return
+        if job.order is None:
+            # Perhaps the key was put and registered anew meanwhile: then the daemon is told that it left.
+            self._post(partial(self._have_released, [*moved.offloaded, *moved.dropped]))
+            return
         connected = self._ledger.connected
-        if job.order is None or connected is None or connected is not job.connected:
+        if connected is None or connected is not job.connected:
             return
         # What was deleted here is not acknowledged: it was released, or is about to be.
         for key in (*moved.offloaded, *moved.dropped):

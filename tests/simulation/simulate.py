@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Final
 
-from ..command_line import end_cleanly, whole
+from ..command_line import SIGNALS, end_cleanly, whole
 from .world import World
 
 STEPS: Final = 500
@@ -59,7 +59,7 @@ def run_seeds(seeds: Iterable[int], steps: int) -> Outcome:
     _prepare()
     counts: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
-    try:
+    with _end.put_off():
         for seed in seeds:
             signal.alarm(SEED_S_MAX)
             try:
@@ -69,10 +69,45 @@ def run_seeds(seeds: Iterable[int], steps: int) -> Outcome:
             finally:
                 signal.alarm(0)
             gc.collect()
-    except SystemExit:
-        # A signal. The pool would take it for what came of these seeds, and hand out the next.
-        os._exit(1)
+            _end.if_told()
     return dict(counts), failed
+
+
+class _End:
+    """How a process of the pool ends by a signal: between two seeds, so that a seed removes its shared memory.
+
+    The handler raises nothing: within a finalizer an exception is lost, and the pool takes one for what came of the
+    seeds. Either way the process would stay, and whoever waits for it too.
+    """
+
+    def __init__(self) -> None:
+        self._told = self._busy = False
+
+    def listen(self) -> None:
+        """From now on the signals that end a run end this process."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Within it a signal waits for `if_told`, or the end."""
+        self._busy = True
+        yield
+        self._busy = False
+        self.if_told()
+
+    def if_told(self) -> None:
+        """Ends the process if a signal came."""
+        if self._told:
+            os._exit(1)
+
+    def _on_signal(self, *_: object) -> None:
+        self._told = True
+        if not self._busy:
+            os._exit(1)
+
+
+_end = _End()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """A pool that, where a signal ends this process, does not first work off all that was submitted."""
-    with ProcessPoolExecutor(jobs, get_context("fork"), end_cleanly) as pool:
+    with ProcessPoolExecutor(jobs, get_context("fork"), _end.listen) as pool:
         try:
             yield pool
         except SystemExit:

@@ -170,6 +170,16 @@ Conversation.TestCase.settings = settings(
 TestWhateverCrossesBothSidesKnowTheSameEntries = Conversation.TestCase
 
 
+def test_a_key_put_anew_while_its_old_registration_is_refused_leaves_both_sides_in_agreement() -> None:
+    conversation = Conversation()
+    conversation.connect_anew()
+    conversation.sample(share=0.99)
+    conversation.turn(turns=1)
+    conversation.put(key=KEYS[0], tokens=0, blocks=1)
+    conversation.deliver_up(count=2)
+    conversation.teardown()
+
+
 def test_many_errands_that_end_without_a_word_leave_both_sides_in_agreement() -> None:
     conversation = Conversation()
     for _ in range(4):
