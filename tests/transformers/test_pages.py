@@ -21,4 +21,4 @@ def test_a_block_that_needs_transformers_runs_as_printed(
     monkeypatch.setenv("TENSORD_SOCKET", str(daemon.socket))
     block.run({})
     if "print(" in block.text:
-        assert capsys.readouterr().out == "True Tally(found=2, waited=0, encoded=2, passed=0)\n"
+        assert capsys.readouterr().out == "True EncoderTally(found=2, waited=0, encoded=2, passed=0)\n"
