@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -94,22 +95,23 @@ def disturbances(daemon: Daemon, servers: ApiServers) -> dict[str, Callable[[ran
 
 
 def run(daemon: Daemon, servers: ApiServers, requests: int, seed: int, pause_s: float) -> Found:
-    """Asks so many times, from several clients at once, and disturbs as it goes, with pauses of up to `pause_s`.
-    The daemon is not running yet.
+    """Asks from several clients at once, and disturbs as it goes, with pauses of up to `pause_s`. Ends when at least
+    `requests` were asked and each disturbance was made. The daemon is not running yet; afterwards it runs.
     """
     found = Found()
     right = [servers.ask(number, TOKENS) for number in range(PICTURES)]
     daemon.start()
-    numbers = iter(range(requests))
+    numbers = itertools.count()
+    acts = disturbances(daemon, servers)
     lock = threading.Lock()
     over = threading.Event()
 
     def ask() -> None:
         while not over.is_set():
             with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
+                number = next(numbers)
+                if number >= requests and len(found.done) == len(acts):
+                    return
             picture = random.Random(f"{seed} {number}").randrange(PICTURES)
             try:
                 said = servers.ask(picture, TOKENS)
@@ -126,14 +128,14 @@ def run(daemon: Daemon, servers: ApiServers, requests: int, seed: int, pause_s: 
     for client in clients:
         client.start()
     chance = random.Random(seed)
-    acts = disturbances(daemon, servers)
     order: list[str] = []
     try:
         while any(client.is_alive() for client in clients):
             order = order or chance.sample(sorted(acts), len(acts))
             name = order.pop()
             acts[name](chance)
-            found.done[name] += 1
+            with lock:
+                found.done[name] += 1
             time.sleep(chance.uniform(0, pause_s))
     finally:
         over.set()
