@@ -22,8 +22,8 @@ import numpy as np
 from soak_ledger import Ledger
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard
 from tensord.errors import TensordError
+from tensord.testing.fake_vram import FakeCard
 
 SHM_FOLDER: Final = Path("/dev/shm")
 CARD: Final = "soak-card"

@@ -32,8 +32,8 @@ from soak_ledger import (
 )
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import DeviceFull, Invalidated, TensordError
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 CARD: Final = "soak-card"
 _WAIT_S: Final = 20.0

@@ -55,9 +55,7 @@ def _instance(given: Any) -> str:
     return str(given)
 
 
-INSTANCE: Final = Kind(
-    "a name of 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit", _instance, str
-)
+INSTANCE: Final = Kind("a name of 1 to 32 of a-z, 0-9, _ and -, beginning with a letter or digit", _instance, str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +89,7 @@ class Config:
     socket: Path = setting(
         PATH,
         "the control socket; not used when a service manager hands one in",
-        derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord "
-        "or /tmp/tensord-<uid>",
+        derived="control.sock in $RUNTIME_DIRECTORY, /run/tensord, $XDG_RUNTIME_DIR/tensord or /tmp/tensord-<uid>",
     )
     status_socket: Path = setting(
         PATH,
@@ -158,9 +155,7 @@ class Config:
         reload=True,
     )
     policy: str = setting(choice("hazard", "lru", "lfu"), "which entries make room for new ones", "hazard")
-    drop: bool = setting(
-        SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False
-    )
+    drop: bool = setting(SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False)
     memory: MemorySection
     limits: LimitsSection
     quotas: QuotasSection

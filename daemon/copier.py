@@ -83,10 +83,7 @@ class Copier:
     def inboxes_bytes_of(self, uid: int) -> int:
         """Bytes of the inboxes of a uid's clients that are open."""
         return sum(
-            len(inbox)
-            for client, own in self._inboxes.items()
-            if self._uids[client] == uid
-            for inbox in own.values()
+            len(inbox) for client, own in self._inboxes.items() if self._uids[client] == uid for inbox in own.values()
         )
 
     def open_inbox(

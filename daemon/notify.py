@@ -92,9 +92,7 @@ def listen_sockets(
     called = called[: int(count)]
     for name in called:
         if called.count(name) > 1:
-            raise BadConfiguration(
-                f"two sockets named {name!r} were handed in: give each its FileDescriptorName="
-            )
+            raise BadConfiguration(f"two sockets named {name!r} were handed in: give each its FileDescriptorName=")
     return {name: _listening(first_fd + at, name) for at, name in enumerate(called)}
 
 
@@ -103,9 +101,7 @@ def _listening(fd: int, name: str) -> socket.socket:
         os.set_inheritable(fd, False)
         listener = socket.socket(fileno=fd)
     except OSError as error:
-        raise BadConfiguration(
-            f"descriptor {fd} ({name}) was to be a socket: {error.strerror}"
-        ) from error
+        raise BadConfiguration(f"descriptor {fd} ({name}) was to be a socket: {error.strerror}") from error
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     families = _ANY_FAMILY if name == METRICS_NAME else (socket.AF_UNIX,)
     if not listens or listener.type != socket.SOCK_STREAM or listener.family not in families:

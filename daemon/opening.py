@@ -150,9 +150,7 @@ def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
         )
     last = _last_epoch(instance, former, ring_fd, index_fd)
     if last >= EPOCH_MAX:
-        raise SegmentError(
-            f"epoch {last} is the last one; free the memory with `tensorctl purge --instance NAME`"
-        )
+        raise SegmentError(f"epoch {last} is the last one; free the memory with `tensorctl purge --instance NAME`")
     # A daemon that was killed while it enlarged the ring: nobody has mapped more than the superblock says.
     os.ftruncate(ring_fd, former.ring_bytes)
     return replace(former, epoch=last + 1)

@@ -84,12 +84,8 @@ class Segments:
         self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
         self._index_map = mmap(found.index_fd, superblock.geometry.index_bytes)
         os.close(found.index_fd)
-        self._shared_ring_fd = segments.attach(
-            segments.segment_name(instance, "ring"), read_only=True
-        )
-        self._shared_index_fd = segments.attach(
-            segments.segment_name(instance, "index"), read_only=True
-        )
+        self._shared_ring_fd = segments.attach(segments.segment_name(instance, "ring"), read_only=True)
+        self._shared_index_fd = segments.attach(segments.segment_name(instance, "index"), read_only=True)
         self._lanes: dict[str, HeldLane] = {}
         self._lanes_made = 0
         self._has_quick_fence, self._has_slow_fence = works(expedited=True), False
@@ -226,9 +222,7 @@ class Segments:
         Returns:
             How many there were.
         """
-        gone = [
-            name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()
-        ]
+        gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
             lane = self._lanes.pop(name)
             segments.remove(lane.name)

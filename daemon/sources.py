@@ -44,9 +44,7 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
     for at in words:
         flag, equals, value = argv[at].partition("=")
         if not flag.startswith("--"):
-            raise BadConfiguration(
-                f"unexpected argument {argv[at]!r}: settings are given as --name value"
-            )
+            raise BadConfiguration(f"unexpected argument {argv[at]!r}: settings are given as --name value")
         source = f"flag {flag}"
         if flag in offs and not equals:
             found[offs[flag]] = (False, source)
@@ -93,9 +91,7 @@ def from_file(path: Path, known: Iterable[str]) -> Given:
             key = prefix + name
             if key in tables:
                 if not isinstance(value, dict):
-                    raise BadConfiguration(
-                        f"{path}: {key} = {value!r}: it is a table, written [{key}]"
-                    )
+                    raise BadConfiguration(f"{path}: {key} = {value!r}: it is a table, written [{key}]")
                 walk(value, key + ".")
             elif key not in keys:
                 beside = {known for known in keys | tables if known.startswith(prefix)}

@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 MIB: Final = 1 << 20
 CARD: Final = "card0"

@@ -147,9 +147,7 @@ class FrameReader:
 
 
 def _no_extension(code: int, data: bytes) -> object:
-    raise ValueError(
-        f"extension type {code}, {len(data)} bytes: only plain MessagePack types are known"
-    )
+    raise ValueError(f"extension type {code}, {len(data)} bytes: only plain MessagePack types are known")
 
 
 def _why(error: Exception) -> str:

@@ -49,9 +49,7 @@ def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
     return SYSTEM_FOLDER if uid == 0 else user_folder(environ, uid)
 
 
-def control_socket(
-    environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER
-) -> Path:
+def control_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
     """The control socket a client connects to; `uid` is this process's unless given.
 
     Raises SocketForbidden when the user's folder in /tmp is somebody else's.
@@ -68,9 +66,7 @@ def control_socket(
     return system_folder / CONTROL_NAME
 
 
-def status_socket(
-    environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER
-) -> Path:
+def status_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
     """The status socket: $TENSORD_STATUS_SOCKET, else the one beside the control socket."""
     given = environ.get(STATUS_VARIABLE)
     if given:
@@ -121,9 +117,7 @@ def check_folder(folder: Path, uid: int) -> None:
     if found.st_uid != uid:
         raise SocketForbidden(f"{folder} belongs to uid {found.st_uid}, not to {uid}: {remedy}")
     if found.st_mode & 0o022:
-        raise SocketForbidden(
-            f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, others may write there: {remedy}"
-        )
+        raise SocketForbidden(f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, others may write there: {remedy}")
 
 
 def _is_socket(path: Path) -> bool:

@@ -302,9 +302,7 @@ class SpanAllocator:
             right = high if right_open and high in self._spans else None
             left_open = left is not None and may_go(left)
             right_open = right is not None and may_go(right)
-            if left is not None and left_open and (
-                right is None or not right_open or warmth(left) < warmth(right)
-            ):
+            if left is not None and left_open and (right is None or not right_open or warmth(left) < warmth(right)):
                 spans.append(left)
                 take(left)
                 low, high = self._widened(left, high, size_bytes, through=through)

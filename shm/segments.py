@@ -135,9 +135,7 @@ def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int
         # Not by shm_open(3), which waits where somebody has made a pipe.
         fd = os.open(_path(name), mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise SegmentError(
-            f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}"
-        ) from error
+        raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}") from error
     uid = os.geteuid() if uid is None else uid
     status = os.fstat(fd)
     if (status.st_uid, stat.S_IMODE(status.st_mode)) == (uid, SEGMENT_MODE) and stat.S_ISREG(status.st_mode):
@@ -216,9 +214,7 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
             return fd
         # A purge removed the file between our opening and our locking it.
         os.close(fd)
-    raise InstanceBusy(
-        f"instance {instance!r} is served by another tensord; stop that one, or set another --instance"
-    )
+    raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop that one, or set another --instance")
 
 
 def _path(name: str) -> Path:
@@ -361,9 +357,7 @@ def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring
     """
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
-            raise NotEnoughMemory(
-                f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}"
-            )
+            raise NotEnoughMemory(f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}")
 
 
 def create_inbox(size_bytes: int) -> int:

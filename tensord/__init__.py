@@ -18,42 +18,42 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from .client.aio import AsyncClient as AsyncClient
-    from .client.cache import Client as Client
-    from .client.claim import Claim as Claim
+    from .client.caches.dp_mode import Recommendation as Recommendation
+    from .client.caches.dp_mode import recommend_dp_mode as recommend_dp_mode
+    from .client.caches.encoder import EncoderCacheManager as EncoderCacheManager
+    from .client.caches.encoder import EncoderInput as EncoderInput
+    from .client.caches.encoder import EncoderRequest as EncoderRequest
+    from .client.caches.encoder import compute_encoder_budget as compute_encoder_budget
+    from .client.caches.processor import Feature as Feature
+    from .client.caches.processor import ProcessorCache as ProcessorCache
+    from .client.caches.processor import Reference as Reference
+    from .client.caches.visual import VisualCache as VisualCache
+    from .client.caches.visual import VisualResult as VisualResult
+    from .client.core.aio import AsyncClient as AsyncClient
+    from .client.core.cache import Client as Client
+    from .client.core.claim import Claim as Claim
+    from .client.core.device_reservation import DeviceReservation as DeviceReservation
+    from .client.core.governor import ModeChange as ModeChange
+    from .client.core.governor import Subscription as Subscription
+    from .client.core.lease import Batch as Batch
+    from .client.core.lease import Lease as Lease
+    from .client.core.namespace import Namespace as Namespace
+    from .client.core.puts import Put as Put
+    from .client.core.reservation import Reservation as Reservation
+    from .client.core.ring_reader import RingReader as RingReader
+    from .client.core.view import Entry as Entry
+    from .client.core.view import Reuse as Reuse
+    from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
     from .client.device.entries import Registration as Registration
-    from .client.device.reservation import DeviceReservation as DeviceReservation
-    from .client.dp_mode import Recommendation as Recommendation
-    from .client.dp_mode import recommend_dp_mode as recommend_dp_mode
-    from .client.encoder_cache import EncoderCacheManager as EncoderCacheManager
-    from .client.encoder_cache import EncoderInput as EncoderInput
-    from .client.encoder_cache import EncoderRequest as EncoderRequest
-    from .client.encoder_cache import compute_encoder_budget as compute_encoder_budget
-    from .client.governor import ModeChange as ModeChange
-    from .client.governor import Subscription as Subscription
-    from .client.lease import Batch as Batch
-    from .client.lease import Lease as Lease
-    from .client.namespace import Namespace as Namespace
-    from .client.prefix_cache import PrefixCache as PrefixCache
-    from .client.prefix_layers import NormalLayer as NormalLayer
-    from .client.prefix_layers import RecurrentLayer as RecurrentLayer
-    from .client.prefix_layers import RotatingLayer as RotatingLayer
-    from .client.prefix_layers import SharedLayer as SharedLayer
-    from .client.prefix_match import PrefixMatch as PrefixMatch
-    from .client.prefix_put import PrefixPut as PrefixPut
-    from .client.processor_cache import Feature as Feature
-    from .client.processor_cache import ProcessorCache as ProcessorCache
-    from .client.processor_cache import Reference as Reference
-    from .client.puts import Put as Put
-    from .client.reservation import Reservation as Reservation
-    from .client.ring_reader import RingReader as RingReader
-    from .client.view import Entry as Entry
-    from .client.view import Reuse as Reuse
-    from .client.visual_cache import VisualCache as VisualCache
-    from .client.visual_cache import VisualResult as VisualResult
-    from .client.workflow import Workflow as Workflow
+    from .client.prefix.cache import PrefixCache as PrefixCache
+    from .client.prefix.layers import NormalLayer as NormalLayer
+    from .client.prefix.layers import RecurrentLayer as RecurrentLayer
+    from .client.prefix.layers import RotatingLayer as RotatingLayer
+    from .client.prefix.layers import SharedLayer as SharedLayer
+    from .client.prefix.match import PrefixMatch as PrefixMatch
+    from .client.prefix.put import PrefixPut as PrefixPut
     from .errors import TensordError as TensordError
     from .ipc.messages import TierState as TierState
     from .ipc.modes import Mode as Mode
@@ -66,48 +66,48 @@ if TYPE_CHECKING:
 _PLACES = {
     "AgentStep": ".ipc.steps",
     "AgentStepGraph": ".ipc.steps",
-    "AsyncClient": ".client.aio",
-    "Batch": ".client.lease",
-    "Claim": ".client.claim",
-    "Client": ".client.cache",
+    "AsyncClient": ".client.core.aio",
+    "Batch": ".client.core.lease",
+    "Claim": ".client.core.claim",
+    "Client": ".client.core.cache",
     "DeviceCache": ".client.device.cache",
     "DeviceLease": ".client.device.entries",
-    "DeviceReservation": ".client.device.reservation",
-    "EncoderCacheManager": ".client.encoder_cache",
-    "EncoderInput": ".client.encoder_cache",
-    "EncoderRequest": ".client.encoder_cache",
-    "Entry": ".client.view",
-    "Feature": ".client.processor_cache",
-    "Lease": ".client.lease",
+    "DeviceReservation": ".client.core.device_reservation",
+    "EncoderCacheManager": ".client.caches.encoder",
+    "EncoderInput": ".client.caches.encoder",
+    "EncoderRequest": ".client.caches.encoder",
+    "Entry": ".client.core.view",
+    "Feature": ".client.caches.processor",
+    "Lease": ".client.core.lease",
     "Media": ".shm.prefix",
     "Mode": ".ipc.modes",
-    "ModeChange": ".client.governor",
-    "Namespace": ".client.namespace",
-    "NormalLayer": ".client.prefix_layers",
-    "PrefixCache": ".client.prefix_cache",
-    "PrefixMatch": ".client.prefix_match",
-    "PrefixPut": ".client.prefix_put",
-    "ProcessorCache": ".client.processor_cache",
-    "Put": ".client.puts",
-    "Recommendation": ".client.dp_mode",
-    "RecurrentLayer": ".client.prefix_layers",
-    "Reference": ".client.processor_cache",
+    "ModeChange": ".client.core.governor",
+    "Namespace": ".client.core.namespace",
+    "NormalLayer": ".client.prefix.layers",
+    "PrefixCache": ".client.prefix.cache",
+    "PrefixMatch": ".client.prefix.match",
+    "PrefixPut": ".client.prefix.put",
+    "ProcessorCache": ".client.caches.processor",
+    "Put": ".client.core.puts",
+    "Recommendation": ".client.caches.dp_mode",
+    "RecurrentLayer": ".client.prefix.layers",
+    "Reference": ".client.caches.processor",
     "Registration": ".client.device.entries",
-    "Reservation": ".client.reservation",
-    "Reuse": ".client.view",
-    "RingReader": ".client.ring_reader",
-    "RotatingLayer": ".client.prefix_layers",
-    "SharedLayer": ".client.prefix_layers",
+    "Reservation": ".client.core.reservation",
+    "Reuse": ".client.core.view",
+    "RingReader": ".client.core.ring_reader",
+    "RotatingLayer": ".client.prefix.layers",
+    "SharedLayer": ".client.prefix.layers",
     "Spec": ".shm.tree",
-    "Subscription": ".client.governor",
+    "Subscription": ".client.core.governor",
     "TensordError": ".errors",
     "Tier": ".ipc.modes",
     "TierState": ".ipc.messages",
-    "VisualCache": ".client.visual_cache",
-    "VisualResult": ".client.visual_cache",
-    "Workflow": ".client.workflow",
-    "compute_encoder_budget": ".client.encoder_cache",
-    "recommend_dp_mode": ".client.dp_mode",
+    "VisualCache": ".client.caches.visual",
+    "VisualResult": ".client.caches.visual",
+    "Workflow": ".client.core.workflow",
+    "compute_encoder_budget": ".client.caches.encoder",
+    "recommend_dp_mode": ".client.caches.dp_mode",
 }
 
 __all__ = ["__version__", *_PLACES]

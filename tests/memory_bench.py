@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tensord.client.view import View
+from tensord.client.core.view import View
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register

@@ -32,7 +32,14 @@ _ROOT = str(Path(__file__).parent.parent)
 _processes = multiprocessing.get_context("forkserver")
 # First: its hook has to stand before the library's.
 _processes.set_forkserver_preload(
-    ["tests.at_fork", "numpy", "pytest", "tensord.client.cache", "tensord.client.aio", "tests.crossings.party"]
+    [
+        "tests.at_fork",
+        "numpy",
+        "pytest",
+        "tensord.client.core.cache",
+        "tensord.client.core.aio",
+        "tests.crossings.party",
+    ]
 )
 
 

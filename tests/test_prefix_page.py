@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensord.client import prefix_put, prefix_tokens
+from tensord.client.prefix import put as prefix_put
+from tensord.client.prefix import tokens as prefix_tokens
 from tensord.daemon.config import Config
 from tensord.daemon.core import matching, prefix_index, prefix_snapshots, prefix_tree, sequences
 from tensord.daemon.settings import settings_of

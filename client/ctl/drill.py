@@ -118,9 +118,7 @@ def _row(cells: Sequence[str]) -> str:
 @click.command()
 @click.argument("file", type=FILE_OR_DASH)
 @click.option("--act", is_flag=True, help="Really: until this ends, the readings stand in place of the gauges'.")
-@click.option(
-    "--speed", type=Factor(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast."
-)
+@click.option("--speed", type=Factor(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast.")
 @pass_daemon
 def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:
     """Plays made-up readings of gauges, and says what mode follows and what would go.

@@ -1,5 +1,5 @@
-"""Tensors in this process's VRAM: the device that they lie on.
+"""Tensors in this process's VRAM, and the device on which they lie.
 
-Owns: what a device is to the cache (interface.py), a card by torch (torch_device.py), and one that needs neither torch
-nor a GPU (fake_vram.py over fake_card.py). Imports none of them: torch is loaded by whoever makes a TorchDevice.
+Owns: `DeviceCache`; the interface of a device (interface.py); a card by torch (torch_device.py). `tensord.testing` has
+a device that needs neither torch nor a GPU. Only making a TorchDevice imports torch.
 """

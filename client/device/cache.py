@@ -15,16 +15,16 @@ from ...errors import DaemonUnavailable, UnderPressure, UsageError
 from ...ipc.governance import AGENT_CHARS_MAX
 from ...ipc.modes import Mode
 from ...ipc.schema import NUMBER_MAX
-from ..aside import aside
-from ..fields import check_count, check_key, check_name, check_seconds, check_timeout
-from ..lease import Lease
+from ..core.aside import aside
+from ..core.device_reservation import DeviceReservation
+from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
+from ..core.lease import Lease
 from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, Registration, ToHost
 from .interface import Device
-from .reservation import DeviceReservation
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from ..cache import Client
+    from ..core.cache import Client
 
 USES_EVERY_S: Final = 0.25
 
@@ -42,7 +42,7 @@ class DeviceCache:
 
     Example:
         >>> import tempfile
-        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
         >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
         >>> with tensord.DeviceCache(cache, device) as held:
         ...     print(held.put(key, {"hidden": device.upload(np.zeros(4))}, wait=True).state)

@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, Protocol, Self
 
 from ...errors import DaemonUnavailable, TensordError, TimedOut
 from ...ipc.schema import DURATION_S_MAX
-from ..fields import check_timeout
-from ..lease import Lease
-from ..puts import PutState
-from ..waiting import LockEvent
+from ..core.fields import check_timeout
+from ..core.lease import Lease
+from ..core.puts import PutState
+from ..core.waiting import LockEvent
 from .interface import Device, Mark
 
 RegistrationState = Literal["sent", "registered", "refused", "lost"]
@@ -61,7 +61,7 @@ class Registration:
 
     Example:
         >>> import tempfile
-        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
         >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
         >>> with tensord.DeviceCache(cache, device) as held:
         ...     held.put(key, device.upload(np.zeros(4))).wait().state
@@ -151,7 +151,7 @@ class DeviceLease:
 
     Example:
         >>> import tempfile
-        >>> from tensord.client.device.fake_vram import FakeCard, FakeVram
+        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
         >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
         >>> cache.put(key, np.arange(3), wait=True).state
         'stored'

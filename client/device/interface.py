@@ -1,7 +1,7 @@
-"""What a device is to the cache: a card that tensors of this process lie on.
+"""The interface that DeviceCache needs of a device: a card on which tensors of this process lie.
 
-Owns: the words that every device has to know, and the walk over a tree that they share. Does not own any device:
-torch_device.py and fake_vram.py do, and one conformance suite runs against both.
+Owns: the protocols Device and Mark, and the walk over a tree that all devices share. Does not own any device:
+torch_device.py and tensord/testing/fake_vram.py do, and one conformance suite runs against both.
 
 Trees are those that `tensord.Client.put` takes: dict, list, tuple and scalars around tensors. A tensor of the device is
 a leaf; everything else goes through unchanged.

@@ -23,8 +23,8 @@ from itertools import islice
 from typing import Any, Final
 
 from ...errors import TensordError, Unavailable
-from ...ipc import messages
-from ..link import SAY_S, Connected, Link
+from ..core import requests
+from ..core.link import Connected, Link
 from .entries import DeviceEntries, DeviceEntry
 
 _WINDOW: Final = 256
@@ -166,28 +166,20 @@ class Ledger:
                 entries.unsaid[key] -= count
                 if not entries.unsaid[key]:
                     del entries.unsaid[key]
-        most = self._link.limits.keys_per_request_max
         with suppress(Unavailable):
-            for start in range(0, len(said), most):
-                uses = messages.UseEntries(self._device_name, said[start : start + most])
-                self._link.send(uses, timeout_s=SAY_S, connected=connected)
+            requests.send_uses(self._link, connected, self._device_name, said)
 
     # ---- inside
 
     def _release(self, keys: list[bytes], connected: Connected) -> None:
-        most = self._link.limits.keys_per_request_max
-        for start in range(0, len(keys), most):
-            some = keys[start : start + most]
+        for some in requests.batches(self._link, keys):
             for key in some:
                 self.forget(key)
-            self._link.ask(
-                lambda number, some=some: messages.ReleaseEntries(number, self._device_name, some),  # type: ignore[misc]
-                SAY_S,
-                connected=connected,
-                then=lambda answer, some=some: self._post(  # type: ignore[misc]
-                    partial(self._on_released, some, connected, answer)
-                ),
-            )
+
+            def then(answer: Future[Any], some: list[bytes] = some) -> None:
+                self._post(partial(self._on_released, some, connected, answer))
+
+            requests.ask_release(self._link, connected, self._device_name, some, then)
 
     def _on_released(self, keys: list[bytes], connected: Connected, answer: Future[Any]) -> None:
         if connected is self.connected and answer.exception() is not None:
@@ -208,12 +200,15 @@ class Ledger:
                 self._entries.unsaid.pop(key, None)
         self.told[key] = entry.serial
         self.under_way[key] = entry
-        self._link.ask(
-            lambda number: messages.RegisterEntry(
-                number, self._device_name, key, entry.size_bytes, entry.tokens, entry.agent, uses
-            ),
-            SAY_S,
-            connected=connected,
+        requests.ask_register(
+            self._link,
+            connected,
+            self._device_name,
+            key,
+            size_bytes=entry.size_bytes,
+            tokens=entry.tokens,
+            agent=entry.agent,
+            uses=uses,
             then=lambda answer: self._post(partial(self._on_registered, entry, before, connected, answer)),
         )
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
-from ..lease import Lease
+from ..core.lease import Lease
 from .entries import DeviceEntries, DeviceEntry, HostCopy, Registration
 from .interface import Device, Mark
 
 if TYPE_CHECKING:
-    from ..cache import Client
+    from ..core.cache import Client
 
 REMEMBERED_MAX: Final = 65_536
 _MARK_S: Final = 5.0

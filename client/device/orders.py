@@ -24,8 +24,9 @@ from typing import Any, Final, Literal
 
 from ...errors import UnknownOrder
 from ...ipc import messages
-from ..link import SAY_S, Connected, Link
-from ..waiting import LockEvent
+from ..core import requests
+from ..core.link import Connected, Link
+from ..core.waiting import LockEvent
 from .entries import DeviceEntries
 from .ledger import Ledger, Post
 from .moves import MoveResult, Moves
@@ -254,12 +255,15 @@ class OrderRunner:
             self._entries.untold.update(dict.fromkeys(keys))
 
     def _acknowledge(self, order: int, moved: MoveResult, connected: Connected) -> None:
-        self._link.ask(
-            lambda number: messages.AcknowledgeOrder(
-                number, self._device_name, order, moved.offloaded, moved.dropped, moved.kept, moved.freed_bytes
-            ),
-            SAY_S,
-            connected=connected,
+        requests.ask_acknowledge(
+            self._link,
+            connected,
+            self._device_name,
+            order,
+            offloaded=moved.offloaded,
+            dropped=moved.dropped,
+            kept=moved.kept,
+            freed_bytes=moved.freed_bytes,
             then=lambda answer: self._post(partial(self._on_acknowledged, order, moved, connected, answer)),
         )
 

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
-from ..aside import aside
-from ..link import SAY_S, Connected, Link, Told
-from ..waiting import LockEvent
+from ..core import requests
+from ..core.aside import aside
+from ..core.link import Connected, Link, Told
+from ..core.waiting import LockEvent
 from .entries import DeviceEntries
 from .interface import Device
 from .ledger import Ledger
@@ -32,7 +33,7 @@ from .moves import Moves
 from .orders import Leaving, OrderRunner
 
 if TYPE_CHECKING:
-    from ..cache import Client
+    from ..core.cache import Client
 
 _PAUSE_S: Final = 0.1
 _GIVE_BACK_S: Final = 1.0
@@ -220,11 +221,8 @@ class Upkeep:
     def _on_attached(self, connected: Connected) -> None:
         self._forget_daemon()
         self.ledger.attach(connected)
-        self._link.ask(
-            lambda number: messages.OpenDevice(number, self.device.name),
-            SAY_S,
-            connected=connected,
-            then=lambda answer: self._events.put(partial(self._on_opened, answer)),
+        requests.ask_open_device(
+            self._link, connected, self.device.name, lambda answer: self._events.put(partial(self._on_opened, answer))
         )
 
     def _forget_daemon(self) -> None:
@@ -244,11 +242,7 @@ class Upkeep:
     def _report(self) -> None:
         used_bytes, total_bytes = self.device.reading()
         with suppress(Unavailable):
-            self._link.send(
-                messages.ReadDevice(self.device.name, used_bytes, total_bytes),
-                timeout_s=SAY_S,
-                connected=self.ledger.connected,
-            )
+            requests.send_reading(self._link, self.ledger.connected, self.device.name, used_bytes, total_bytes)
 
     # ---- the end
 

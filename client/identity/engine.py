@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import TensordError
-from ..namespace import Namespace
+from ..core.namespace import Namespace
 from .checkpoints import files_digest, model_folder, vllm_version, weights_changed, weights_fingerprint
 from .content import dtype_name
 from .described import described

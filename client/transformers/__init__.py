@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 
 from ...errors import UsageError
-from ..cache import Client
-from ..namespace import Namespace
+from ..core.cache import Client
+from ..core.namespace import Namespace
 from .calls import Encoder, EncoderTally
 from .patch_points import PATCH_POINTS, PatchPoint
 

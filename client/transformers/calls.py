@@ -23,14 +23,14 @@ import torch
 import transformers
 
 from ...errors import LimitReached, TensordError, TimedOut
-from ..cache import Client
-from ..claim import Claim
+from ..core.cache import Client
+from ..core.claim import Claim
+from ..core.lease import Lease
+from ..core.namespace import Namespace
+from ..core.puts import Put
 from ..identity.modules import Fingerprint, tensor_bytes
 from ..identity.origin import is_from
 from ..identity.settings import configs_of, described, machine, settings
-from ..lease import Lease
-from ..namespace import Namespace
-from ..puts import Put
 from .conditions import Untouchable, check_still, plain_tensor
 from .functions import functions_called
 from .outputs import CallItems, NotSplittable

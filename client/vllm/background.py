@@ -16,8 +16,8 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from ...errors import TensordError
-from ..aside import aside
-from ..cache import Client
+from ..core.aside import aside
+from ..core.cache import Client
 from .stats import LookupCounts
 
 JOBS_MAX: Final = 1024

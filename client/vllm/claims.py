@@ -18,9 +18,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from ..cache import Client
-from ..claim import Claim
-from ..lease import Lease
+from ..core.cache import Client
+from ..core.claim import Claim
+from ..core.lease import Lease
 from .background import IDLE_S, SOON_S, Background
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ import numpy as np
 
 from ...errors import UnsupportedLeaf
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..cache import Client
+from ..core.cache import Client
+from ..core.lease import Lease
+from ..core.namespace import Namespace
 from ..identity.content import Digests
 from ..identity.engine import with_adapter
-from ..lease import Lease
-from ..namespace import Namespace
 from .claims import Wanted
 from .stats import LookupCounts
 

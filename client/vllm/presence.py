@@ -15,8 +15,8 @@ import threading
 from typing import Any, Final
 
 from ...errors import ProtocolError, SocketForbidden, TensordError, TimedOut, VersionMismatch
-from ..cache import Client
-from ..link import Connected, Told
+from ..core.cache import Client
+from ..core.link import Connected, Told
 
 ATTACH_S: Final = 0.4
 """How long making a client may keep an engine's start waiting; there are at most two in a row. It attaches later."""

@@ -44,12 +44,12 @@ from vllm.utils.cache import CacheInfo
 
 from ...errors import BadConfiguration, ReferenceLost, TensordError, UnsupportedLeaf, UsageError
 from ...shm.layout import KEY_BYTES
-from ..cache import Client
+from ..caches.loans import LOAN_BYTES
+from ..caches.processor import Copy, Feature, ProcessorCache, Reference
+from ..core.cache import Client
+from ..core.ring_mapping import HANDLE_BYTES
 from ..identity.content import DIGEST_ATTRIBUTE, content_digest
 from ..identity.engine import processor_namespace
-from ..loans import LOAN_BYTES
-from ..processor_cache import Copy, Feature, ProcessorCache, Reference
-from ..ring_mapping import HANDLE_BYTES
 from .claims import ANSWER_S
 from .forms import Forms, forms_of
 from .hashes import follows_from_content, note_hashes

@@ -33,12 +33,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ..cache import Client
-from ..lease import Lease
-from ..link import SAY_S
-from ..namespace import Namespace
+from ..core import requests
+from ..core.cache import Client
+from ..core.lease import Lease
+from ..core.namespace import Namespace
 from .background import Background
 from .canary import Canary
 from .claims import EncodeClaims, Wanted
@@ -572,7 +571,7 @@ class SchedulerSide:
 
 
 def _evict_namespace(tag: bytes, client: Client) -> None:
-    client.link.ask(lambda number: messages.Clear(number, tag), SAY_S).result(ANSWER_S_MAX)
+    requests.ask_clear(client.link, tag).result(ANSWER_S_MAX)
 
 
 def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:

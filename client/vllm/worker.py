@@ -27,10 +27,10 @@ import torch
 from ...errors import TensordError
 from ...ipc.messages import Abandon
 from ...shm.tensors import tensor_copy
-from ..cache import Client
-from ..link import SAY_S
-from ..puts import Put
-from ..ring_reader import RingReader
+from ..core.cache import Client
+from ..core.link import SAY_S
+from ..core.puts import Put
+from ..core.ring_reader import RingReader
 from .background import IDLE_S, SOON_S, Background
 from .canary import TOLERANCES, difference
 from .stats import LookupCounts

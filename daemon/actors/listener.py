@@ -97,9 +97,7 @@ class Listener:
         rule = self._quotas.rules[self._kind]
         if len(self.sessions) >= rule.total:
             self._quotas.refusals[self._kind] += 1
-            raise LimitReached(
-                f"{rule.limit} is {rule.total}, and as many are connected; raise it, or close some"
-            )
+            raise LimitReached(f"{rule.limit} is {rule.total}, and as many are connected; raise it, or close some")
         self._quotas.admit(self._kind, uid, self.by_uid[uid])
 
     def _ended(self, uid: int, task: asyncio.Task[None]) -> None:

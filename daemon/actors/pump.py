@@ -27,9 +27,7 @@ Message = TypeVar("Message")
 class Pump(Generic[Message]):
     """One actor's work: `receive` takes the messages of `inbox`; `clock` gives monotonic seconds."""
 
-    def __init__(
-        self, inbox: Mailbox[Message], receive: Callable[[Message], None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, inbox: Mailbox[Message], receive: Callable[[Message], None], clock: Callable[[], float]) -> None:
         self._inbox = inbox
         self._receive = receive
         self._clock = clock

@@ -190,4 +190,3 @@ class StatusSession:
             self._channel.close()
         finally:
             self._watchers.remove(watcher)
-

@@ -313,9 +313,7 @@ class StoreActor:
         if back is None:
             self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
         try:
-            lane_id, fds = self._memory.lend_lane(
-                client.client, uid=uid, fenced=client.fenced, brought=back
-            )
+            lane_id, fds = self._memory.lend_lane(client.client, uid=uid, fenced=client.fenced, brought=back)
         except NotEnoughMemory as error:
             self._lane_room.refused(error)
             raise

@@ -80,9 +80,7 @@ class _Stake:
 class ClaimTable:
     """The table of claims of one daemon. `tag_bytes` leading bytes of a key name its namespace."""
 
-    def __init__(
-        self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int, tag_bytes: int = 8
-    ) -> None:
+    def __init__(self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int, tag_bytes: int = 8) -> None:
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
         self._per_client_max = self._per_client_most = per_client_max
@@ -127,9 +125,7 @@ class ClaimTable:
         """When `expire` has something to do."""
         return self._timers.next_timer()
 
-    def claim(
-        self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0
-    ) -> Verdict:
+    def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0) -> Verdict:
         """Somebody misses `key`, and would have stored it `within_s`: "compute", or "wait" with the answer to come.
 
         Raises:

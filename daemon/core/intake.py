@@ -177,9 +177,7 @@ class Intake:
             if self._refuses:
                 self.refuse(put, self._under_pressure())
                 continue
-            entry = self._memory.place(
-                put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, put.uid, now
-            )
+            entry = self._memory.place(put.key, commit.payload_bytes, commit.tree_bytes, commit.tokens, put.uid, now)
             if entry is not None:
                 entry.cost_ms, entry.agent, entry.prefix_bytes = commit.cost_ms, commit.agent, commit.prefix_bytes
                 puts.queue.take()

@@ -68,6 +68,4 @@ class StoreOutbox:
                 verdict.client,
                 messages.Claimed(verdict.request, verdict.answer, verdict.token, verdict.lasts_s),
             )
-            self.announce(
-                "claim", client=verdict.client, key=verdict.key.hex(), answer=verdict.answer
-            )
+            self.announce("claim", client=verdict.client, key=verdict.key.hex(), answer=verdict.answer)

@@ -196,7 +196,7 @@ class Residency:
         self._exchange = Exchange(low, high, deque(missing))
 
     def exchange_progress(self) -> str:
-        """"none" under way, "moving", "done" or "failed"."""
+        """ "none" under way, "moving", "done" or "failed"."""
         exchange = self._exchange
         if exchange is None:
             return "none"

@@ -157,7 +157,9 @@ class SpanTable:
         return number
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[SpanEntry]:
-        """Entries that may go, coldest first and leaf first, of `owners` if given. Lazy: valid until the next change.
+        """Entries that may go, of `owners` if given: the coldest first, and children before their parents.
+
+        Lazy: valid until the next change.
         """
         policy = self.policy
 
@@ -226,9 +228,7 @@ class SpanTable:
             self.ring.free(offset)
             return None
         self._spans_made = number & SPAN_COUNTER_MASK
-        entry = SpanEntry(
-            key, number, slot, offset, size, payload_bytes, tree_bytes, tokens, uid, now
-        )
+        entry = SpanEntry(key, number, slot, offset, size, payload_bytes, tree_bytes, tokens, uid, now)
         self._filling[number] = entry
         self._spans[number] = self._by_offset[offset] = entry
         self.taken_entries += 1
@@ -259,8 +259,7 @@ class SpanTable:
         self._begin(entry, now)
 
     def hide(self, victims: Iterable[tuple[SpanEntry, str]]) -> None:
-        """Unpublishes entries that may go, each for its reason, if nobody pins them. What follows another comes first.
-        """
+        """Unpublishes entries that may go and that nobody pins, each for its reason: children before their parents."""
         for entry, reason in victims:
             self.index.unpublish(entry.slot)
             self.entries.hide(entry)

@@ -114,16 +114,12 @@ class Store:
         self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
         self.memory = SpanTable(index, ring, policy, Sequences(read, seed), self.budget, epoch)
         self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self.claims = ClaimTable(
-            limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch
-        )
+        self.claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
         self.quotas = quotas or Quotas({}, own_uid=0)
         self._outbox = StoreOutbox(self.counters)
         self.departed = Departed(limits.max_entries)
         self.hits = Hits(limits.ring_bytes)
-        self._expiry = Expiry(
-            self.memory, self.pins, self._outbox, self.departed, self.hits, limits.default_ttl_s
-        )
+        self._expiry = Expiry(self.memory, self.pins, self._outbox, self.departed, self.hits, limits.default_ttl_s)
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.idle_sweep = IdleSweep(self.memory, self._room)
@@ -232,9 +228,7 @@ class Store:
         )
         return min((timer for timer in timers if timer is not None), default=None)
 
-    def recover(
-        self, records: Iterable[Recovered], now: float, missing: Iterable[tuple[int, int]] = ()
-    ) -> None:
+    def recover(self, records: Iterable[Recovered], now: float, missing: Iterable[tuple[int, int]] = ()) -> None:
         """Takes over what a former daemon left: once, before the first event.
 
         `missing` are the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory:
@@ -567,9 +561,7 @@ class Store:
         before_bytes = self.budget.max_bytes
         self.budget.max_bytes = after_bytes = min(request.limit_bytes, self.limits.ring_bytes)
         self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
-        self._outbox.announce(
-            "limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes
-        )
+        self._outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
         self.intake.limit_changed()
         self._reclaim.look_anew()
         self._reclaim.trim()

@@ -53,9 +53,7 @@ class Sweeps:
 
     def clear(self, client: int, request: messages.Clear) -> None:
         """Ends the entries of one namespace, or all. Answered by Counted."""
-        self._begin(
-            client, request.namespace, "clear", "cleared", lambda n: messages.Counted(request.id, n)
-        )
+        self._begin(client, request.namespace, "clear", "cleared", lambda n: messages.Counted(request.id, n))
 
     def invalidate(self, client: int, request: messages.Invalidate) -> bool:
         """Raises the namespace's generation and ends its entries, unless somebody did so meanwhile.

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 import tensord
-from tensord.client import puts
+from tensord.client.core import puts
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage

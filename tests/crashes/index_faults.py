@@ -11,7 +11,7 @@ from ..daemon_process import SHM_FOLDER
 
 
 def fault_of_index(instance: str, holding: set[bytes]) -> str:
-    """"" if slots and lines agree, spans do not overlap, and only keys in `holding` wait for their pins."""
+    """ "" if slots and lines agree, spans do not overlap, and only keys in `holding` wait for their pins."""
     memory = bytearray((SHM_FOLDER / f"tensord.{instance}.index").read_bytes())
     superblock = Superblock.unpack(bytes(memory[:PAGE_BYTES]))
     before = bytes(memory)

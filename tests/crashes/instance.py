@@ -16,10 +16,10 @@ from typing import Any, Final, Self
 import numpy as np
 
 import tensord
-from tensord.client import link, puts
-from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.client.core import link, puts
 from tensord.errors import TensordError, Unavailable
 from tensord.ipc import messages
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon
 from .index_faults import fault_of_index

@@ -186,4 +186,3 @@ class Model:
         if self.lossy:
             return self.possible[name] == {None}
         return name.generation < self.generations[name.family] - 1
-

@@ -24,8 +24,8 @@ from random import Random
 from typing import Any, Final
 
 import tensord
-from tensord.client.device.fake_card import FakeCard
 from tensord.errors import TensordError
+from tensord.testing.fake_card import FakeCard
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, until
 from .held import BLOCK_TOKENS, layer_of, tokens_of

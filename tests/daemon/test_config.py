@@ -156,9 +156,7 @@ def test_a_refused_variable_says_what_is_allowed() -> None:
         "must be a whole number, at least 1 and at most 65536"
     )
     said = refused(environ={"TENSORD_RINGBYTES": "1"})
-    assert said == (
-        "unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?"
-    )
+    assert said == ("unknown environment variable 'TENSORD_RINGBYTES'; did you mean 'TENSORD_RING_BYTES'?")
 
 
 def test_only_a_close_name_is_offered_for_one_that_is_not_known(file: Path) -> None:

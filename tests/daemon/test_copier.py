@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensord.client.inbox import Inbox
+from tensord.client.core.inbox import Inbox
 from tensord.daemon import copier
 from tensord.daemon.copier import Copier
 from tensord.daemon.core.effects import Copy, Move

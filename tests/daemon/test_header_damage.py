@@ -33,4 +33,3 @@ def test_an_entry_whose_header_is_damaged_anywhere_is_not_taken_over(at: int, va
         assert fresh.get(key(0)) is None
         other = fresh.get(key(1))
         assert other is not None and is_payload(other.tree, 1)
-

@@ -102,9 +102,7 @@ def handed(names: str, count: int = 2, pid: int = PID) -> dict[str, str]:
     return {"LISTEN_PID": str(pid), "LISTEN_FDS": str(count), "LISTEN_FDNAMES": names}
 
 
-def test_sockets_come_by_name_non_blocking_and_closed_on_exec(
-    handed_in: int, tmp_path: Path
-) -> None:
+def test_sockets_come_by_name_non_blocking_and_closed_on_exec(handed_in: int, tmp_path: Path) -> None:
     found = listen_sockets(handed("status:control"), first_fd=handed_in)
     assert list(found) == ["status", "control"]
     assert found["control"].getsockname() == str(tmp_path / "b.sock")

@@ -28,9 +28,7 @@ class RawClient:
     `fenced`: what it says of its registration for the fence; what is true, unless given.
     """
 
-    def __init__(
-        self, socket: Path, *, inbox_bytes: int = 0, attach: bool = True, fenced: bool | None = None
-    ) -> None:
+    def __init__(self, socket: Path, *, inbox_bytes: int = 0, attach: bool = True, fenced: bool | None = None) -> None:
         self._ids = count(1)
         self.channel = BlockingChannel.connect(socket, PATIENCE_S)
         self.fds: tuple[int, ...] = ()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import OwnedElsewhere
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import (
     CARD,
@@ -140,9 +140,7 @@ def test_an_owner_that_does_not_answer_is_shown_and_the_others_go_on(running: Da
         finally:
             silent.resume()
         running.until(lambda _: not owners(running)["owner-0"]["unresponsive"], "it to be heard again")
-        filled_until(
-            card, 0.93, lambda: owners(running)["owner-0"]["entries"] == 0, "what it gave back late to count"
-        )
+        filled_until(card, 0.93, lambda: owners(running)["owner-0"]["entries"] == 0, "what it gave back late to count")
         silent.tell("size")
         assert silent.hear() == 0
         silent.tell("error")

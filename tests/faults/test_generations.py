@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.aio import AsyncClient
-from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.client.core.aio import AsyncClient
 from tensord.errors import Invalidated, LimitReached
 from tensord.ipc import messages
 from tensord.shm.generations import GenerationWriter
 from tensord.shm.layout import PAGE_BYTES, Superblock
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled_until, values, watching
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

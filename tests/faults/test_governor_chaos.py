@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import DeviceFull, Unavailable
 from tensord.ipc import messages
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, host_values, key, values, watching
 from ..daemon_process import MIB, SHM_FOLDER, Daemon, until

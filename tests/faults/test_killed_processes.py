@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client import link
+from tensord.client.core import link
 from tensord.errors import DaemonUnavailable
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until

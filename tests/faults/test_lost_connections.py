@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tensord
-from tensord.client.device.fake_card import FakeCard
+from tensord.testing.fake_card import FakeCard
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..processes import Child, Stage

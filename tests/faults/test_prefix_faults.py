@@ -10,8 +10,8 @@ import pytest
 
 import tensord
 from tensord import NormalLayer, PrefixCache
-from tensord.client import prefix_query
-from tensord.client.put_options import PutOptions
+from tensord.client.core.put_options import PutOptions
+from tensord.client.prefix import query as prefix_query
 from tensord.errors import BadPrefix, LimitReached, PredecessorGone, TensordError
 from tensord.ipc import messages
 from tensord.shm.prefix import Media, Piece, piece_key
@@ -156,9 +156,7 @@ def test_a_put_whose_blocks_are_evicted_on_its_way_is_repeated_and_stores_all_of
         assert joined(cache, tokens).shape[1] == len(tokens) - 1
 
 
-def test_a_put_whose_blocks_are_evicted_again_and_again_ends(
-    monkeypatch: pytest.MonkeyPatch, daemon: Daemon
-) -> None:
+def test_a_put_whose_blocks_are_evicted_again_and_again_ends(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
     tokens = conversation(70)
     with daemon.client(timeout_s=PATIENCE_S) as client, daemon.client() as other:
         cache = PrefixCache(client, NAMESPACE, block_tokens=BLOCK)

@@ -5,8 +5,8 @@ two is also switched off here, and must then be missed: else this test could not
 reader is held between reading the slot and publishing its pin, or with a lease in its hand, until the ring has been
 overwritten twice.
 
-The reader's way is the real one, client/view.py as it stands: pauses and switches sit in the lane and the index that
-it is given, whose parts are properties here.
+The reader runs client/core/view.py as it stands. Pauses and switches sit in the lane and the index that it is given,
+whose parts are properties here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tensord.client.lease import Lease
-from tensord.client.view import View
+from tensord.client.core.lease import Lease
+from tensord.client.core.view import View
 from tensord.shm.index import IndexReader
 from tensord.shm.lanes import Lane
 from tensord.shm.layout import LANE_BYTES

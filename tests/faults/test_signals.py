@@ -19,8 +19,8 @@ import pytest
 
 import tensord
 from tensord import PrefixCache
-from tensord.client import sweep
-from tensord.client.device.fake_vram import FakeCard, FakeVram
+from tensord.client.core import sweep
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from ..interruptions import Signal, interrupt

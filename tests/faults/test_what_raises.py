@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
-from tensord.client.processor_cache import Reference
+from tensord.client.caches.processor import Reference
 from tensord.errors import DaemonUnavailable, TensordError
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..daemon_process import Daemon, until
 from .payloads import key, payload

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.errors import DeviceFull
 from tensord.ipc.modes import Mode
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from ..client.device.card import (
     CARD,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tensord
+from tensord.client.core.view import View
 from tensord.client.ctl import status as ctl_status
-from tensord.client.view import View
 from tensord.ipc import messages
 from tensord.shm import segments
 

@@ -318,18 +318,14 @@ def test_a_peer_that_never_reads_holds_few_descriptors(run: Run, sockets: Socket
     ours.close()
 
 
-def test_the_offender_is_told_and_dropped_after_what_it_said_before(
-    run: Run, sockets: Sockets
-) -> None:
+def test_the_offender_is_told_and_dropped_after_what_it_said_before(run: Run, sockets: Sockets) -> None:
     ours, theirs = sockets
     taken: list[Any] = []
     ended: list[TensordError | None] = []
     server, _ = attached()
 
     async def serve() -> bytes:
-        AsyncChannel(
-            ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append
-        )
+        AsyncChannel(ours, server, on_message=lambda *given: taken.append(given), on_closed=ended.append)
         theirs.sendall(pack(m.Renew([1])) + pack(m.Abandon(2)) + b"\xc1" + pack(m.Abandon(3)))
         return await asyncio.to_thread(drain, theirs)
 
@@ -357,9 +353,7 @@ def test_an_unknown_message_is_answered_and_the_next_one_taken(run: Run, sockets
 
 
 @pytest.mark.parametrize("given", [FDS_MAX + 1, 60])
-def test_too_many_descriptors_at_once_are_refused_and_closed(
-    run: Run, sockets: Sockets, given: int
-) -> None:
+def test_too_many_descriptors_at_once_are_refused_and_closed(run: Run, sockets: Sockets, given: int) -> None:
     ours, theirs = sockets
     server, _ = attached()
     fd = numbered(1)

@@ -43,9 +43,7 @@ def test_no_socket_says_how_to_start_a_daemon(tmp_path: Path, no_descriptor_leak
     assert "No such file" in str(caught.value)
 
 
-def test_a_socket_that_a_dead_daemon_left_says_the_same(
-    tmp_path: Path, no_descriptor_leaks: None
-) -> None:
+def test_a_socket_that_a_dead_daemon_left_says_the_same(tmp_path: Path, no_descriptor_leaks: None) -> None:
     listening(tmp_path / "s").close()
     with pytest.raises(DaemonUnavailable, match=r"refused.*systemctl start tensord"):
         connect(tmp_path / "s", 60)
@@ -72,9 +70,7 @@ def test_a_path_that_is_no_socket_is_said_to_be_none(tmp_path: Path, no_descript
         assert str(tmp_path / "control.sock") in str(caught.value)
 
 
-def test_a_daemon_that_accepts_nobody_costs_the_time_limit(
-    tmp_path: Path, no_descriptor_leaks: None
-) -> None:
+def test_a_daemon_that_accepts_nobody_costs_the_time_limit(tmp_path: Path, no_descriptor_leaks: None) -> None:
     waiting: list[socket.socket] = []
 
     def fill_backlog() -> None:

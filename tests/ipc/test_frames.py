@@ -27,9 +27,7 @@ SMALL = FrameLimits(
 )
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
-maps = st.dictionaries(
-    st.text("abc", max_size=4), scalars | st.binary(max_size=40) | st.lists(scalars, max_size=5)
-)
+maps = st.dictionaries(st.text("abc", max_size=4), scalars | st.binary(max_size=40) | st.lists(scalars, max_size=5))
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -38,9 +36,7 @@ def cut(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(maps, max_size=6), st.lists(st.integers(0, 10_000), max_size=12))
-def test_messages_come_out_whole_however_the_stream_is_cut(
-    sent: list[dict[str, Any]], cuts: list[int]
-) -> None:
+def test_messages_come_out_whole_however_the_stream_is_cut(sent: list[dict[str, Any]], cuts: list[int]) -> None:
     reader = FrameReader()
     stream = b"".join(map(msgpack.packb, sent))
     found = [obj for piece in cut(stream, cuts) for obj in reader.feed(piece)]

@@ -158,9 +158,7 @@ def test_a_message_arrives_as_it_was_sent(kind: type[Message], union: Any, data:
 
 
 @pytest.mark.parametrize(("kind", "union", "field", "bad"), VIOLATIONS)
-def test_a_field_out_of_its_range_is_named(
-    kind: type[Message], union: Any, field: str, bad: object
-) -> None:
+def test_a_field_out_of_its_range_is_named(kind: type[Message], union: Any, field: str, bad: object) -> None:
     good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
     assert isinstance(decode(good, union), kind)
     with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field}\b"):

@@ -15,10 +15,10 @@ from types import FunctionType
 import pytest
 
 import tensord
-from tensord.client.aio import AsyncSubscription
-from tensord.client.device.fake_card import FakeCard
-from tensord.client.device.fake_vram import FakeVram
+from tensord.client.core.aio import AsyncSubscription
 from tensord.client.device.torch_device import TorchDevice
+from tensord.testing.fake_card import FakeCard
+from tensord.testing.fake_vram import FakeVram
 
 from ..daemon_process import Daemon, until
 

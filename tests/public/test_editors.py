@@ -1,4 +1,4 @@
-"""A file opened at the root, as client/lease.py, is to an editor what it is as tensord/client/lease.py."""
+"""A file opened at the root, as client/core/lease.py, is to an editor what it is as tensord/client/core/lease.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .test_types import ROOT, checked
 
 PARTS = ("client", "daemon", "ipc", "shm")
 # Its imports lead through three of the parts and to the errors.
-OPENED = "client/lease.py"
+OPENED = "client/core/lease.py"
 IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import", re.MULTILINE)
 
 

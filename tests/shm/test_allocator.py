@@ -68,9 +68,7 @@ class RingAgainstCells(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 45), cells=st.integers(0, 8))
     def take_succeeds_only_on_free_cells(self, at: int, cells: int) -> None:
-        free = 0 < cells <= len(self.cells) - at and not any(
-            owner is not None for owner in self.cells[at : at + cells]
-        )
+        free = 0 < cells <= len(self.cells) - at and not any(owner is not None for owner in self.cells[at : at + cells])
         assert self.ring.take(at * CELL, cells * CELL) == free
         if free:
             self.paint(at * CELL, cells * CELL, at * CELL)
@@ -141,15 +139,11 @@ class RingAgainstCells(RuleBasedStateMachine):
 
     @precondition(lambda self: self.spans())
     @rule(data=st.data(), cells=st.integers(1, 20), spans_max=st.integers(1, 9))
-    def window_opens_the_room_it_promises(
-        self, data: st.DataObject, cells: int, spans_max: int
-    ) -> None:
+    def window_opens_the_room_it_promises(self, data: st.DataObject, cells: int, spans_max: int) -> None:
         spans = self.spans()
         around = data.draw(st.sampled_from(sorted([*spans, *dict(self.holes())])))
         stays = data.draw(st.sets(st.sampled_from(sorted(spans))))
-        window = self.ring.window(
-            around, cells * CELL, lambda o: o not in stays, lambda o: -o, spans_max
-        )
+        window = self.ring.window(around, cells * CELL, lambda o: o not in stays, lambda o: -o, spans_max)
         reach = self.reach(around, stays)
         if window is None:
             assert reach < cells * CELL
@@ -200,9 +194,7 @@ class RingAgainstCells(RuleBasedStateMachine):
 
 
 TestRingAgainstCells = RingAgainstCells.TestCase
-TestRingAgainstCells.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
-)
+TestRingAgainstCells.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def test_an_empty_stretch_spares_nothing() -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, assert_never
 
-from tensord.client.lease import lease_over
+from tensord.client.core.lease import lease_over
 from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.copier import Copier, CopyJob
 from tensord.daemon.core import effects, events

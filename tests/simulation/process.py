@@ -1,6 +1,6 @@
 """One simulated process with a client in it: the real puts, inbox, view, lane and leases over a simulated connection.
 
-Played is client/link.py: attaching, receiving, and what it does when the connection ends or the process forks.
+Played is client/core/link.py: attaching, receiving, and what it does when the connection ends or the process forks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import count
 from mmap import MAP_SHARED, PROT_READ
 from typing import TYPE_CHECKING, Any, Final
 
-from tensord.client.lease import Lease
-from tensord.client.put_options import PutOptions
-from tensord.client.puts import Put, PutSender
-from tensord.client.ring_mapping import Handle, RingMapping, mapping_under
-from tensord.client.ring_reader import RingReader
-from tensord.client.view import View
+from tensord.client.core.lease import Lease
+from tensord.client.core.put_options import PutOptions
+from tensord.client.core.puts import Put, PutSender
+from tensord.client.core.ring_mapping import Handle, RingMapping, mapping_under
+from tensord.client.core.ring_reader import RingReader
+from tensord.client.core.view import View
 from tensord.errors import DaemonUnavailable, TensordError, TimedOut
 from tensord.ipc import messages
 from tensord.shm import lanes

@@ -72,7 +72,7 @@ carry_out = Copier._carry_out
 Copier._carry_out = lambda self, part: carry_out(self, replace(part, inbox_offset=0))
 """,
     "an inbox that a lost daemon may read is written again": """
-from tensord.client.inboxes import Inboxes
+from tensord.client.core.inboxes import Inboxes
 Inboxes.retire = lambda self, inbox: None
 """,
     "arrays of an inbox that a lost daemon may read are shared": """

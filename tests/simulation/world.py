@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensord.client import inboxes, puts
-from tensord.client.lease import Lease
-from tensord.client.view import View
+from tensord.client.core import inboxes, puts
+from tensord.client.core.lease import Lease
+from tensord.client.core.view import View
 from tensord.daemon import copier
 from tensord.daemon.core import events
 from tensord.errors import Corrupt, TensordError
@@ -36,9 +36,9 @@ from .process import Process
 from .settings import drawn, redrawn
 
 PART_BYTES: Final = 2048
-"""Parts of a put, in place of client/puts.py's 4 MiB."""
+"""Parts of a put, in place of client/core/puts.py's 4 MiB."""
 START_BYTES: Final = 4096
-"""A client's first inbox, in place of client/inboxes.py's 1 MiB: it grows, and there are several."""
+"""A client's first inbox, in place of client/core/inboxes.py's 1 MiB: it grows, and there are several."""
 TURN_BYTES: Final = 1024
 """What the copier copies at once, in place of its 4 MiB."""
 PROCESSES_MAX: Final = 4

@@ -167,9 +167,7 @@ class Machine:
             assert process.poll() is None, f"systemd ended:\n{self._console.read_text()}"
             for child in children.read_text().split():
                 self._one = int(child)
-                there = subprocess.run(
-                    self.command("test", "-S", "/run/systemd/private"), capture_output=True, cwd="/"
-                )
+                there = subprocess.run(self.command("test", "-S", "/run/systemd/private"), capture_output=True, cwd="/")
                 if there.returncode == 0:
                     self.run("systemctl", "is-system-running", "--wait", check=False)
                     return

@@ -19,9 +19,7 @@ FOLDER = Path(__file__).parents[2] / "systemd"
 SYSTEM_UNITS = ("tensord.service", "tensord.socket", "tensord-status.socket", "tensord-metrics.socket")
 EXPOSURE_MAX = 1.5
 
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
 def run(*command: str | Path, runtime: Path) -> subprocess.CompletedProcess[str]:
@@ -65,9 +63,7 @@ def test_a_misspelt_setting_would_be_found(tmp_path: Path) -> None:
 
 
 def exposure(service: Path, runtime: Path) -> float:
-    done = run(
-        "systemd-analyze", "security", "--offline=true", "--no-pager", service, runtime=runtime
-    )
+    done = run("systemd-analyze", "security", "--offline=true", "--no-pager", service, runtime=runtime)
     found = re.search(r"Overall exposure level for tensord\.service: ([\d.]+)", done.stdout)
     assert found, done.stdout + done.stderr
     return float(found[1])
@@ -161,9 +157,7 @@ def test_user_and_folders_are_made_as_described(tmp_path: Path) -> None:
         done = run(tool, *flags, root, runtime=tmp_path)
         assert done.returncode == 0, done.stderr
     passwd = (tmp_path / "etc" / "passwd").read_text()
-    uid = int(
-        next(line for line in passwd.splitlines() if line.startswith("tensord:")).split(":")[2]
-    )
+    uid = int(next(line for line in passwd.splitlines() if line.startswith("tensord:")).split(":")[2])
     made = (tmp_path / "run" / "tensord").stat()
     assert (made.st_uid, made.st_mode & 0o777) == (uid, 0o755)
     assert (tmp_path / "etc" / "tensord").stat().st_uid == 0

@@ -43,10 +43,10 @@ from vllm.multimodal.processing import PromptIndexTargets, PromptInsertion, Prom
 from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpdate
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from tensord.client.caches.loans import LOAN_BYTES
+from tensord.client.caches.processor import item_bytes, leaf_count
 from tensord.client.identity import content
 from tensord.client.identity.engine import processor_namespace
-from tensord.client.loans import LOAN_BYTES
-from tensord.client.processor_cache import item_bytes, leaf_count
 from tensord.client.vllm import forms, plugin, processor
 from tensord.client.vllm.forms import Forms
 from tensord.client.vllm.hashes import note

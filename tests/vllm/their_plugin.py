@@ -20,7 +20,7 @@ import vllm.multimodal.cache as multimodal
 import vllm.v1.core.encoder_cache_manager as managers
 from vllm.multimodal.cache import factories, lru
 
-from tensord.client.namespace import Namespace
+from tensord.client.core.namespace import Namespace
 from tensord.client.vllm import TensordEncoderCacheManager
 from tensord.client.vllm import processor as ours
 

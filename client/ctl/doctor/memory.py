@@ -108,7 +108,9 @@ def cgroup(room: RingRoom) -> Finding:
 
 
 def sizes(configured: Mapping[str, int | None] | None, ring_bytes: int, max_entries: int) -> Finding:
-    """Whether ring and index are as large as configured. `configured`: None without a daemon, a value None if derived.
+    """Whether ring and index are as large as configured.
+
+    `configured`: None without a daemon; a value is None if it is derived from this machine.
     """
     check = "sizes"
     if configured is None:

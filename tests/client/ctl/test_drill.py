@@ -122,9 +122,7 @@ def test_a_drill_that_only_asks_shows_the_modes_and_changes_nothing(daemon: Daem
     assert not [each for each in governor["transitions"] if each["gauge"] == "card-1"]
 
 
-def test_a_drill_that_acts_stands_in_the_gauge_s_place_until_it_ends(
-    daemon: Daemon, ctl: Ctl, tmp_path: Path
-) -> None:
+def test_a_drill_that_acts_stands_in_the_gauge_s_place_until_it_ends(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
     file = tmp_path / "drill"
     file.write_text("0 card-1 97% 80GiB\n3600 card-1 50% 80GiB\n")
     with ctl.spawn("drill", "--act", str(file)) as playing:

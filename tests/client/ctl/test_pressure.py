@@ -20,9 +20,7 @@ def line(begins: str, has: str, **governor: Any) -> str:
 
 
 def test_a_gauge_is_shown_with_its_mode_share_and_source() -> None:
-    assert line("gauge", CARD).split(maxsplit=1)[1] == (
-        f"{CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia"
-    )
+    assert line("gauge", CARD).split(maxsplit=1)[1] == (f"{CARD}: pressure for 3m12s, 87.5 % of 80.0 GiB; from nvidia")
 
 
 def test_made_up_readings_are_said_to_be() -> None:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeTensor, FakeVram
 from tensord.errors import DeviceFull
+from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
 from ...daemon_process import Daemon, until
 

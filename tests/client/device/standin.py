@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tensord.client.device.fake_stream import FakeMark, FakeStream, Hold
+from tensord.testing.fake_stream import FakeMark, FakeStream, Hold
 
 GARBAGE: Final = 0xA5
 CARD: Final = torch.device("cpu", 0)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import tensord
-from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
 from tensord.errors import BadKey, DaemonUnavailable, DeviceFull, NoGauge, UnderPressure, UsageError
 from tensord.ipc.modes import Mode
+from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import Daemon, until
 from .card import (

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
-from tensord.client.device.fake_vram import FakeCard, FakeVram
 from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.core.governor.events import GovernorTick, Sample, Sampled
 from tensord.ipc.modes import Tier
+from tensord.testing.fake_vram import FakeCard, FakeVram
 
 from .wire import CARD, HostTier, Wire
 

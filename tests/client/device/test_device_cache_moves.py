@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensord.client.core.puts import Put
 from tensord.client.device import orders
 from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
-from tensord.client.device.fake_vram import FakeCard, FakeStream, FakeVram
 from tensord.client.device.interface import Mark
 from tensord.client.device.moves import MoveResult, Moves
 from tensord.client.device.upkeep import Upkeep
-from tensord.client.puts import Put
 from tensord.daemon.core.governor.events import Sample, Sampled
 from tensord.ipc import messages
 from tensord.ipc.modes import Tier
+from tensord.testing.fake_vram import FakeCard, FakeStream, FakeVram
 
 from .card import TOTAL_BYTES, card_folder, key, values
 from .wire import CARD, HostTier, Wire

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tensord.client.device.fake_card import FakeCard
 from tensord.errors import DeviceFull, UsageError
+from tensord.testing.fake_card import FakeCard
 
 from ...daemon_process import PATIENCE_S, until
 
@@ -21,7 +21,7 @@ CAPACITY = 100_000
 
 HOLDER = """
 import sys
-from tensord.client.device.fake_card import FakeCard
+from tensord.testing.fake_card import FakeCard
 card = FakeCard(sys.argv[1], "card0")
 card.take(int(sys.argv[2]))
 print("held", flush=True)
@@ -31,7 +31,7 @@ sys.stdin.read()
 # Takes and gives at random, and looks each time at what all hold together.
 GRABBER = """
 import random, sys
-from tensord.client.device.fake_card import FakeCard
+from tensord.testing.fake_card import FakeCard
 from tensord.errors import DeviceFull
 card, rng, full = FakeCard(sys.argv[1], "card0"), random.Random(int(sys.argv[2])), 0
 held = []

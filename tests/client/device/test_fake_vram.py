@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensord.client.device.fake_vram import BLOCK_BYTES, FakeCard, FakeStream, FakeVram
 from tensord.errors import DeviceFull, UnsupportedLeaf, UsageError
 from tensord.shm.dtypes import _DTYPES
+from tensord.testing.fake_vram import BLOCK_BYTES, FakeCard, FakeStream, FakeVram
 
 from ...daemon_process import PATIENCE_S
 from .conformance import CAPACITY_BYTES, GARBAGE, KIB, Conformance, Rig, bits, collected
@@ -210,7 +210,7 @@ def test_it_runs_without_torch() -> None:
         [
             "import sys, tempfile; sys.modules['torch'] = None",
             "import numpy as np",
-            "from tensord.client.device.fake_vram import FakeCard, FakeVram",
+            "from tensord.testing.fake_vram import FakeCard, FakeVram",
             "device = FakeVram(FakeCard(tempfile.mkdtemp(), 'card', 1 << 20))",
             "tree = device.to_device({'x': np.arange(5), 'y': 'z'})",
             "assert device.to_host(tree, device.mark())['x'].tolist() == [0, 1, 2, 3, 4]",

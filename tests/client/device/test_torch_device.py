@@ -217,6 +217,6 @@ def test_arrays_of_any_strides_come_to_the_device(rig: StandinRig) -> None:
 def test_the_interface_loads_no_torch() -> None:
     code = (
         "import sys, tensord.client.device.interface, tensord.client.device.torch_device, "
-        "tensord.client.device.fake_vram; assert 'torch' not in sys.modules"
+        "tensord.testing.fake_vram; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

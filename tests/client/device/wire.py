@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from tensord.client.core.puts import Put
 from tensord.client.device.upkeep import Upkeep
-from tensord.client.puts import Put
 from tensord.daemon.core.governor.effects import GovernorSend
 from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
 from tensord.daemon.core.governor.governor import Governor

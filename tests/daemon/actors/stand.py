@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensord.client.inbox import Inbox as ClientInbox
+from tensord.client.core.inbox import Inbox as ClientInbox
 from tensord.daemon.actors.mailbox import Mailbox
 from tensord.daemon.actors.messages import (
     Deliver,

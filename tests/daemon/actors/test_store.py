@@ -41,9 +41,7 @@ def actor_of(stand: Stand) -> StoreActor:
         fence=lambda: None,
         forget_abandoned=lambda: 0,
     )
-    return StoreActor(
-        stand.store, memory, Config.load([], {}), clock=lambda: stand.now, tell_watchers=lambda _: None
-    )
+    return StoreActor(stand.store, memory, Config.load([], {}), clock=lambda: stand.now, tell_watchers=lambda _: None)
 
 
 def test_who_asks_while_many_entries_go_is_answered_before_all_of_them_have_gone() -> None:

@@ -429,9 +429,7 @@ class Stand:
 
     def outcome(self, client: int, request: int) -> messages.Committed | None:
         done = [
-            answer
-            for answer in self.answers[client]
-            if isinstance(answer, messages.Committed) and answer.id == request
+            answer for answer in self.answers[client] if isinstance(answer, messages.Committed) and answer.id == request
         ]
         assert len(done) <= 1, "answered twice"
         return done[0] if done else None

@@ -198,9 +198,7 @@ class ClaimsAgainstAList(RuleBasedStateMachine):
 
 
 TestClaimsAgainstAList = ClaimsAgainstAList.TestCase
-TestClaimsAgainstAList.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
-)
+TestClaimsAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

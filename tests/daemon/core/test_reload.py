@@ -36,9 +36,7 @@ def test_what_is_over_a_lowered_limit_stays_and_no_more_comes(make: Make) -> Non
         stand.send(1, messages.Pin(number, key(number), 50.0))
         stand.send(1, messages.RequestClaim(10 + number, key(10 + number)))
         stand.commit(1, 20 + number, key(20 + number), 64)
-    lower = replace(
-        stand.limits, pins_per_client_max=1, claims_per_client_max=1, commits_in_flight_max=1
-    )
+    lower = replace(stand.limits, pins_per_client_max=1, claims_per_client_max=1, commits_in_flight_max=1)
     stand.do(LimitsChanged(lower))
     stand.check()
     stand.put(3, client=2)

@@ -306,9 +306,7 @@ def test_what_a_former_daemon_gave_back_is_withdrawn_and_taken_back_as_far_as_ma
     stand.press(40 * PAGE)
     left = stand.stored()
     missing = stand.store.memory.ring.withdrawn()
-    records = [
-        Recovered(slot.number, stand.headers.get(slot.offset), slot.published) for slot in stand.index.slots()
-    ]
+    records = [Recovered(slot.number, stand.headers.get(slot.offset), slot.published) for slot in stand.index.slots()]
     stand.store = stand.make(SpanAllocator(RING, PAGE // 4), epoch=2)
     stand.store.recover(records, stand.now, missing)
     stand.answers = {}

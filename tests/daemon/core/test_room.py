@@ -255,9 +255,7 @@ def test_a_full_bucket_of_pins_refuses(make: Make) -> None:
         ({"max_bytes": 3 * SPAN}, {}, "capacity"),
     ],
 )
-def test_every_budget_is_enforced(
-    make: Make, limits: dict[str, int], more: dict[str, int], reason: str
-) -> None:
+def test_every_budget_is_enforced(make: Make, limits: dict[str, int], more: dict[str, int], reason: str) -> None:
     stand = make(**limits)
     for number in range(6):
         assert stand.put(number, **more) == "stored"

@@ -57,9 +57,7 @@ class AnyPolicy(RuleBasedStateMachine):
         agent=st.sampled_from(AGENTS),
         data=st.data(),
     )
-    def insert(
-        self, key: int, size: int, tokens: int, depth: int, owner: int, agent: str, data: st.DataObject
-    ) -> None:
+    def insert(self, key: int, size: int, tokens: int, depth: int, owner: int, agent: str, data: st.DataObject) -> None:
         span = self.clock + 1
         new = Candidate(span, bytes(31) + bytes([key]), size, tokens, 0.0, depth, depth * size, agent, owner)
         if depth and len(self.known) > 1:

@@ -27,9 +27,7 @@ def test_what_is_left_comes_in_order(numbers: list[int], data: st.DataObject) ->
     assert in_order(heap) == left
 
 
-@given(
-    numbers=st.lists(st.integers(0, 50), max_size=60), live=st.sets(st.integers(0, 50)), calls=st.integers(0, 40)
-)
+@given(numbers=st.lists(st.integers(0, 50), max_size=60), live=st.sets(st.integers(0, 50)), calls=st.integers(0, 40))
 def test_only_leftovers_go_and_all_of_them_in_the_end(numbers: list[int], live: set[int], calls: int) -> None:
     heap, looked = list(numbers), 0
     heapify(heap)

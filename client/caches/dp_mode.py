@@ -1,0 +1,151 @@
+"""Whether an engine should run its vision encoder data parallel: the rules, and what was published about the gain.
+
+Owns: the thresholds and AMD's table. Does not own the flag's meaning, which is vLLM's: with `--mm-encoder-tp-mode data`
+each rank encodes whole images of a batch, instead of a share of each layer.
+
+Invariant: a gain is a figure of the table, for a value that was measured. Between its rows nothing is made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ...errors import UsageError
+from ..core.fields import check_count
+
+__all__ = ["Recommendation", "recommend_dp_mode"]
+
+Resolution = int | tuple[int, int]
+"""(width, height) in pixels, or the side of a square."""
+
+FLAG: Final = ("--mm-encoder-tp-mode", "data")
+IMAGES_MIN: Final = 2
+SIDE_MIN: Final = 512
+PIXELS_MIN: Final = SIDE_MIN * SIDE_MIN
+DEPTH_MIN: Final = 45
+MANY_IMAGES: Final = 10
+SMALL_SIDE: Final = 256
+SMALL_PIXELS: Final = SMALL_SIDE * SMALL_SIDE
+
+IMAGES_MAX: Final = 1 << 20
+SIDE_MAX: Final = 1 << 20
+DEPTH_MAX: Final = 1 << 12
+
+_SOURCE: Final = "AMD, batch-level data parallelism of vision encoders on 8×MI300X, average gain in requests/s"
+_BY_IMAGES: Final = {1: 13.4, 3: 16.0, 10: 9.5}
+_BY_SIDE: Final = {256: 8.1, 512: 14.6, 1024: 16.2}
+_BY_DEPTH: Final = {27: 6.2, 45: 17.7, 63: 15.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to do, why, and what it is expected to bring.
+
+    `expected_gain_percent` is in requests per second, of data over tensor parallel, whether it is recommended or not;
+    None where nothing was measured for these values. `source` says whose figure it is, and of which row.
+
+    Example:
+        >>> advice = tensord.recommend_dp_mode(batch_images=3, resolution=(1024, 1024), encoder_depth=45)
+        >>> advice.use_dp, advice.flag, advice.expected_gain_percent
+        (True, '--mm-encoder-tp-mode data', 16.0)
+    """
+
+    use_dp: bool
+    reason: str
+    expected_gain_percent: float | None
+    source: str
+
+    @property
+    def flag(self) -> str | None:
+        """What to start vLLM with; None where its default is right."""
+        return " ".join(FLAG) if self.use_dp else None
+
+    @property
+    def args(self) -> list[str]:
+        """The flag as words of a command line; none where vLLM's default is right."""
+        return list(FLAG) if self.use_dp else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Criterion:
+    """One measure of the work, and what the table has for it."""
+
+    name: str
+    value: int | None
+    rows: dict[int, float]
+
+    @property
+    def gain_percent(self) -> float | None:
+        return None if self.value is None else self.rows.get(self.value)
+
+
+def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_depth: int | None) -> Recommendation:
+    """Whether data parallel encoding pays.
+
+    It does from 2 images a batch, 512×512 pixels (or as many in another shape), or 45 layers up; it does not for 10
+    images or more of at most 256×256 pixels, whatever the depth: there the returns diminish.
+
+    Args:
+        batch_images: images that a batch has, 1 or more.
+        resolution: of an image, (width, height) in pixels or the side of a square; None: not known.
+        encoder_depth: layers of the vision encoder; None: not known.
+
+    Raises:
+        UsageError: a value out of its range; the message names it.
+    """
+    images_count = check_count("batch_images", batch_images, IMAGES_MAX, 1)
+    sides = None if resolution is None else check_resolution(resolution)
+    pixels = None if sides is None else sides[0] * sides[1]
+    depth_layers = None if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
+
+    images = _Criterion("images a batch", images_count, _BY_IMAGES)
+    # The table is by squares, and another shape with as many pixels was not measured.
+    size = _Criterion("pixels a side", sides[0] if sides is not None and sides[0] == sides[1] else None, _BY_SIDE)
+    depth = _Criterion("layers", depth_layers, _BY_DEPTH)
+
+    if images_count >= MANY_IMAGES and pixels is not None and pixels <= SMALL_PIXELS:
+        small = _shape((SMALL_SIDE, SMALL_SIDE))
+        return _recommendation(
+            False, f"diminishing returns: {images_count} images of {_shape(sides)}, at most {small}", [images, size]
+        )
+    least = _shape((SIDE_MIN, SIDE_MIN))
+    met: list[tuple[_Criterion, str]] = []
+    if images_count >= IMAGES_MIN:
+        met.append((images, f"{images_count} images a batch, from {IMAGES_MIN} up"))
+    if pixels is not None and pixels >= PIXELS_MIN:
+        met.append((size, f"{_shape(sides)}, from {least} up"))
+    if depth_layers is not None and depth_layers >= DEPTH_MIN:
+        met.append((depth, f"{depth_layers} layers, from {DEPTH_MIN} up"))
+    if not met:
+        return _recommendation(False, f"one image, below {least} and {DEPTH_MIN} layers as far as is known", [])
+    return _recommendation(True, "; ".join(reason for _, reason in met), [criterion for criterion, _ in met])
+
+
+def check_resolution(resolution: object) -> tuple[int, int]:
+    """(width, height) of what the caller gave. Raises UsageError for what is no size of a picture."""
+    if isinstance(resolution, tuple | list):
+        if len(resolution) != 2:
+            raise UsageError(f"resolution is {resolution!r}; it is (width, height) in pixels, or the side of a square")
+        width, height = resolution
+    else:
+        width = height = resolution
+    return check_count("resolution", width, SIDE_MAX, 1), check_count("resolution", height, SIDE_MAX, 1)
+
+
+def _recommendation(use_dp: bool, reason: str, deciding: list[_Criterion]) -> Recommendation:
+    """With the table's figure for the first deciding criterion that it has a row for."""
+    for criterion in deciding:
+        if criterion.gain_percent is not None:
+            return Recommendation(
+                use_dp, reason, criterion.gain_percent, f"{_SOURCE}; row: {criterion.value} {criterion.name}"
+            )
+    if not deciding:
+        return Recommendation(use_dp, reason, None, f"{_SOURCE}; no row decides")
+    rows = "; ".join(f"{criterion.name}: {', '.join(map(str, criterion.rows))}" for criterion in deciding)
+    return Recommendation(use_dp, reason, None, f"{_SOURCE}; no row for this, it has {rows}")
+
+
+def _shape(sides: tuple[int, int] | None) -> str:
+    assert sides is not None
+    return f"{sides[0]}×{sides[1]}"

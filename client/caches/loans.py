@@ -1,0 +1,386 @@
+"""Leases that one process keeps until another process has read what they pin.
+
+    frontend:  loan = lender.lend(lease, bytes_max); send(lease.handle(), loan)
+    engine:    borrower.fetch(loan)          # a copy of the span, over a socket: where the ring itself cannot be read
+               borrower.done([loan, …])      # it is read: the lender lets it go
+
+Owns: the lender's abstract Unix socket, its thread, and what is lent. Does not own how a handle is read (ring.py).
+
+A loan is 16 bytes: the socket's random name, and a number. Only processes of the lender's user are answered.
+
+Invariants
+- A lease that is lent is kept until its loan is done, or for UNREAD_S_MAX. Within `seconds` nothing else ends it: where
+  `bytes_max` has no room, the new lease is not lent. After `seconds` it goes if a new lease needs its room.
+- Several loans of one lease count its bytes once.
+- No call raises because the other process is gone. `fetch` waits FETCH_S at most, `done` and `lend` wait for nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from errno import EINVAL
+from functools import partial
+from itertools import count, groupby
+from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
+from typing import Any, Final
+
+import numpy as np
+
+from ..core.aside import aside
+from ..core.fields import check_seconds
+from ..core.lease import Lease
+
+Array = np.ndarray[Any, Any]
+
+LOAN_BYTES: Final = 16
+UNREAD_S_MAX: Final = 600.0
+FETCH_S: Final = 10.0
+_NAME_BYTES: Final = 8
+_NUMBER: Final = struct.Struct("<Q")
+_CREDENTIALS: Final = struct.Struct("3i")
+_DONE: Final = b"d"
+_FETCH: Final = b"f"
+_GONE: Final = b"-"
+_HERE: Final = b"+"
+_MESSAGE_BYTES: Final = 1 << 16
+_NUMBERS_MAX: Final = 1024
+_BACKLOG: Final = 64
+_SWEEP_S: Final = 5.0
+_SEND_S: Final = 1.0
+_AGAIN_S: Final = 0.01
+
+
+class Lender:
+    """See the module. Safe to use from several threads. The child of a fork begins anew, with nothing lent.
+
+    Args:
+        seconds: for how long a loan is safe from new leases.
+
+    Raises:
+        UsageError: `seconds` is out of its range.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = check_seconds("seconds", seconds, above_0=True)
+        self._start_lock = threading.Lock()
+        self._reset()
+        _everywhere.add(self)
+
+    def _reset(self) -> None:
+        self._book = _Book(self.seconds)
+        self._name = b""
+        self._ends: weakref.finalize[Any, Lender] | None = None
+        self._closed = False
+
+    def lend(self, lease: Lease, bytes_max: int) -> bytes | None:
+        """Keeps `lease` until the loan is done.
+
+        Returns:
+            The loan, LOAN_BYTES bytes; None where it is not kept: no room, or no socket or thread to be asked by.
+        """
+        if not self._started():
+            return None
+        number = self._book.add(lease, bytes_max)
+        return None if number is None else self._name + _NUMBER.pack(number)
+
+    def made(self, loan: bytes) -> bool:
+        """Whether a loan is one of this lender's, done or not."""
+        return len(loan) == LOAN_BYTES and bool(self._name) and loan.startswith(self._name)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of all leases that are lent."""
+        return self._book.bytes
+
+    def close(self) -> None:
+        """Ends the thread; what is lent is kept no more. Idempotent."""
+        self._closed = True
+        if self._ends is not None:
+            self._ends()
+        self._book.clear()
+
+    def after_fork_in_child(self) -> None:
+        """The thread is the parent's, and so are the loans. For the library."""
+        detached = self._ends.detach() if self._ends is not None else None
+        if detached is not None:
+            # Not shut down: that would be the parent's, too.
+            detached[2][0].close()
+        closed = self._closed
+        self._start_lock = threading.Lock()
+        self._reset()
+        self._closed = closed
+
+    def _started(self) -> bool:
+        with self._start_lock:
+            if self._ends is not None or self._closed:
+                return not self._closed
+            name = os.urandom(_NAME_BYTES)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                listening.bind(_address(name))
+                listening.listen(_BACKLOG)
+                # It has no reference to the lender, which may be collected.
+                serve = partial(_serve, listening, self._book)
+                aside(threading.Thread(target=serve, name="tensord-loans", daemon=True).start)
+            except (OSError, RuntimeError, MemoryError):
+                listening.close()
+                return False
+            self._name = name
+            self._ends = weakref.finalize(self, _end, listening)
+            return True
+
+
+class _Book:
+    """What is lent, by number. Two threads' sets: those that lend, and the one that is told."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._numbers = count(1)
+        # In the order in which they were lent.
+        self._lent: dict[int, tuple[Lease, float]] = {}
+        self._uses: Counter[Lease] = Counter()
+        self.bytes = 0
+
+    def add(self, lease: Lease, bytes_max: int) -> int | None:
+        with self._lock:
+            now = time.monotonic()
+            more = 0 if lease in self._uses else lease.payload_bytes
+            while self._lent and self.bytes + more > bytes_max:
+                number, (_, since) = next(iter(self._lent.items()))
+                if now - since < self._seconds:
+                    return None
+                self._drop(number)
+            if more > bytes_max:
+                return None
+            number = next(self._numbers)
+            self._lent[number] = lease, now
+            self._uses[lease] += 1
+            self.bytes += lease.payload_bytes if self._uses[lease] == 1 else 0
+            return number
+
+    def get(self, number: int) -> Lease | None:
+        with self._lock:
+            found = self._lent.get(number)
+            return found[0] if found is not None else None
+
+    def done(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._drop(number)
+
+    def end_what_nobody_reads(self) -> None:
+        with self._lock:
+            long_ago = time.monotonic() - UNREAD_S_MAX
+            while self._lent and next(iter(self._lent.values()))[1] < long_ago:
+                self._drop(next(iter(self._lent)))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lent.clear()
+            self._uses.clear()
+            self.bytes = 0
+
+    def _drop(self, number: int) -> None:
+        found = self._lent.pop(number, None)
+        if found is None:
+            return
+        lease, _ = found
+        self._uses[lease] -= 1
+        if not self._uses[lease]:
+            del self._uses[lease]
+            self.bytes -= lease.payload_bytes
+
+
+class Borrower:
+    """The other side. Safe to use from several threads; it keeps one connection to each lender."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[bytes, socket.socket] = {}
+        weakref.finalize(self, _close_all, self._connections)
+
+    def fetch(self, loan: bytes) -> Array | None:
+        """A copy of the span that a loan is of, its header first, (n,) uint8, in memory of this process's own.
+
+        Returns:
+            None if the lender is gone, does not answer, or keeps it no more.
+        """
+        name, number = loan[:_NAME_BYTES], loan[_NAME_BYTES:]
+        with self._lock:
+            connection = self._connection(name)
+            if connection is None:
+                return None
+            try:
+                connection.settimeout(FETCH_S)
+                connection.send(_FETCH + number)
+                said, fds, *_ = socket.recv_fds(connection, 1, 1)
+            except OSError:
+                self._leave(name)
+                return None
+            if not said:
+                self._leave(name)
+            return _mapped(fds[0]) if fds else None
+
+    def done(self, loans: Iterable[bytes]) -> None:
+        """Tells lenders that these are read."""
+        for name, of_one in groupby(sorted(loans), lambda loan: loan[:_NAME_BYTES]):
+            numbers = [loan[_NAME_BYTES:] for loan in of_one]
+            with self._lock:
+                connection = self._connection(name)
+                for start in range(0, len(numbers) if connection is not None else 0, _NUMBERS_MAX):
+                    try:
+                        assert connection is not None
+                        connection.settimeout(0)
+                        connection.send(_DONE + b"".join(numbers[start : start + _NUMBERS_MAX]))
+                    except BlockingIOError:
+                        # The lender is stopped, and full of such words. It ends these by itself.
+                        break
+                    except OSError:
+                        self._leave(name)
+                        break
+
+    def close(self) -> None:
+        """Ends the connections. Idempotent."""
+        with self._lock:
+            _close_all(self._connections)
+
+    def _connection(self, name: bytes) -> socket.socket | None:
+        known = self._connections.get(name)
+        if known is not None:
+            return known
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # A full backlog is a lender that does not answer.
+            made.setblocking(False)
+            made.connect(_address(name))
+            if not _is_ours(made):
+                raise PermissionError("a lender of another user")
+        except OSError:
+            made.close()
+            return None
+        self._connections[name] = made
+        return made
+
+    def _leave(self, name: bytes) -> None:
+        self._connections.pop(name).close()
+
+
+def _address(name: bytes) -> bytes:
+    return b"\0tensord-loans-" + name.hex().encode()
+
+
+def _close_all(connections: dict[bytes, socket.socket]) -> None:
+    while connections:
+        connections.popitem()[1].close()
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the other side runs under the same user."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(packed)[1] == os.geteuid())
+
+
+def _end(listening: socket.socket) -> None:
+    """Wakes the thread, which then ends. The descriptor is the thread's to close."""
+    with suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _mapped(fd: int) -> Array | None:
+    """The memory behind a descriptor, as pages of this process's own."""
+    try:
+        return np.frombuffer(mmap(fd, 0, MAP_PRIVATE, PROT_READ | PROT_WRITE), np.uint8)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _serve(listening: socket.socket, book: _Book) -> None:
+    """Answers borrowers until the lender ends."""
+    with selectors.DefaultSelector() as ready, listening:
+        ready.register(listening, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select(_SWEEP_S):
+                if key.fileobj is listening:
+                    try:
+                        connection, _ = listening.accept()
+                    except OSError as error:
+                        if error.errno == EINVAL:
+                            # The lender has ended.
+                            for other in list(ready.get_map().values()):
+                                other.fileobj.close()  # type: ignore[union-attr]
+                            return
+                        # No descriptor is free, or its maker has gone already.
+                        time.sleep(_AGAIN_S)
+                        continue
+                    if _is_ours(connection):
+                        connection.settimeout(_SEND_S)
+                        ready.register(connection, selectors.EVENT_READ)
+                    else:
+                        connection.close()
+                elif not _answered(key.fileobj, book):  # type: ignore[arg-type]
+                    ready.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+            book.end_what_nobody_reads()
+
+
+def _answered(connection: socket.socket, book: _Book) -> bool:
+    """Takes one message; False where the connection is over."""
+    try:
+        said = connection.recv(_MESSAGE_BYTES)
+        if not said or len(said) % _NUMBER.size != 1:
+            return False
+        numbers = [number for (number,) in _NUMBER.iter_unpack(said[1:])]
+        if said[:1] == _DONE:
+            book.done(numbers)
+            return True
+        if said[:1] != _FETCH or len(numbers) != 1:
+            return False
+        lease = book.get(numbers[0])
+        fd = _copied(lease) if lease is not None else -1
+        try:
+            socket.send_fds(connection, [_HERE if fd >= 0 else _GONE], [fd] if fd >= 0 else [])
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return True
+    except OSError:
+        return False
+
+
+def _copied(lease: Lease) -> int:
+    """A descriptor of memory that has a copy of a lease's span; -1 where it has none, or there is no memory."""
+    span = lease.span()
+    if span is None:
+        return -1
+    fd = os.memfd_create("tensord-loan", os.MFD_CLOEXEC)
+    try:
+        left = span.data
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+_everywhere: Final[weakref.WeakSet[Lender]] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for lender in list(_everywhere):
+        lender.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,77 @@
+"""Free memory of a device, set aside for one process before it takes it.
+
+Owns: giving it back exactly once. Does not own the memory, nor the account of what is free: the daemon keeps that, for
+all processes, so that two of them never together reserve more than was free.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Self
+
+from ...ipc import messages
+from ...ipc.schema import SIZE_BYTES_MAX
+from .fields import check_count, check_name, check_seconds
+from .link import SAY_S, Connected, Link
+
+
+class DeviceReservation:
+    """Free memory of a device that is set aside for this process until `release`, or for `lasts_s`.
+
+    It keeps others from reserving the same memory; it allocates nothing.
+
+    Example:
+        >>> with cache.reserve_device("card0", 4096) as reservation:
+        ...     reservation.size_bytes                              # allocate so many bytes of card0 here
+        4096
+    """
+
+    def __init__(self, link: Link, connected: Connected, size_bytes: int, answer: messages.Reserved) -> None:
+        self.size_bytes = size_bytes
+        self.lasts_s = answer.lasts_s
+        self._link = link
+        self._connected = connected
+        self._number: int | None = answer.reservation
+
+    def release(self) -> None:
+        """The memory was taken, or is not wanted. Once; again, or without the daemon, nothing happens."""
+        number, self._number = self._number, None
+        if number is not None:
+            # Another daemon knows nothing of it: a reservation ends with its connection.
+            self._link.ask(
+                lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=self._connected
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: float) -> DeviceReservation:
+    """See `Client.reserve_device`."""
+    check_name("device", device)
+    size_bytes = check_count("size_bytes", size_bytes, SIZE_BYTES_MAX, least=1)
+    lasts_s = check_seconds("for_s", for_s, above_0=True)
+    connected = link.connection
+    if connected is None:
+        raise link.unavailable()
+    asked: Future[Any] = link.ask(
+        lambda number: messages.ReserveDevice(number, device, size_bytes, lasts_s),
+        timeout_s,
+        connected=connected,
+    )
+    try:
+        return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))
+    except BaseException:
+        # Granted in this very moment, and nobody has it: it would end only by itself.
+        asked.add_done_callback(partial(_give_back, link, connected))
+        raise
+
+
+def _give_back(link: Link, connected: Connected, asked: Future[Any]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        number = asked.result().reservation
+        link.ask(lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=connected)

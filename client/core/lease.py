@@ -1,0 +1,240 @@
+"""What a reader holds: a pinned entry, released when the last view of it is collected.
+
+Owns: turning pinned bytes into trees. Does not own the pin: that belongs to the root array, to which the lane has tied
+it, and every view of the payload keeps the root alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ...errors import BadTree
+from ...shm.layout import SPAN_HEADER_BYTES
+from ...shm.recipe import Recipe
+from ...shm.tensors import tensor_copy, tensor_over
+from .ring_mapping import RingMapping, mapping_under
+
+if TYPE_CHECKING:
+    from .view import View
+
+Array = np.ndarray[Any, Any]
+
+
+class Lease:
+    """A pinned entry. Its views stay right for as long as any of them lives, whatever becomes of the client.
+
+    Leaving the `with` block drops only the lease's own hold.
+
+    Example:
+        >>> cache.put(key, {"hidden": np.arange(3)}, wait=True).state
+        'stored'
+        >>> with cache.get(key) as lease:
+        ...     hidden = lease.tree["hidden"]
+        >>> hidden, hidden.flags.writeable                         # pinned for as long as this array lives
+        (array([0, 1, 2]), False)
+    """
+
+    __slots__ = ("_recipe", "_root", "payload_bytes")
+
+    def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
+        """`root` is the entry's whole payload, (payload_bytes,) uint8.
+
+        `payload_bytes` is the payload's size in the ring, tree header and padding included.
+        """
+        self._root = root
+        self._recipe = recipe
+        self.payload_bytes = payload_bytes
+
+    @property
+    def tree(self) -> Any:
+        """The payload as it was put, with read-only zero-copy numpy views for leaves, tensors' leaves too.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        return self._recipe.view(self._root)
+
+    def torch(self, *, copy: bool = True) -> Any:
+        """The payload with torch tensors for leaves.
+
+        Args:
+            copy: False gives tensors over the shared memory itself. Torch knows no read-only tensor: an in-place
+                operation on one of those ends the process with SIGSEGV.
+
+        Raises:
+            UnsupportedLeaf: a leaf has a dtype that torch lacks.
+            ValueError: the lease was released.
+        """
+        return self._recipe.torch(self._root, copy=copy)
+
+    @property
+    def value(self) -> Any:
+        """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
+        return self._recipe.value(self._root)
+
+    def handle(self) -> bytes | None:
+        """Names the pinned bytes to another process of this host, which reads them by `Ring.borrow`.
+
+        It is good for as long as this lease, or any view of it, lives: whatever becomes of the entry, the client or the
+        daemon meanwhile. The handle of a lease that is itself borrowed is good for as long as the first lender's.
+
+        Returns:
+            72 bytes, of which the first 16 are `Ring.identity`; None where the lease is a copy.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        return self._handle(self._root, 0)
+
+    def span(self) -> Array | None:
+        """The pinned bytes with their header before them, (n,) uint8, read-only: what `lease_of_copy` takes a copy of.
+        It is right for as long as the lease lives. None where the lease is a copy.
+
+        Raises:
+            ValueError: the lease was released.
+        """
+        return self._span(self._root, 0)
+
+    def _span(self, array: Array, offset: int) -> Array | None:
+        mapping = mapping_under(array)
+        if mapping is None:
+            return None
+        span: Array = np.ndarray(
+            (SPAN_HEADER_BYTES + self.payload_bytes,), np.uint8, mapping, mapping.span_at(array, offset)
+        )
+        return span
+
+    def _handle(self, array: Array, offset: int) -> bytes | None:
+        mapping = mapping_under(array)
+        return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
+
+    def release(self) -> None:
+        """Drops this hold on the entry; views already taken keep theirs."""
+        with suppress(AttributeError):
+            del self._root
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what `release` has taken away: a hit pays nothing for this check.
+        if name in ("_root", "tree"):
+            raise ValueError("this lease was released; take the views you need before the with block ends")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.release()
+
+
+class ArrayLease(Lease):
+    """A lease on a payload that is one array, or one tensor, and nothing else: `tree` is made at once."""
+
+    __slots__ = ("tree",)
+
+    def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
+        """`root` is the payload itself."""
+        self.tree = root  # type: ignore[misc]  # a slot in the property's place: a hit reads it without a call
+        self._recipe = recipe
+        self.payload_bytes = payload_bytes
+
+    def torch(self, *, copy: bool = True) -> Any:
+        import torch
+
+        return (tensor_copy if copy else tensor_over)(torch, self.tree)
+
+    @property
+    def value(self) -> Any:
+        return self.torch() if self._recipe.single_is_tensor else self.tree
+
+    def handle(self) -> bytes | None:
+        return self._handle(self.tree, self._offset)
+
+    def span(self) -> Array | None:
+        return self._span(self.tree, self._offset)
+
+    @property
+    def _offset(self) -> int:
+        single = self._recipe.single
+        assert single is not None
+        return single[2]
+
+    def release(self) -> None:
+        with suppress(AttributeError):
+            del self.tree
+
+
+def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, known: Recipe) -> Lease:
+    """A lease on the payload at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
+    if known.single is None:
+        return Lease(np.ndarray((payload_bytes,), np.uint8, memory, start), known, payload_bytes)
+    shape, dtype, offset = known.single
+    return ArrayLease(np.ndarray(shape, dtype, memory, start + offset), known, payload_bytes)
+
+
+class Batch:
+    """What `get_many` holds: all hits pinned at once; views are made when asked for, by the position of their key.
+
+    `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
+
+    Example:
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> with cache.get_many([key, bytes(32)]) as batch:
+        ...     print(batch.found, batch[0].tree, batch[1])
+        [ True False] [0 1 2] None
+    """
+
+    __slots__ = ("_copies", "_lengths", "_places", "_root", "_view", "found")
+
+    def __init__(self, view: View | None, root: Array, found: Array, places: Array, lengths: Array) -> None:
+        """`root` covers the whole ring and holds the pins of all that was `found`."""
+        self._view = view
+        self._places = places
+        self._lengths = lengths
+        self._root: Array | None = root
+        self._copies: dict[int, Lease] = {}
+        self.found = found
+
+    @classmethod
+    def of_misses(cls, count: int) -> Self:
+        """A batch in which nothing was found."""
+        nothing = np.zeros(count, np.uint64)
+        return cls(None, nothing, np.zeros(count, np.bool_), nothing, nothing)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, position: int) -> Lease | None:
+        if self._root is None:
+            raise ValueError("this batch was released; take the leases you need before the with block ends")
+        if not self.found[position] or self._view is None:
+            return None
+        if self._copies and (copy := self._copies.get(position % len(self))) is not None:
+            return copy
+        try:
+            return self._view.lease_within(self._root, int(self._places[position]), int(self._lengths[position]))
+        except BadTree:
+            return None
+
+    def add_copy(self, position: int, copy: Lease | None) -> None:
+        """A hit that found no free lane word, copied out instead of pinned; None if it went meanwhile."""
+        if copy is not None:
+            self._copies[position] = copy
+            self.found[position] = True
+
+    def __iter__(self) -> Iterator[Lease | None]:
+        return (self[position] for position in range(len(self)))
+
+    def release(self) -> None:
+        """Drops the batch's hold; leases and views already taken keep theirs."""
+        self._root = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._root = None

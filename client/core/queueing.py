@@ -1,0 +1,27 @@
+"""The feed of the queueing floor: what an engine says of the inference requests that it serves.
+
+Owns: the checks of what is said. Does not own what follows from it: the daemon reckons the floor. Says it once and
+waits for nothing: what is said while there is no daemon is not said later, since it is about the last minute.
+"""
+
+from __future__ import annotations
+
+from ...ipc import messages
+from ...ipc.governance import ARRIVALS_MAX, BLOCKS_MAX
+from .fields import check_count, check_name, check_seconds
+from .governor import GovernorListener
+
+
+def arrived(governor: GovernorListener, device: str, count: int) -> None:
+    """See `Client.request_arrived`."""
+    check_name("device", device)
+    count = check_count("count", count, ARRIVALS_MAX)
+    if count:
+        governor.tell(messages.RequestsArrived(device, count))
+
+
+def completed(governor: GovernorListener, device: str, service_s: float, blocks: int) -> None:
+    """See `Client.request_completed`."""
+    check_name("device", device)
+    served_s = check_seconds("service_s", service_s)
+    governor.tell(messages.RequestCompleted(device, served_s, check_count("blocks", blocks, BLOCKS_MAX)))

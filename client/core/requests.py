@@ -1,0 +1,142 @@
+"""The requests that the caches, the prefix cache, the device cache and the adapters make of the daemon.
+
+Owns: building their messages, so that no other room of `client/` builds one. Does not own the connection (link.py), nor
+the requests of the client's own calls, which cache.py, claim.py, puts.py and workflow.py build themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from ...ipc import messages
+from .link import SAY_S, Connected, Link, PendingRequest
+
+Then = Callable[[Future[Any]], None]
+
+
+def batches(link: Link, keys: list[bytes]) -> Iterator[list[bytes]]:
+    """`keys` in order, in batches that one message may carry."""
+    most = link.limits.keys_per_request_max
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]
+
+
+# ---- entries of the ring
+
+
+def send_evict(link: Link, keys: list[bytes]) -> None:
+    """Asks the daemon to evict entries, without waiting for the answer. Without a daemon nothing happens."""
+    for batch in batches(link, keys):
+        link.ask(lambda number, batch=batch: messages.Evict(number, batch), SAY_S)  # type: ignore[misc]
+
+
+def ask_clear(link: Link, tag: bytes | None) -> PendingRequest:
+    """Asks the daemon to evict all entries of a namespace, or with None all entries."""
+    return link.ask(lambda number: messages.Clear(number, tag), SAY_S)
+
+
+# ---- sequences
+
+
+def ask_match(
+    link: Link,
+    connected: Connected,
+    tag: bytes,
+    offset: int,
+    query_bytes: int,
+    agent: str,
+    inbox: int,
+    timeout_s: float,
+) -> PendingRequest:
+    """Asks for the longest cached prefix of a query that lies in an inbox. Answered by Matched."""
+    return link.ask(
+        lambda number: messages.MatchPrefix(number, tag, offset, query_bytes, agent, inbox),
+        timeout_s,
+        connected=connected,
+    )
+
+
+def ask_evict_prefixes(link: Link, tag: bytes, timeout_s: float) -> PendingRequest:
+    """Asks the daemon to evict all sequences of a namespace. Answered by Counted."""
+    return link.ask(lambda number: messages.EvictPrefixes(number, tag), timeout_s)
+
+
+def send_agent_turn(link: Link, agent: str, state: Literal["tool_call", "turn_ended", "finished"]) -> None:
+    """Tells the daemon what an agent does next, without waiting for the answer."""
+    link.ask(lambda number: messages.AgentTurn(number, agent, state), SAY_S)
+
+
+# ---- entries of a device
+
+
+def ask_open_device(link: Link, connected: Connected, device: str, then: Then) -> None:
+    """Announces that this process keeps entries on a device. Answered by DeviceOpened."""
+    link.ask(lambda number: messages.OpenDevice(number, device), SAY_S, connected=connected, then=then)
+
+
+def send_reading(link: Link, connected: Connected | None, device: str, used_bytes: int, total_bytes: int) -> None:
+    """Reports how full a device is.
+
+    Raises:
+        DaemonUnavailable, TimedOut: the message did not go.
+    """
+    link.send(messages.ReadDevice(device, used_bytes, total_bytes), timeout_s=SAY_S, connected=connected)
+
+
+def ask_register(
+    link: Link,
+    connected: Connected,
+    device: str,
+    key: bytes,
+    *,
+    size_bytes: int,
+    tokens: int,
+    agent: str,
+    uses: int,
+    then: Then,
+) -> None:
+    """Registers an entry of a device."""
+    link.ask(
+        lambda number: messages.RegisterEntry(number, device, key, size_bytes, tokens, agent, uses),
+        SAY_S,
+        connected=connected,
+        then=then,
+    )
+
+
+def ask_release(link: Link, connected: Connected, device: str, keys: list[bytes], then: Then) -> None:
+    """Unregisters entries of a device, at most as many as one message may carry."""
+    link.ask(lambda number: messages.ReleaseEntries(number, device, keys), SAY_S, connected=connected, then=then)
+
+
+def send_uses(link: Link, connected: Connected, device: str, keys: list[bytes]) -> None:
+    """Reports uses of a device's entries, one for each time that a key stands in `keys`.
+
+    Raises:
+        DaemonUnavailable, TimedOut: a message did not go.
+    """
+    for batch in batches(link, keys):
+        link.send(messages.UseEntries(device, batch), timeout_s=SAY_S, connected=connected)
+
+
+def ask_acknowledge(
+    link: Link,
+    connected: Connected,
+    device: str,
+    order: int,
+    *,
+    offloaded: list[bytes],
+    dropped: list[bytes],
+    kept: list[bytes],
+    freed_bytes: int,
+    then: Then,
+) -> None:
+    """Reports what became of the entries that an order named."""
+    link.ask(
+        lambda number: messages.AcknowledgeOrder(number, device, order, offloaded, dropped, kept, freed_bytes),
+        SAY_S,
+        connected=connected,
+        then=then,
+    )

@@ -1,0 +1,431 @@
+"""The way of a get: probe, read the slot, pin, look again, view. No message, no system call, no lock.
+
+Owns: one attachment's mappings (ring, index, lane) and every read through them. Does not own the connection: what is
+mapped stays readable when the daemon is gone.
+
+Invariant: a view of ring bytes exists only under a pin that was published before the slot's seq was seen unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from mmap import MAP_SHARED, PROT_READ, mmap
+from struct import error as struct_error
+from typing import Any, Final, Self
+from weakref import ref
+
+import numpy as np
+from numpy import ndarray, uint8
+
+from ...errors import BadTree, Corrupt, Invalidated, LayoutMismatch
+from ...shm.clock import unix_at_boot_s
+from ...shm.copy import checksum_of
+from ...shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
+from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
+from ...shm.layout import (
+    BUCKET_BYTES,
+    PAGE_BYTES,
+    PLACE_OFFSET_MASK,
+    PLACE_UNVERIFIED,
+    SLOT_BYTES,
+    SLOT_WORDS,
+    SPAN_HEADER_BYTES,
+    SpanHeader,
+    Superblock,
+)
+from ...shm.recipe import Recipe
+from .fields import check_key
+from .lease import ArrayLease, Batch, Lease, lease_over
+from .ring_mapping import RingMapping
+from .ring_reader import RingReader, learned
+
+Array = np.ndarray[Any, Any]
+_ATTEMPTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry's metadata, as its span's header has it. Times are Unix seconds, by the wall clock as it is now; 0 means
+    that it does not expire.
+
+    Example:
+        >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
+        'stored'
+        >>> entry = cache.peek(key)
+        >>> entry.tokens, entry.expires_unix_s
+        (576, 0.0)
+    """
+
+    key: bytes
+    payload_bytes: int
+    tokens: int
+    created_unix_s: float
+    expires_unix_s: float
+    owner_uid: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How much an entry is shared, as the daemon last wrote it into the index.
+
+    `holders`: clients that hold it now, counted about once a second: those with a lease or a view of it, a client that
+    is gone but whose views live included; what is borrowed or was copied out of a full lane is not. What is counted is
+    their lanes, each once: a process that was forked off while it held has two, its parent's and its own.
+    `uses`: how often it was got, touched, or put again while it was there, by anybody, since it was stored. It follows
+    within about a second, and goes on when the daemon is started again, without what was read while there was none or
+    in the tenth of a second before. Clients that read faster than the daemon takes in (some 40,000 gets a second
+    together) are sampled.
+
+    Example:
+        >>> cache.put(key, np.arange(3), wait=True).state
+        'stored'
+        >>> cache.reuse(key).holders                                # clients with a lease or a view of the entry
+        0
+    """
+
+    holders: int
+    uses: int
+
+
+class View:
+    """One attachment: the ring and the index, read-only, and a lane of our own."""
+
+    __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes")
+
+    def __init__(
+        self, ring: RingMapping, index: IndexReader, superblock: Superblock, identity: tuple[int, int]
+    ) -> None:
+        self._ring = ring
+        self._index = index
+        self._identity = identity
+        self._recipes: dict[bytes, Recipe] = {}
+        self.lane = ring.lane
+        self.ring = RingReader(ring, self._recipes)
+        self.ring_bytes = superblock.limit_bytes
+
+    @classmethod
+    def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:
+        """Maps what the daemon handed out; the descriptors stay the caller's.
+
+        Raises:
+            LayoutMismatch: segments of another layout version.
+        """
+        index_bytes = os.fstat(index_fd).st_size
+        if index_bytes < PAGE_BYTES:
+            raise LayoutMismatch(f"an index of {index_bytes} bytes, less than its superblock")
+        memory = mmap(index_fd, index_bytes, MAP_SHARED, PROT_READ)
+        superblock = Superblock.unpack(memory[:PAGE_BYTES])
+        if superblock.geometry.index_bytes != index_bytes:
+            raise LayoutMismatch(
+                f"an index of {index_bytes} bytes, by its superblock {superblock.geometry.index_bytes}"
+            )
+        ring = RingMapping(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
+        ring.begin(lane, ring_fd, superblock.instance_id)
+        return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
+
+    def is_over(self, index_fd: int) -> bool:
+        """Whether this is the memory behind `index_fd`."""
+        return self._identity == _identity(index_fd)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the ring is mapped: a daemon that was started anew may have enlarged it."""
+        return len(self._ring) >= Superblock.unpack(self._index.memory[:PAGE_BYTES]).ring_bytes
+
+    def get(self, key: bytes) -> Lease | None:
+        """A lease on the entry of `key`, or None.
+
+        The whole way of a hit stands in this one function: each call between two of its steps would cost a hit a
+        twentieth. It serves the common case; whatever is unusual goes on in `_get_slowly`.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        try:
+            first, second, fingerprint = KEY_HASHES.unpack(key)
+        except (struct_error, TypeError, ValueError):
+            raise bad_key(key) from None
+
+        # Probe: the line of eight fingerprints says which slot to read.
+        index = self._index
+        memory = index.memory
+        mask = index.mask
+        line = index.buckets_at + (first & mask) * BUCKET_BYTES
+        at = memory.find(fingerprint, line, line + SLOT_BYTES)
+        if at < 0:
+            if not (first ^ second) & mask:
+                # Both hashes name one bucket: the other one is its neighbour.
+                second ^= 1
+            line = index.buckets_at + (second & mask) * BUCKET_BYTES
+            at = memory.find(fingerprint, line, line + SLOT_BYTES)
+            if at < 0:
+                if type(key) is not bytes:
+                    check_key(key)
+                self.lane.log_miss()
+                return None
+
+        # Read the slot. SYNC POINT: seq first, then the body, as in IndexReader.find.
+        slot_at = line + SLOT_BYTES + (at - line) * SLOT_WORDS
+        seq, found, span_id, place, payload_bytes = SLOT.unpack_from(memory, slot_at)
+        try:
+            unusual = found != key or seq & 1 or place & PLACE_UNVERIFIED
+        except ValueError:
+            # An array, whose comparison is one of each element.
+            raise bad_key(key) from None
+        if unusual:
+            return self._get_slowly(key)
+
+        # Pin. The words before the free list, for Lane.freeze's sake.
+        lane = self.lane
+        words = lane.words
+        try:
+            word = lane.free.pop()
+        except IndexError:
+            return self._get_slowly(key)
+        try:
+            words[word] = span_id
+            # Look again. SYNC POINT: pin stored before seq is loaded; the daemon's fence settles what x86-64 may swap.
+            if index.words[slot_at >> 3] == seq:
+                # View.
+                ring = self._ring
+                start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+                header = ring[start : start + (place >> 48)]
+                known = self._recipes.get(header) or self._learned(header)
+                if known.single is None:
+                    root: Array = ndarray((payload_bytes,), uint8, ring, start)
+                    lease = Lease(root, known, payload_bytes)
+                else:
+                    shape, dtype, offset = known.single
+                    root = ndarray(shape, dtype, ring, start + offset)
+                    lease = ArrayLease(root, known, payload_bytes)
+
+                # Log the hit.
+                head = next(lane.heads)
+                words[LOG_AT + (head & LOG_MASK)] = span_id
+                words[HEAD_AT] = head + 1
+
+                # Tie the pin to the root's life. Last: a signal's exception is raised before it or not in here at all,
+                # so that a word is never given back twice.
+                lane.refs[word] = ref(root, lane.releases[word])
+                return lease
+        except (BadTree, TypeError):
+            # TypeError: too small a buffer. The ring has grown, the span lies behind what is mapped here (`is_whole`).
+            lane.unpin(word)
+            lane.log_miss()
+            return None
+        except BaseException:
+            lane.unpin(word)
+            raise
+        lane.unpin(word)
+        return self._get_slowly(key)
+
+    def hold(self, key: bytes) -> Lease | None:
+        """`get` that is counted neither as a use nor as a hit or a miss.
+
+        Raises:
+            BadKey: not 32 bytes.
+        """
+        try:
+            return self._pinned(key, check=False, counted=False)
+        except Corrupt:
+            return None
+
+    def get_many(self, keys: Array) -> Batch:
+        """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
+        batch, spans, rest = self._pinned_many(keys)
+        found = batch.found
+        self.lane.log_many(spans[found])
+        self.lane.log_misses(len(keys) - len(rest) - int(found.sum()))
+        for i in rest:
+            # A full lane copies out, here as in get; and a corrupt entry is a miss.
+            try:
+                batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
+            except Corrupt:
+                self.lane.log_miss()
+        return batch
+
+    def hold_many(self, keys: Array) -> Batch:
+        """`get_many` that is counted neither as uses nor as hits or misses. What a full lane cannot pin is a miss."""
+        return self._pinned_many(keys)[0]
+
+    def current(self, tag: bytes) -> int:
+        """The generation of a namespace now; 0 if it was never invalidated."""
+        return self._index.generations.current(tag)
+
+    def refusal(self, key: bytes) -> Invalidated | None:
+        """Why nothing is stored under a key of a past generation; None if its generation is not past."""
+        return self._index.generations.refusal(key)
+
+    def contains(self, key: bytes) -> bool:
+        """Whether a get would hit now. No lease, no recency."""
+        hit = self._index.find(key)
+        if hit is None:
+            return False
+        *_, place, payload_bytes = hit
+        return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + payload_bytes <= len(self._ring)
+
+    def peek(self, key: bytes) -> Entry | None:
+        """The entry's metadata, without touching its recency. A damaged header is a miss."""
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                return None
+            at, seq, _, place, _ = hit
+            offset = place & PLACE_OFFSET_MASK
+            h = self._ring.span(offset)
+            if self._index.words[at] == seq:
+                if h is None:
+                    return None
+                zero_s = unix_at_boot_s()
+                expires_unix_s = zero_s + h.expires_s if h.expires_s else 0.0
+                return Entry(
+                    h.key, h.payload_bytes, h.tokens, zero_s + h.created_s, expires_unix_s, h.owner_uid, h.checksum
+                )
+        return None
+
+    def reuse(self, key: bytes) -> Reuse | None:
+        """How much the entry is shared. No lease, no recency."""
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                return None
+            at, seq, *_ = hit
+            uses, holders = self._index.reuse(at)
+            if self._index.words[at] == seq:
+                return Reuse(holders, uses)
+        return None
+
+    def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
+        """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
+        start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+        header = self._ring[start : start + (place >> 48)]
+        return lease_over(root, start, payload_bytes, self._recipes.get(header) or self._learned(header))
+
+    def verified(self, key: bytes) -> Lease | None:
+        """`get`, with the payload checked against its checksum first.
+
+        Raises:
+            Corrupt: the payload is not what was stored.
+        """
+        return self._pinned(key, check=True)
+
+    def _get_slowly(self, key: bytes) -> Lease | None:
+        """What `get` leaves over: a changed slot, a full lane, an entry that no one has checked yet, what is no key."""
+        try:
+            return self._pinned(check_key(key), check=False)
+        except Corrupt:
+            self.lane.log_miss()
+            return None
+
+    def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
+        """What is there of (n, 32) uint8 keys, pinned; their span ids; those that a full lane had no word for."""
+        found, at, seq, spans, places, lengths = self._index.find_many(keys)
+        lane = self.lane
+        lane_words = lane.words
+        hits = np.flatnonzero(found)
+        words = lane.take_many(len(hits))
+        hits, rest = hits[: len(words)], hits[len(words) :]
+        found[rest] = False
+        root: Array = ndarray((len(self._ring),), uint8, self._ring)
+        numbers = lane.tie_many(words, root)
+        np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
+        # SYNC POINT: as in get, pins are stored before any seq is looked at again.
+        unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
+        # Spans behind what is mapped here are misses, as in get.
+        ends = (places[hits] & np.uint64(PLACE_OFFSET_MASK)) + np.uint64(SPAN_HEADER_BYTES) + lengths[hits]
+        unchanged &= ends <= np.uint64(len(self._ring))
+        found[hits] = unchanged
+        for i in hits[unchanged & (places[hits] & np.uint64(PLACE_UNVERIFIED) != 0)]:
+            found[i] = self._is_sound(int(places[i]), int(lengths[i]))
+        return Batch(self, root, found, places, lengths), spans, rest
+
+    def _pinned(self, key: bytes, *, check: bool, counted: bool = True) -> Lease | None:
+        lane = self.lane
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                break
+            at, seq, span_id, place, payload_bytes = hit
+            try:
+                word = lane.pin(span_id)
+            except IndexError:
+                return self._copied_out(key, counted=counted)
+            offset = place & PLACE_OFFSET_MASK
+            try:
+                unchanged = self._index.words[at] == seq
+                if unchanged:
+                    payload: Array = ndarray((payload_bytes,), uint8, self._ring, offset + SPAN_HEADER_BYTES)
+                    if check or place & PLACE_UNVERIFIED:
+                        _check(self._ring[offset : offset + SPAN_HEADER_BYTES], payload)
+                    header = payload[: place >> 48].tobytes()
+                    lease = lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
+            except TypeError:
+                # As in get: the span lies behind what is mapped here.
+                lane.unpin(word)
+                break
+            except BaseException:
+                lane.unpin(word)
+                raise
+            if not unchanged:
+                lane.unpin(word)
+                continue
+            lane.tie(word, payload)
+            if counted:
+                lane.log(span_id)
+            return lease
+        if counted:
+            lane.log_miss()
+        return None
+
+    def _copied_out(self, key: bytes, *, counted: bool = True) -> Lease | None:
+        """`verified` without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
+        for _ in range(_ATTEMPTS):
+            hit = self._index.find(key)
+            if hit is None:
+                break
+            at, seq, span_id, place, payload_bytes = hit
+            if self._index.words[at] != seq:
+                # Its place and its length may be those of two spans.
+                continue
+            offset = place & PLACE_OFFSET_MASK
+            span = self._ring.copied(offset, SPAN_HEADER_BYTES + payload_bytes)
+            if self._index.words[at] == seq:
+                payload = span[SPAN_HEADER_BYTES:]
+                _check(span[:SPAN_HEADER_BYTES].tobytes(), payload)
+                payload.flags.writeable = False
+                if counted:
+                    self.lane.log(span_id)
+                header = payload[: place >> 48].tobytes()
+                return lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
+        if counted:
+            self.lane.log_miss()
+        return None
+
+    def _is_sound(self, place: int, payload_bytes: int) -> bool:
+        """Whether a pinned span's payload is what was stored."""
+        start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
+        try:
+            _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((payload_bytes,), uint8, self._ring, start))
+        except Corrupt:
+            return False
+        return True
+
+    def _learned(self, header: bytes) -> Recipe:
+        return learned(self._recipes, header)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _check(span_header: bytes, payload: Array) -> None:
+    header = SpanHeader.unpack(span_header)
+    found = checksum_of(payload)
+    if found != header.checksum or header.payload_bytes != len(payload):
+        raise Corrupt(
+            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, stored was "
+            f"{header.checksum:#x}; evict it and put it again"
+        )

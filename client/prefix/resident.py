@@ -1,0 +1,195 @@
+"""A sequence whose arrays lie on a device: what is known of it, how far a query is the same, and views of it.
+
+Owns: the tree of its entry in the DeviceCache, and its way back to a sequence. Does not own the tensors, nor which
+sequences stay (prefix_device).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...ipc.layers import Layer, can_rewind_to
+from ...shm.dtypes import dtype_named
+from ...shm.prefix import Media, Tokens, agreed, uncut
+from ...shm.tensors import loaded_torch, tensor_copy, tensor_source
+from ..device.interface import Device, mapped
+from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, cut
+from .put import PrefixPut, PrefixSequence
+
+if TYPE_CHECKING:
+    from ..device.entries import DeviceLease
+
+__all__ = ["HeldOnDevice", "Resident", "layers_from", "longest", "resident_of", "tree_of"]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A sequence on the device, but for its tensors: those are its entry's. Its layers have None in their place.
+
+    `ends_at`: when it expires, in monotonic seconds; None: never. `offered`: it was sent to the host tier, for there
+    are too many. `unwanted`: it is not to be stored there any more. `copy`: what became of its last copy there.
+    """
+
+    sequence: PrefixSequence
+    rewinds: tuple[Layer, ...]
+    ends_at: float | None
+    offered: bool = False
+    unwanted: bool = False
+    copy: PrefixPut | None = None
+
+    @property
+    def is_in_host(self) -> bool:
+        return self.copy is not None and self.copy.state in ("stored", "existed")
+
+
+class HeldOnDevice:
+    """A sequence on the device, leased: what a PrefixMatch gives of it."""
+
+    __slots__ = ("_device", "_layers", "_lease", "_offset")
+
+    def __init__(self, lease: DeviceLease, device: Device, offset: int) -> None:
+        self._lease = lease
+        self._device = device
+        self._offset = offset
+        self._layers: Layers = lease.tree["resident"].sequence.layers
+
+    @property
+    def layers(self) -> list[list[Any]]:
+        """As in Held: one tree a layer, tensors of the device cut to the match; they must not be written."""
+        return [
+            [cut(tree, axis, 0, self._offset)] if whole and axis is not None else []
+            for tree, axis, whole in zip(self._lease.tree["layers"], self._layers.axes, self._layers.whole, strict=True)
+        ]
+
+    @property
+    def snapshot(self) -> list[Any] | None:
+        return layers_from(self._layers, self._lease.tree).snapshots.get(self._offset)
+
+    def joined(self, layer: int) -> Any:
+        tree = self._part(layer)
+        return mapped(self._device.to_host(tree, self._device.mark()), _array)
+
+    def torch(self, layer: int) -> Any:
+        """As in Held: the tensors stay on the device."""
+        return mapped(self._part(layer), _tensor)
+
+    def _part(self, layer: int) -> Any:
+        layers = self.layers
+        if not 0 <= layer < len(layers):
+            raise UsageError(f"layer {layer}: the sequence has {len(layers)}, counted from 0")
+        if layers[layer]:
+            return layers[layer][0]
+        snapshot = self.snapshot
+        return None if snapshot is None else snapshot[layer]
+
+
+def longest(sequence: PrefixSequence, rewinds: Sequence[Layer], query: Tokens, media: Sequence[Media]) -> int:
+    """How many tokens of a query a sequence can be continued after: they agree, so do their media, no item is cut in
+    two, every layer can rewind to there, and a token is left.
+
+    Args:
+        rewinds: the sequence's layers; those that need a snapshot as recurrent ones, with its positions.
+    """
+    ours = sequence.tokens
+    most = min(len(ours), len(query) - 1)
+    if most < 1 or ours[0] != query[0]:
+        return 0
+    differs = ours[:most] != query[:most]
+    first = int(differs.argmax())
+    most = agreed(media, sequence.media, first if differs[first] else most)
+    if not sequence.layers.exact:
+        most = uncut(most, media)
+        return most if all(can_rewind_to(layer, most) for layer in rewinds) else 0
+    return max(
+        (
+            position
+            for position in sequence.layers.snapshots
+            if position <= most and uncut(position, media) == position
+            if all(can_rewind_to(layer, position) for layer in rewinds)
+        ),
+        default=0,
+    )
+
+
+def resident_of(sequence: PrefixSequence) -> Resident:
+    layers = sequence.layers
+    positions = tuple(layers.snapshots)
+    rewinds = tuple(
+        Layer("shared")
+        if isinstance(layer, SharedLayer)
+        else Layer("recurrent", layers.tokens, snapshots=positions)
+        if not whole
+        else Layer("rotating", layers.tokens, layer.window)
+        if isinstance(layer, RotatingLayer)
+        else Layer("normal", layers.tokens)
+        for layer, whole in zip(layers.given, layers.whole, strict=True)
+    )
+    bare = replace(
+        layers,
+        given=tuple(_with(layer, None) for layer in layers.given),
+        snapshots={position: [state is not None for state in states] for position, states in layers.snapshots.items()},
+    )
+    ends_at = None if sequence.ttl_s is None else time.monotonic() + sequence.ttl_s
+    return Resident(replace(sequence, tokens=sequence.tokens.copy(), layers=bare), rewinds, ends_at)
+
+
+def tree_of(layers: Layers, resident: Resident | None) -> dict[str, Any]:
+    """What the DeviceCache holds of a sequence. The states at its end are its layers'."""
+    return {
+        "layers": [_of(layer) for layer in layers.given],
+        "snapshots": {at: states for at, states in layers.snapshots.items() if at != layers.tokens},
+        "resident": resident,
+    }
+
+
+def layers_from(bare: Layers, tree: dict[str, Any]) -> Layers:
+    """The layers of a Resident, with the arrays of its entry's tree, or of a copy of that."""
+    arrays: list[Any] = tree["layers"]
+    given = tuple(_with(layer, array) for layer, array in zip(bare.given, arrays, strict=True))
+    snapshots = {
+        at: [array if has else None for array, has in zip(arrays, states, strict=True)]
+        if at == bare.tokens
+        else tree["snapshots"][at]
+        for at, states in bare.snapshots.items()
+    }
+    return replace(bare, given=given, snapshots=snapshots)
+
+
+def _of(layer: PrefixLayer) -> Any:
+    if isinstance(layer, SharedLayer):
+        return None
+    return layer.state if isinstance(layer, RecurrentLayer) else layer.tree
+
+
+def _with(layer: PrefixLayer, arrays: Any) -> PrefixLayer:
+    if isinstance(layer, SharedLayer):
+        return layer
+    return replace(layer, state=arrays) if isinstance(layer, RecurrentLayer) else replace(layer, tree=arrays)
+
+
+def _array(leaf: Any, place: str) -> Any:
+    """A leaf as an array of the caller's own, if it is an array or a tensor on the host."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    torch = loaded_torch()
+    if torch is None or not isinstance(leaf, torch.Tensor):
+        return leaf
+    name, array = tensor_source(torch, leaf, place)
+    dtype = dtype_named(name)
+    assert dtype is not None, name
+    return array.view(dtype).copy()
+
+
+def _tensor(leaf: Any, _: str) -> Any:
+    """A leaf as a tensor of the caller's own, where it lies."""
+    if isinstance(leaf, np.ndarray):
+        import torch
+
+        return tensor_copy(torch, leaf)
+    return leaf.clone() if hasattr(leaf, "clone") else leaf

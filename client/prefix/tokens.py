@@ -1,0 +1,137 @@
+"""What a caller gives as a sequence, as what is compared: tokens as uint32, and media in their order.
+
+Owns: the checks of both, and that a buffer of uint32 is never copied. Does not own what media do to tokens
+(`shm.prefix`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, Final
+
+import numpy as np
+
+from ...errors import BadPrefix, UsageError
+from ...shm.prefix import MODALITIES, TOKEN_BYTES, Media, Tokens, ordered
+from ..core.fields import check_count
+
+TOKEN_MAX: Final = (1 << 32) - 1
+_POSITION_MAX: Final = 1 << 47
+_GIVE: Final = "give a list, an array, a tensor or bytes, best an array of uint32"
+
+GivenTokens = Any
+"""An array, a tensor, a buffer or a list of whole numbers."""
+GivenMedia = Iterable[Media | tuple[int, int, str, bytes]]
+
+
+def tokens_of(given: GivenTokens) -> Tokens:
+    """The tokens as (n,) uint32, n ≥ 1: over the memory of `given` where it is a contiguous buffer of 32-bit words
+    (numpy, torch on the CPU, array; bytes hold 4 for each token), else converted once.
+
+    Raises:
+        BadPrefix: no tokens, or one that is no whole number from 0 to 2**32 - 1: its position and value are named.
+    """
+    array = _array_of(given)
+    if array.ndim != 1:
+        raise BadPrefix(f"tokens have the shape {list(array.shape)}: give those of one sequence, of shape (n,)")
+    if not len(array):
+        raise BadPrefix("tokens are empty: a sequence has at least one")
+    if array.dtype == np.uint32:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iu" or not array.dtype.isnative:
+        raise BadPrefix(f"tokens are of dtype {array.dtype}: give whole numbers, best as uint32")
+    if (array.dtype.kind == "i" and array.min() < 0) or (array.itemsize > TOKEN_BYTES and array.max() > TOKEN_MAX):
+        at = int(np.argmax((array < 0) | (array > TOKEN_MAX)))
+        raise BadPrefix(f"token {at} is {array[at]}: a token is from 0 to {TOKEN_MAX}")
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array).view(np.uint32)
+    return array.astype(np.uint32)
+
+
+def _array_of(given: GivenTokens) -> np.ndarray[Any, Any]:
+    if isinstance(given, np.ndarray):
+        return given
+    if isinstance(given, list | tuple | range):
+        return _converted(given)
+    try:
+        array = _words_of(given) if isinstance(given, bytes | bytearray | memoryview) else _fetched(given)
+    except BadPrefix:
+        raise
+    except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
+        # An array of another library says by any of these that it is none of numbers, or cannot be read from here.
+        kind = getattr(given, "dtype", "no array of whole numbers")
+        raise BadPrefix(f"tokens are a {type(given).__name__} ({kind}): {error}; {_GIVE}") from None
+    if not array.ndim and not hasattr(given, "shape"):
+        raise BadPrefix(f"tokens are a {type(given).__name__}, no array of whole numbers; {_GIVE}")
+    return array
+
+
+def _words_of(given: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
+    with memoryview(given) as buffer:
+        if buffer.format not in ("B", "b", "c") or buffer.ndim != 1:
+            return np.asarray(given)
+        if not buffer.contiguous:
+            raise BadPrefix("tokens are a memoryview of bytes that are not contiguous: give bytes() of it")
+        if buffer.nbytes % TOKEN_BYTES:
+            raise BadPrefix(f"tokens as bytes are {TOKEN_BYTES} for each, and these are {buffer.nbytes}")
+    return np.frombuffer(given, np.uint32)
+
+
+def _fetched(given: Any) -> np.ndarray[Any, Any]:
+    """An array of any library, or what numpy makes of it, on the host."""
+    return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
+
+
+def _converted(given: Sequence[Any]) -> np.ndarray[Any, Any]:
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        array = np.empty(0, np.object_)
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return array
+    numbers: list[int] = []
+    for at, token in enumerate(given):
+        number = _number(token)
+        if number is None:
+            raise BadPrefix(f"token {at} is {token!r:.80}: a token is a whole number from 0 to {TOKEN_MAX}")
+        if not 0 <= number <= TOKEN_MAX:
+            raise BadPrefix(f"token {at} is {token!r:.80}: a token is from 0 to {TOKEN_MAX}")
+        numbers.append(number)
+    return np.array(numbers, np.uint32)
+
+
+def _number(token: Any) -> int | None:
+    try:
+        return None if isinstance(token, bool | np.bool_) else index(token)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def media_of(given: GivenMedia, tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
+    """The items in the order of (start, modality), checked against a sequence of so many tokens.
+
+    Raises:
+        BadPrefix: an item that is none, is out of its range, ends past the end where it may not be cut there, or
+            overlaps another of its modality; it is named.
+    """
+    try:
+        listed = list(given)
+    except TypeError:
+        raise BadPrefix(f"media are a {type(given).__name__}: give a list of Media") from None
+    items = [_media(item, number) for number, item in enumerate(listed)]
+    return ordered(items, tokens, may_be_cut=may_be_cut) if items else ()
+
+
+def _media(given: Any, number: int) -> Media:
+    try:
+        start, length, modality, digest = given
+        start = check_count("start", start, _POSITION_MAX)
+        length = check_count("length", length, _POSITION_MAX)
+    except (TypeError, ValueError, UsageError) as error:
+        raise BadPrefix(f"item {number} of the media is {given!r:.200}: {error}") from None
+    if not isinstance(modality, str) or modality not in MODALITIES:
+        raise BadPrefix(f"item {number} of the media: modality {modality!r:.40} is none of {', '.join(MODALITIES)}")
+    if not isinstance(digest, bytes):
+        raise BadPrefix(f"item {number} of the media: its hash is a {type(digest).__name__}, not bytes")
+    return Media(start, length, modality, digest)

@@ -1,0 +1,363 @@
+"""VRAM without a GPU or torch, for tests, drills and examples: it punishes what a real card punishes.
+
+    card = FakeCard(folder, "card0", 1 << 30)     shared by processes, capacity enforced (fake_card.py)
+    device = FakeVram(card)                       this process's tensors on it
+    tensor = device.upload(array)                 asynchronous, as all that is done to a FakeTensor
+
+Owns: the tensors, and a caching allocator: a tensor that is dropped goes back to it, and no gauge moves until
+`give_back()`. Does not own the account of the card (fake_card.py), or when a stream does its work (fake_stream.py).
+
+Invariants: memory that nothing was written to, and memory that was dropped, holds 0xA5: what is read before its stream
+has written it, or after it was freed, is visibly wrong. A block is handed out again to the stream it was made under
+only, and only once every stream that it was lent to is past that.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from ..client.device.interface import Mark, mapped
+from ..errors import DeviceFull, UnsupportedLeaf, UsageError
+from ..shm.dtypes import dtype_named, name_of
+from ..shm.tensors import loaded_torch, tensor_source
+from .fake_card import FakeCard
+from .fake_stream import FakeMark, FakeStream, Hold
+
+__all__ = ["FakeCard", "FakeMark", "FakeStream", "FakeTensor", "FakeVram", "Hold"]
+
+Array = np.ndarray[Any, Any]
+GARBAGE: Final = 0xA5
+BLOCK_BYTES: Final = 512
+"""A tensor takes a multiple of this, as in torch's allocator."""
+
+
+class _Block:
+    """Memory of the card that the process has taken, made under `stream`."""
+
+    __slots__ = ("buffer", "stream")
+
+    def __init__(self, buffer: Array, stream: FakeStream) -> None:
+        self.buffer = buffer
+        self.stream = stream
+
+
+class _Allocator:
+    """The process's blocks that no tensor has, by stream and size."""
+
+    def __init__(self, card: FakeCard) -> None:
+        self.card = card
+        self._lock = threading.Lock()
+        self._cached: defaultdict[tuple[FakeStream, int], list[_Block]] = defaultdict(list)
+        # Finalizers run anywhere, also where the lock is held: they leave the blocks here.
+        self._freed: deque[_Block] = deque()
+
+    def allocate(self, block_bytes: int, stream: FakeStream) -> _Block:
+        with self._lock:
+            self._collect()
+            if cached := self._cached[stream, block_bytes]:
+                return cached.pop()
+            try:
+                self.card.take(block_bytes)
+            except DeviceFull:
+                self._give_back()
+                self.card.take(block_bytes)
+        return _Block(np.full(block_bytes, GARBAGE, np.uint8), stream)
+
+    def free(self, block: _Block, lent_to: tuple[FakeStream, ...]) -> None:
+        """Takes a block back once each of these streams has done what it was told so far. Called by finalizers."""
+        if lent_to:
+            lent_to[0].enqueue_from_finalizer(lambda: self.free(block, lent_to[1:]))
+            return
+        block.stream.enqueue_from_finalizer(lambda: block.buffer.fill(GARBAGE))
+        self._freed.append(block)
+
+    def give_back(self) -> int:
+        with self._lock:
+            self._collect()
+            return self._give_back()
+
+    def cached_bytes(self) -> int:
+        with self._lock:
+            self._collect()
+            return sum(block_bytes * len(blocks) for (_, block_bytes), blocks in self._cached.items())
+
+    def _collect(self) -> None:
+        while self._freed:
+            block = self._freed.popleft()
+            self._cached[block.stream, len(block.buffer)].append(block)
+
+    def _give_back(self) -> int:
+        given_bytes = sum(block_bytes * len(blocks) for (_, block_bytes), blocks in self._cached.items())
+        self._cached.clear()
+        self.card.give(given_bytes)
+        return given_bytes
+
+
+class _Storage:
+    """A block for as long as a tensor lies in it."""
+
+    __slots__ = ("_allocator", "block", "lent_to")
+
+    def __init__(self, allocator: _Allocator, block: _Block) -> None:
+        self._allocator = allocator
+        self.block = block
+        self.lent_to: set[FakeStream] = set()
+
+    def __del__(self) -> None:
+        self._allocator.free(self.block, tuple(self.lent_to))
+
+
+class FakeTensor:
+    """A tensor on a fake card. Whatever is done to it is done later, by the stream that was current."""
+
+    __slots__ = ("_array", "_storage", "device")
+
+    def __init__(self, device: FakeVram, storage: _Storage, array: Array) -> None:
+        self.device = device
+        self._storage = storage
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a numpy array."""
+        shape: tuple[int, ...] = self._array.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """numpy's, or ml_dtypes'."""
+        dtype: np.dtype[Any] = self._array.dtype
+        return dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements; what it takes of the card is `device.size_of(tensor)`."""
+        return self._array.nbytes
+
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> FakeTensor:
+        """A view of the same memory."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(part, int | slice) for part in parts):
+            raise UsageError(f"a FakeTensor is indexed by ints and slices, not by {index!r}")
+        return FakeTensor(self.device, self._storage, self._array[(*parts, ...)])
+
+    def __repr__(self) -> str:
+        return f"FakeTensor({list(self.shape)}, {self.dtype}, {self.device.name})"
+
+    def fill_(self, value: Any) -> FakeTensor:
+        """Sets every element. Returns itself."""
+        array = self._array
+        self.device.launch(lambda: array.fill(value))
+        return self
+
+    def copy_(self, source: FakeTensor | Array) -> FakeTensor:
+        """Takes over the values of another tensor, or of an array as it is now. Returns itself."""
+        array = self._array
+        values = source._array if isinstance(source, FakeTensor) else np.array(source, copy=True)
+        self.device.launch(lambda: np.copyto(array, values))
+        return self
+
+    def clone(self) -> FakeTensor:
+        """A copy of its own on the card.
+
+        Raises:
+            DeviceFull: the card has no room for it.
+        """
+        return self.device.empty(self.shape, self.dtype).copy_(self)
+
+    def numpy(self) -> Array:
+        """A copy on the host, after what the current stream was told to do is done."""
+        copied: Array = self.device.to_host(self, self.device.mark())
+        return copied
+
+    def peek(self) -> Array:
+        """A copy of what lies there now, waiting for nothing: for tests of what happens without waiting."""
+        return self._array.copy()
+
+
+class FakeVram:
+    """A Device on a FakeCard: this process's tensors there. Safe to use from several threads; not across a fork.
+
+    Args:
+        card: where their memory is taken; this process's own opening of it.
+        reports: as in Device; a fake card writes its own gauge.
+
+    Attributes:
+        stream: the stream that is current wherever no other one is.
+        copies: the stream of to_host and to_device.
+
+    Example:
+        >>> import tempfile
+        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
+        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))
+        >>> device.upload(np.arange(3)).numpy()
+        array([0, 1, 2])
+    """
+
+    def __init__(self, card: FakeCard, *, reports: bool = False) -> None:
+        self.name = card.name
+        self.reports = reports
+        self.card = card
+        self.stream: Final = FakeStream()
+        self.copies: Final = FakeStream()
+        self._allocator = _Allocator(card)
+        self._threads = threading.local()
+
+    # ---- tensors and streams
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> FakeTensor:
+        """A tensor with garbage in it.
+
+        Raises:
+            DeviceFull: the card has no room, and this process's unused memory made none.
+            UnsupportedLeaf: a dtype that no payload can have.
+        """
+        return self._empty((shape,) if isinstance(shape, int) else shape, dtype, self.current_stream)
+
+    def upload(self, array: Any) -> FakeTensor:
+        """A tensor that is going to hold what `array` holds now, once the current stream comes to it.
+
+        Raises: as `empty`.
+        """
+        source = np.asarray(array)
+        return self.empty(source.shape, source.dtype).copy_(source)
+
+    @property
+    def current_stream(self) -> FakeStream:
+        """The calling thread's."""
+        stream: FakeStream = getattr(self._threads, "stream", self.stream)
+        return stream
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[FakeStream]:
+        """Within the block `stream` is the calling thread's current one."""
+        before = self.current_stream
+        self._threads.stream = stream
+        try:
+            yield stream
+        finally:
+            self._threads.stream = before
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Has `kernel()` run by the current stream."""
+        self.current_stream.enqueue(kernel)
+
+    @property
+    def cached_bytes(self) -> int:
+        """What `give_back` would give now."""
+        return self._allocator.cached_bytes()
+
+    # ---- Device
+
+    def reading(self) -> tuple[int, int]:
+        """As in Device."""
+        return self.card.reading()
+
+    def size_of(self, tree: Any) -> int:
+        """As in Device."""
+        blocks: dict[int, int] = {}
+
+        def add(leaf: Any, place: str) -> None:
+            if isinstance(leaf, FakeTensor):
+                block = self._own(leaf, place)._storage.block
+                blocks[id(block)] = len(block.buffer)
+
+        mapped(tree, add)
+        return sum(blocks.values())
+
+    def mark(self) -> FakeMark:
+        """As in Device."""
+        return self.current_stream.mark()
+
+    def lend(self, tree: Any) -> None:
+        """As in Device."""
+        stream = self.current_stream
+
+        def add(leaf: Any, place: str) -> None:
+            if isinstance(leaf, FakeTensor):
+                storage = self._own(leaf, place)._storage
+                if storage.block.stream is not stream:
+                    storage.lent_to.add(stream)
+
+        mapped(tree, add)
+
+    def to_host(self, tree: Any, mark: Mark) -> Any:
+        """As in Device; the leaves are numpy arrays."""
+        mark.wait()
+
+        def copied(leaf: Any, place: str) -> Any:
+            if not isinstance(leaf, FakeTensor):
+                return leaf
+            source = self._own(leaf, place)._array
+            host = _garbage(source.shape, source.dtype)
+            self.copies.enqueue(lambda: np.copyto(host, source))
+            return host
+
+        copy = mapped(tree, copied)
+        self.copies.mark().wait()
+        return copy
+
+    def to_device(self, tree: Any) -> Any:
+        """As in Device."""
+        sources: list[Array] = []
+        mapped(tree, lambda leaf, place: _collected(leaf, place, sources))
+        tensors: deque[FakeTensor] = deque()
+        try:
+            for source in sources:
+                tensors.append(self._empty(source.shape, source.dtype, self.copies))
+        except DeviceFull:
+            tensors.clear()
+            self.give_back()
+            raise
+        with self.on(self.copies):
+            for tensor, source in zip(tensors, sources, strict=True):
+                tensor.copy_(source)
+            self.mark().wait()
+        made = mapped(tree, lambda leaf, _: tensors.popleft() if _is_array(leaf) else leaf)
+        self.lend(made)
+        return made
+
+    def give_back(self) -> int:
+        """As in Device."""
+        return self._allocator.give_back()
+
+    # ---- inside
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any, stream: FakeStream) -> FakeTensor:
+        plain = np.dtype(dtype)
+        if name_of(plain) is None:
+            raise UnsupportedLeaf(f"a tensor of dtype {plain}, which no leaf can have; take a plain one")
+        wanted_bytes = math.prod(shape) * plain.itemsize
+        block_bytes = -(-wanted_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        storage = _Storage(self._allocator, self._allocator.allocate(block_bytes, stream))
+        return FakeTensor(self, storage, np.ndarray(shape, plain, storage.block.buffer))
+
+    def _own(self, tensor: FakeTensor, place: str) -> FakeTensor:
+        if tensor._storage._allocator is not self._allocator:
+            raise UsageError(f"{place} lies on another device, {tensor.device.name}; this one is {self.name}")
+        return tensor
+
+
+def _garbage(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    wanted_bytes = math.prod(shape) * dtype.itemsize
+    return np.ndarray(shape, dtype, np.full(wanted_bytes, GARBAGE, np.uint8))
+
+
+def _is_array(leaf: Any) -> bool:
+    torch = loaded_torch()
+    return isinstance(leaf, np.ndarray | np.generic) or (torch is not None and isinstance(leaf, torch.Tensor))
+
+
+def _collected(leaf: Any, place: str, into: list[Array]) -> None:
+    if isinstance(leaf, np.ndarray | np.generic):
+        into.append(np.asarray(leaf))
+    elif _is_array(leaf):
+        name, array = tensor_source(loaded_torch(), leaf, place)  # type: ignore[arg-type]
+        into.append(array.view(dtype_named(name)))

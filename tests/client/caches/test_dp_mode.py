@@ -1,0 +1,101 @@
+"""recommend_dp_mode: when, why, and which published figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.caches.dp_mode import recommend_dp_mode
+from tensord.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("images", "resolution", "depth", "expected"),
+    [
+        (1, 511, 44, False),
+        (2, 64, 1, True),
+        (1, 512, 1, True),
+        (1, (1024, 256), 1, True),
+        (1, (1024, 255), 1, False),
+        (1, 64, 45, True),
+        (9, 256, 1, True),
+        (10, 256, 1, False),
+        (10, 257, 1, True),
+        (10, (512, 128), 1, False),
+        (10, (257, 256), 1, True),
+        (1000, 1, 63, False),
+        (1, None, None, False),
+        (10, None, None, True),
+        (1, None, 45, True),
+    ],
+)
+def test_each_threshold_decides_at_its_very_value_and_many_small_images_win_over_the_rest(
+    images: int, resolution: Any, depth: Any, expected: bool
+) -> None:
+    recommendation = recommend_dp_mode(images, resolution, depth)
+    assert recommendation.use_dp is expected
+    assert recommendation.reason
+    assert recommendation.flag == ("--mm-encoder-tp-mode data" if expected else None)
+    assert recommendation.args == (["--mm-encoder-tp-mode", "data"] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("images", "resolution", "depth", "gain", "row"),
+    [
+        (3, 64, 1, 16.0, "row: 3 images a batch"),
+        (10, 300, 1, 9.5, "row: 10 images a batch"),
+        (1, 512, 1, 14.6, "row: 512 pixels a side"),
+        (1, 1024, 1, 16.2, "row: 1024 pixels a side"),
+        (1, 64, 45, 17.7, "row: 45 layers"),
+        (1, 64, 63, 15.0, "row: 63 layers"),
+        (2, 1024, 45, 16.2, "row: 1024 pixels a side"),
+        (10, 256, 45, 9.5, "row: 10 images a batch"),
+        (20, 256, 45, 8.1, "row: 256 pixels a side"),
+    ],
+)
+def test_the_gain_is_the_published_figure_of_the_row_that_decides(
+    images: int, resolution: Any, depth: int, gain: float, row: str
+) -> None:
+    recommendation = recommend_dp_mode(images, resolution, depth)
+    assert recommendation.expected_gain_percent == gain
+    assert recommendation.source.startswith("AMD") and recommendation.source.endswith(row)
+
+
+@pytest.mark.parametrize(
+    ("images", "resolution", "depth"),
+    [(2, 64, 27), (4, 64, 1), (1, 768, 1), (1, (2048, 512), 1), (1, 64, 50), (1, 256, 27), (50, 128, 27)],
+)
+def test_for_what_was_not_measured_no_gain_is_made_up(images: int, resolution: Any, depth: int) -> None:
+    recommendation = recommend_dp_mode(images, resolution, depth)
+    assert recommendation.expected_gain_percent is None
+    assert "no row" in recommendation.source
+
+
+@pytest.mark.parametrize(
+    ("images", "resolution", "depth", "names"),
+    [
+        (0, 64, 1, "batch_images is 0"),
+        (-1, 64, 1, "batch_images is -1"),
+        (True, 64, 1, "batch_images is True"),
+        (1.5, 64, 1, "batch_images is 1.5"),
+        (None, 64, 1, "batch_images is None"),
+        (1, 0, 1, "resolution is 0"),
+        (1, (64, -1), 1, "resolution is -1"),
+        (1, (64,), 1, "resolution is (64,)"),
+        (1, (64, 64, 3), 1, "resolution is (64, 64, 3)"),
+        (1, "64x64", 1, "resolution is '64x64'"),
+        (1, (64, float("nan")), 1, "resolution is nan"),
+        (1, 64, 0, "encoder_depth is 0"),
+        (1, 64, "deep", "encoder_depth is 'deep'"),
+        (np.array(2.5), 64, 1, "batch_images is array(2.5)"),
+        (1, np.array([64, 64]), 1, "resolution is array([64, 64])"),
+    ],
+)
+def test_nonsense_is_an_error_that_names_the_argument_and_its_value(
+    images: Any, resolution: Any, depth: Any, names: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        recommend_dp_mode(images, resolution, depth)
+    assert names in str(caught.value)

@@ -1,0 +1,697 @@
+"""The encoder cache manager: its promises by name, at random beside a model, and with the ring of a real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import tensord
+from tensord.client.caches.encoder import (
+    EncoderCacheManager,
+    EncoderInput,
+    EncoderRequest,
+    compute_encoder_budget,
+)
+from tensord.errors import (
+    BadConfiguration,
+    BadKey,
+    ObjectTooLarge,
+    StoreFull,
+    TokensDiffer,
+    UnsupportedLeaf,
+    UsageError,
+)
+
+from ...daemon_process import MIB, Daemon, until
+from ...memory_bench import key
+from ...processes import Child, Stage
+
+PLENTY = 1 << 30
+_numbers = count(1)
+
+
+def request(name: str, *inputs: tuple[bytes, int]) -> EncoderRequest:
+    return EncoderRequest(name, [EncoderInput(at, tokens) for at, tokens in inputs])
+
+
+A, B, C = key(1), key(2), key(3)
+
+
+def adds_up(manager: EncoderCacheManager) -> bool:
+    parts = (manager.free_tokens, manager.freeable_tokens, manager.used_tokens)
+    return min(parts) >= 0 and sum(parts) == manager.cache_size
+
+
+# ---- budget and order
+
+
+def test_what_was_freed_is_there_for_the_next_request_and_takes_no_second_room() -> None:
+    manager = EncoderCacheManager(10)
+    first, second = request("1", (A, 4)), request("2", (A, 4))
+    assert not manager.has_cache(first, 0)
+    manager.allocate(first, 0)
+    manager.free(first)
+    assert (manager.free_tokens, manager.freeable_tokens) == (6, 4)
+    assert manager.has_cache(second, 0)
+    assert manager.allocate(second, 0) == []
+    assert (manager.free_tokens, manager.freeable_tokens, manager.used_tokens) == (6, 0, 4)
+
+
+def test_requests_share_by_content_and_the_last_one_frees_it() -> None:
+    manager = EncoderCacheManager(10)
+    first, second = request("1", (A, 4)), request("2", (B, 1), (A, 4))
+    manager.allocate(first, 0)
+    manager.allocate(second, 1)
+    assert manager.used_tokens == 4
+    manager.free(first)
+    assert manager.used_tokens == 4
+    manager.free(second)
+    assert manager.freeable_tokens == 4
+
+
+def test_what_was_freed_first_goes_first_and_only_as_much_as_is_needed() -> None:
+    manager = EncoderCacheManager(10)
+    held = request("held", (A, 3), (B, 3), (C, 3))
+    for input_id in range(3):
+        manager.allocate(held, input_id)
+    for input_id in (1, 0, 2):
+        manager.free_encoder_input(held, input_id)
+    assert manager.allocate(request("next", (key(4), 4)), 0) == [B]
+    assert manager.allocate(request("after", (key(5), 6)), 0) == [A, C]
+    assert manager.get_freed_ids() == [B, A, C]
+    assert manager.get_freed_ids() == []
+
+
+def test_an_output_used_again_is_the_newest_when_it_is_freed() -> None:
+    manager = EncoderCacheManager(4)
+    first, second = request("1", (A, 2), (B, 2)), request("2", (A, 2))
+    manager.allocate(first, 0)
+    manager.allocate(first, 1)
+    manager.free(first)
+    manager.allocate(second, 0)
+    manager.free(second)
+    assert manager.allocate(request("3", (C, 2)), 0) == [B]
+
+
+def test_what_a_request_needs_never_goes_and_a_refusal_changes_nothing() -> None:
+    manager = EncoderCacheManager(10)
+    running, waiting = request("running", (A, 6), (B, 2)), request("waiting", (C, 5))
+    manager.allocate(running, 0)
+    manager.allocate(running, 1)
+    manager.free_encoder_input(running, 1)
+    assert not manager.can_allocate(waiting, 0, PLENTY)
+    with pytest.raises(StoreFull, match=r"'waiting' needs 5 encoder tokens, and 4 of 10 .* can_allocate"):
+        manager.allocate(waiting, 0)
+    assert (manager.free_tokens, manager.freeable_tokens, manager.used_tokens) == (2, 2, 6)
+    assert manager.has_cache(running, 1)
+    assert manager.get_cached_input_ids(waiting) == set()
+    assert manager.get_freed_ids() == []
+
+
+def test_an_item_larger_than_the_cache_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        ObjectTooLarge, match=r"needs 11 encoder tokens, and the cache has 10: .*compute_encoder_budget"
+    ):
+        EncoderCacheManager(10).allocate(request("1", (A, 11)), 0)
+
+
+def test_queries_change_nothing_and_evict_nothing() -> None:
+    manager = EncoderCacheManager(10)
+    past, wanted = request("past", (A, 8)), request("wanted", (B, 9))
+    manager.allocate(past, 0)
+    manager.free(past)
+    for _ in range(3):
+        assert manager.can_allocate(wanted, 0, PLENTY)
+        assert not manager.has_cache(wanted, 0)
+        assert manager.has_cache(past, 0)
+    assert (manager.free_tokens, manager.freeable_tokens) == (2, 8)
+    assert manager.get_freed_ids() == []
+    assert manager.get_cached_input_ids(past) == set()
+
+
+def test_freeing_twice_adds_no_capacity() -> None:
+    manager = EncoderCacheManager(10)
+    held = request("1", (A, 4), (B, 3))
+    manager.allocate(held, 0)
+    for _ in range(2):
+        manager.free_encoder_input(held, 0)
+        manager.free_encoder_input(held, 1)
+        manager.free(held)
+    assert (manager.free_tokens, manager.freeable_tokens) == (6, 4)
+
+
+def test_allocating_twice_takes_room_once() -> None:
+    manager = EncoderCacheManager(10)
+    held = request("1", (A, 4))
+    assert manager.allocate(held, 0) == manager.allocate(held, 0) == []
+    assert manager.used_tokens == 4
+    manager.free_encoder_input(held, 0)
+    assert manager.used_tokens == 0
+
+
+def test_an_item_repeated_in_a_request_is_held_until_its_last_occurrence_is_freed() -> None:
+    manager = EncoderCacheManager(4)
+    held = request("1", (A, 4), (A, 4))
+    manager.allocate(held, 0)
+    manager.allocate(held, 1)
+    assert manager.used_tokens == 4
+    manager.free_encoder_input(held, 0)
+    assert manager.get_cached_input_ids(held) == {1}
+    assert not manager.can_allocate(request("2", (B, 1)), 0, PLENTY)
+    manager.free_encoder_input(held, 1)
+    assert manager.allocate(request("2", (B, 1)), 0) == [A]
+
+
+def test_what_was_evicted_and_allocated_again_is_not_reported() -> None:
+    manager = EncoderCacheManager(4)
+    first, second = request("1", (A, 4)), request("2", (B, 4))
+    manager.allocate(first, 0)
+    manager.free(first)
+    assert manager.allocate(second, 0) == [A]
+    manager.free(second)
+    assert manager.allocate(first, 0) == [B]
+    assert manager.get_freed_ids() == [B]
+    manager.free(first)
+    assert manager.allocate(second, 0) == [A]
+    manager.free(second)
+    assert manager.allocate(first, 0) == [B]
+    manager.free(first)
+    assert manager.allocate(second, 0) == [A]
+    assert manager.get_freed_ids() == [A]
+
+
+def test_what_was_evicted_twice_is_reported_once_after_what_went_before() -> None:
+    manager = EncoderCacheManager(4)
+    for at in (A, B, A, C):
+        one = request("1", (at, 4))
+        manager.allocate(one, 0)
+        manager.free(one)
+    assert manager.get_freed_ids() == [B, A]
+
+
+def test_all_inputs_of_an_ended_request_are_freed_in_the_order_they_were_allocated() -> None:
+    manager = EncoderCacheManager(9)
+    held = request("1", (A, 3), (B, 3), (C, 3))
+    for input_id in (2, 0, 1):
+        manager.allocate(held, input_id)
+    assert manager.get_cached_input_ids(held) == {0, 1, 2}
+    manager.free(held)
+    assert manager.get_cached_input_ids(held) == set()
+    assert manager.allocate(request("2", (key(4), 9)), 0) == [C, A, B]
+
+
+def test_a_step_schedules_no_more_than_its_compute_budget_and_the_room_left() -> None:
+    manager = EncoderCacheManager(10)
+    wanted = request("1", (A, 5), (B, 6))
+    assert manager.can_allocate(wanted, 0, compute_budget=5)
+    assert not manager.can_allocate(wanted, 1, compute_budget=5)
+    assert manager.can_allocate(wanted, 1, compute_budget=6, tokens_scheduled=4)
+    assert not manager.can_allocate(wanted, 1, compute_budget=6, tokens_scheduled=5)
+
+
+def test_what_is_allocated_already_needs_no_compute_budget() -> None:
+    manager = EncoderCacheManager(10)
+    first, second = request("1", (A, 5)), request("2", (A, 5))
+    manager.allocate(first, 0)
+    assert manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=10)
+    manager.free(first)
+    assert manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=5)
+    # The room that it would leave is scheduled already, so that it is going to be evicted.
+    assert not manager.can_allocate(second, 0, compute_budget=0, tokens_scheduled=6)
+
+
+def test_inputs_without_tokens_take_no_room() -> None:
+    manager = EncoderCacheManager(0)
+    empty = request("1", (A, 0))
+    assert manager.can_allocate(empty, 0, compute_budget=0)
+    manager.allocate(empty, 0)
+    assert manager.get_cached_input_ids(empty) == {0}
+    manager.free(empty)
+    assert adds_up(manager)
+
+
+def test_reset_leaves_nothing_and_what_runs_may_still_be_freed() -> None:
+    manager = EncoderCacheManager(10)
+    running, past = request("running", (A, 4)), request("past", (B, 6))
+    manager.allocate(running, 0)
+    manager.allocate(past, 0)
+    manager.free(past)
+    manager.allocate(request("third", (C, 5)), 0)
+    manager.reset()
+    assert manager.free_tokens == 10
+    assert manager.get_freed_ids() == []
+    assert not manager.has_cache(running, 0)
+    manager.free(running)
+    assert manager.free_tokens == 10
+    manager.allocate(request("next", (key(4), 10)), 0)
+
+
+# ---- mistakes are named
+
+
+def test_one_key_with_two_token_counts_is_refused_and_both_are_named() -> None:
+    manager = EncoderCacheManager(10)
+    manager.allocate(request("1", (A, 4)), 0)
+    other = request("2", (A, 5))
+    for ask in (
+        lambda: manager.has_cache(other, 0),
+        lambda: manager.can_allocate(other, 0, PLENTY),
+        lambda: manager.allocate(other, 0),
+    ):
+        with pytest.raises(TokensDiffer, match=f"{A.hex()[:16]}… has 4 tokens, and 5 are asked for"):
+            ask()
+    assert manager.used_tokens == 4
+    with pytest.raises(TokensDiffer, match="has 4 tokens, and 5 are"):
+        request("3", (B, 1), (A, 4), (A, 5))
+
+
+@pytest.mark.parametrize("tokens", [-1, 1.5, True, "4", None])
+def test_tokens_are_whole_numbers_from_0(tokens: object) -> None:
+    with pytest.raises(UsageError, match=r"tokens is .*whole number from 0"):
+        EncoderInput(A, tokens)  # type: ignore[arg-type]
+
+
+def test_keys_are_32_bytes_and_inputs_are_counted_from_0() -> None:
+    with pytest.raises(BadKey):
+        EncoderInput(b"short", 1)
+    manager = EncoderCacheManager(10)
+    for wrong in (-1, 1):
+        with pytest.raises(UsageError, match=f"input {wrong} of request 'r': it has 1"):
+            manager.allocate(request("r", (A, 1)), wrong)
+    with pytest.raises(UsageError, match="cache_size is -1"):
+        EncoderCacheManager(-1)
+
+
+def test_another_input_under_an_allocated_index_is_refused() -> None:
+    manager = EncoderCacheManager(10)
+    manager.allocate(request("r", (A, 4)), 0)
+    with pytest.raises(UsageError, match=r"input 0 of request 'r' is allocated with key .*free the request first"):
+        manager.allocate(request("r", (B, 4)), 0)
+    assert manager.used_tokens == 4
+
+
+# ---- budgets
+
+
+def test_the_budgets_are_as_configured_and_never_less_than_the_largest_item() -> None:
+    def budget(compute: int, cache: int) -> tuple[int, int]:
+        return compute_encoder_budget(
+            {"image": 576, "video": 2048}, batch_tokens_max=8192, compute_tokens=compute, cache_tokens=cache
+        )
+
+    assert budget(8192, 16384) == (8192, 16384)
+    assert budget(512, 16384) == (2048, 16384)
+    assert budget(4096, 0) == (4096, 2048)
+
+
+def test_without_multimodal_input_there_is_no_budget() -> None:
+    for chunked in (True, False):
+        budget = compute_encoder_budget(
+            {}, batch_tokens_max=1, compute_tokens=100, cache_tokens=100, chunked_input=chunked
+        )
+        assert budget == (0, 0)
+
+
+def test_an_item_that_no_batch_can_hold_is_refused_with_item_limit_and_what_to_do() -> None:
+    def budget(batch_tokens_max: int, chunked: bool) -> tuple[int, int]:
+        return compute_encoder_budget(
+            {"image": 576, "video": 2048},
+            batch_tokens_max=batch_tokens_max,
+            compute_tokens=1,
+            cache_tokens=1,
+            chunked_input=chunked,
+        )
+
+    assert budget(2047, True) == budget(2048, False) == (2048, 2048)
+    with pytest.raises(BadConfiguration, match=r"video can have 2048 tokens, and batch_tokens_max is 2047 .* raise"):
+        budget(2047, False)
+    with pytest.raises(UsageError, match="tokens of image is -5"):
+        compute_encoder_budget({"image": -5}, batch_tokens_max=1, compute_tokens=1, cache_tokens=1)
+
+
+# ---- at random
+
+
+TOKENS = {key(number): number % 5 for number in range(8)}
+CONTENTS = st.sampled_from(sorted(TOKENS))
+REQUESTS = [
+    request(f"r{number}", *((at, TOKENS[at]) for at in contents))
+    for number, contents in enumerate(
+        [
+            (key(0), key(1), key(2)),
+            (key(1), key(1), key(3)),
+            (key(4), key(5), key(4)),
+            (key(6), key(7)),
+            (key(2), key(3), key(4), key(6)),
+        ]
+    )
+]
+PLACES = st.sampled_from([(one, at) for one in REQUESTS for at in range(len(one.inputs))])
+
+
+class Machine(RuleBasedStateMachine):
+    """The model keeps (request, index) pairs, and an order of keys; everything else is counted anew each time."""
+
+    size = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = EncoderCacheManager(self.size)
+        self.held: dict[tuple[str, int], bytes] = {}
+        self.unneeded: list[bytes] = []
+        self.evicted: list[bytes] = []
+
+    def needed(self) -> set[bytes]:
+        return set(self.held.values())
+
+    def present(self) -> set[bytes]:
+        return self.needed() | set(self.unneeded)
+
+    def free(self, one: EncoderRequest, at: int) -> None:
+        gone = self.held.pop((one.request_id, at), None)
+        if gone is not None and gone not in self.needed():
+            self.unneeded.append(gone)
+
+    @rule(place=PLACES)
+    def allocate(self, place: tuple[EncoderRequest, int]) -> None:
+        one, at = place
+        wanted = one.inputs[at]
+        taken = sum(TOKENS[each] for each in self.needed() - {wanted.key})
+        if taken + wanted.tokens > self.size:
+            assert not self.manager.can_allocate(one, at, PLENTY)
+            with pytest.raises(StoreFull):
+                self.manager.allocate(one, at)
+            return
+        assert self.manager.can_allocate(one, at, PLENTY)
+        went = []
+        if wanted.key not in self.present():
+            while sum(TOKENS[each] for each in self.present()) + wanted.tokens > self.size:
+                went.append(self.unneeded.pop(0))
+        elif wanted.key in self.unneeded:
+            self.unneeded.remove(wanted.key)
+        self.held[one.request_id, at] = wanted.key
+        self.evicted = [each for each in self.evicted if each not in went] + went
+        assert self.manager.allocate(one, at) == went
+
+    @rule(place=PLACES)
+    def free_encoder_input(self, place: tuple[EncoderRequest, int]) -> None:
+        self.free(*place)
+        self.manager.free_encoder_input(*place)
+
+    @rule(one=st.sampled_from(REQUESTS))
+    def end(self, one: EncoderRequest) -> None:
+        for of, at in list(self.held):
+            if of == one.request_id:
+                self.free(one, at)
+        self.manager.free(one)
+
+    @rule()
+    def drain(self) -> None:
+        assert self.manager.get_freed_ids() == [each for each in self.evicted if each not in self.present()]
+        self.evicted = []
+
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset()
+        self.held, self.unneeded, self.evicted = {}, [], []
+
+    @rule(place=PLACES, budget=st.integers(0, 5), scheduled=st.integers(0, 10))
+    def ask(self, place: tuple[EncoderRequest, int], budget: int, scheduled: int) -> None:
+        one, at = place
+        wanted = one.inputs[at]
+        left = self.size - sum(TOKENS[each] for each in self.needed())
+        fits = wanted.tokens + scheduled <= left and (wanted.key in self.unneeded or wanted.tokens <= budget)
+        assert self.manager.can_allocate(one, at, budget, scheduled) is (wanted.key in self.needed() or fits)
+
+    @invariant()
+    def agrees(self) -> None:
+        manager = self.manager
+        assert adds_up(manager)
+        assert manager.used_tokens == sum(TOKENS[each] for each in self.needed())
+        assert manager.freeable_tokens == sum(TOKENS[each] for each in self.unneeded)
+        for one in REQUESTS:
+            ids = {at for of, at in self.held if of == one.request_id}
+            assert manager.get_cached_input_ids(one) == ids
+            for at, each in enumerate(one.inputs):
+                assert manager.has_cache(one, at) is (each.key in self.present())
+
+
+TestAtRandom = Machine.TestCase
+TestAtRandom.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+# ---- with the host's ring
+
+
+RING_BYTES = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    """A daemon with so small a ring that other engines' puts soon fill it."""
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as running:
+        yield running.start()
+
+
+@pytest.fixture
+def cache(shared: Daemon) -> Iterator[tensord.Client]:
+    with tensord.Client(shared.socket) as client:
+        yield client
+
+
+@pytest.fixture
+def picture() -> bytes:
+    """A key that nobody has used."""
+    return key(next(_numbers), b"pictures")
+
+
+def output() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.arange(65536, dtype=np.float32)
+
+
+def fill(client: tensord.Client) -> None:
+    """Another engine's puts, more than twice of what the ring holds."""
+    for _ in range(2 * RING_BYTES // MIB + 1):
+        client.put(key(next(_numbers), b"fillings"), np.zeros(MIB - 4096, np.uint8), wait=True)
+
+
+def stored(manager: EncoderCacheManager, one: EncoderRequest, at: int = 0) -> None:
+    """Encodes and stores an allocated input, and lets a step go by once the daemon has it."""
+    put = manager.store(one, at, output())
+    assert put is not None
+    assert put.wait(30).state in ("stored", "existed")
+    manager.get_freed_ids()
+
+
+def test_what_one_engine_stored_another_has_and_reads(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    first, second = EncoderCacheManager(10, cache), EncoderCacheManager(10, shared.client())
+    mine, theirs = request("1", (picture, 4)), request("2", (picture, 4))
+    assert not second.has_cache(theirs, 0)
+    first.allocate(mine, 0)
+    assert first.lease(mine, 0) is None
+    stored(first, mine)
+    assert second.has_cache(theirs, 0)
+    assert second.lease(theirs, 0) is None, "not allocated"
+    second.allocate(theirs, 0)
+    lease = second.lease(theirs, 0)
+    assert lease is not None
+    assert np.array_equal(lease.tree, output())
+
+
+def test_an_input_with_another_key_than_the_allocated_one_has_no_lease(cache: tensord.Client, picture: bytes) -> None:
+    manager, other = EncoderCacheManager(10, cache), key(next(_numbers), b"anothers")
+    mine, changed = request("1", (picture, 4)), request("1", (other, 4))
+    manager.allocate(mine, 0)
+    stored(manager, mine)
+    cache.put(other, output(), wait=True)
+    assert manager.lease(changed, 0) is None
+    assert manager.lease(mine, 0) is not None
+
+
+def test_what_only_the_ring_has_counts_against_the_compute_budget(cache: tensord.Client, picture: bytes) -> None:
+    manager, wanted = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    cache.put(picture, output(), wait=True)
+    assert manager.has_cache(wanted, 0)
+    assert not manager.can_allocate(wanted, 0, compute_budget=3)
+    assert manager.can_allocate(wanted, 0, compute_budget=4)
+
+
+@pytest.mark.parametrize("by", ["allocate", "store"])
+def test_what_a_running_request_needs_no_other_engine_evicts(
+    shared: Daemon, cache: tensord.Client, picture: bytes, by: str
+) -> None:
+    other = shared.client()
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    if by == "allocate":
+        other.put(picture, output(), wait=True)
+    manager.allocate(running, 0)
+    if by == "store":
+        stored(manager, running)
+    fill(other)
+    assert other.contains(picture)
+    lease = manager.lease(running, 0)
+    assert lease is not None
+    assert np.array_equal(lease.tree, output())
+
+
+def test_what_was_removed_and_stored_again_for_a_running_request_is_pinned_as_it_is_now(
+    shared: Daemon, cache: tensord.Client, picture: bytes
+) -> None:
+    manager, other = EncoderCacheManager(10, cache), shared.client()
+    running = request("1", (picture, 4))
+    manager.allocate(running, 0)
+    stored(manager, running)
+    assert other.evict(picture) == 1
+    stored(manager, running)
+    fill(other)
+    assert other.contains(picture)
+
+
+def test_the_callers_lease_is_its_own(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    manager.allocate(running, 0)
+    stored(manager, running)
+    for _ in range(2):
+        lease = manager.lease(running, 0)
+        assert lease is not None
+        with lease:
+            assert len(lease.tree) == 65536
+    fill(shared.client())
+    assert cache.contains(picture)
+
+
+def test_a_pin_ends_with_the_last_request_that_needs_it(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    manager = EncoderCacheManager(10, cache)
+    first, second = request("1", (picture, 4)), request("2", (picture, 4))
+    manager.allocate(first, 0)
+    stored(manager, first)
+    manager.allocate(second, 0)
+    shared.until(lambda status: status["pins"] == 1, "one pin for both")
+    manager.free(first)
+    fill(shared.client())
+    assert cache.contains(picture)
+    manager.free(second)
+    shared.until(lambda status: status["pins"] == 0, "no pin")
+    fill(shared.client())
+    assert not cache.contains(picture)
+    # This engine may still have it, until it wants the room.
+    assert manager.has_cache(second, 0)
+
+
+def test_reset_ends_all_pins(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    manager.allocate(running, 0)
+    stored(manager, running)
+    shared.until(lambda status: status["pins"] == 1, "a pin")
+    manager.reset()
+    shared.until(lambda status: status["pins"] == 0, "no pin")
+
+
+def test_what_another_engine_stores_later_is_pinned_when_it_is_asked_for(
+    shared: Daemon, cache: tensord.Client, picture: bytes
+) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    manager.allocate(running, 0)
+    other = shared.client()
+    other.put(picture, output(), wait=True)
+    assert manager.lease(running, 0) is not None
+    fill(other)
+    assert manager.lease(running, 0) is not None
+
+
+def test_what_was_stored_for_a_request_that_has_ended_is_there_without_a_pin(
+    shared: Daemon, cache: tensord.Client, picture: bytes
+) -> None:
+    manager, aborted = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    manager.allocate(aborted, 0)
+    manager.free(aborted)
+    stored(manager, aborted)
+    assert cache.contains(picture)
+    shared.until(lambda status: status["pins"] == 0, "no pin")
+
+
+def engine(stage: Stage, socket: Path, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, tensord.Client(socket)), request("1", (picture, 4))
+    manager.allocate(running, 0)
+    stored(manager, running)
+    stage.tell("running")
+    stage.hear()
+
+
+def test_a_killed_engines_pins_are_gone(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    with Child(engine, shared.socket, picture) as running:
+        assert running.hear() == "running"
+        shared.until(lambda status: status["pins"] == 1, "its pin")
+        fill(cache)
+        assert cache.contains(picture)
+        running.kill()
+        shared.until(lambda status: status["pins"] == 0, "its pin to be gone")
+    fill(cache)
+    assert not cache.contains(picture)
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for(shared: Daemon, cache: tensord.Client, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    shared.pause()
+    try:
+        manager.allocate(running, 0)
+        put = manager.store(running, 0, output())
+        assert put is not None
+        assert put.state == "sent"
+        assert manager.lease(running, 0) is None
+        assert manager.get_freed_ids() == []
+    finally:
+        shared.resume()
+    assert put.wait(30).state == "stored"
+    manager.get_freed_ids()
+    shared.until(lambda status: status["pins"] == 1, "a pin, at the first call after it was stored")
+
+
+def test_without_a_daemon_it_goes_on_alone(tmp_path: Path) -> None:
+    with tensord.Client(tmp_path / "nobody.sock") as cache:
+        manager, running = EncoderCacheManager(10, cache), request("1", (A, 4))
+        assert not manager.has_cache(running, 0)
+        assert manager.can_allocate(running, 0, 4)
+        manager.allocate(running, 0)
+        put = manager.store(running, 0, output())
+        assert put is not None
+        assert put.state == "lost"
+        assert manager.lease(running, 0) is None
+        assert manager.has_cache(running, 0)
+        manager.free(running)
+        assert manager.get_freed_ids() == []
+
+
+def test_while_the_daemon_is_away_what_was_pinned_stays_and_puts_are_lost(picture: bytes) -> None:
+    with Daemon(ring_bytes=RING_BYTES, policy="lru") as daemon:
+        cache = daemon.start().client()
+        manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4), (A, 4))
+        manager.allocate(running, 0)
+        stored(manager, running)
+        daemon.kill()
+        until(lambda: not cache.connected, "the client to notice")
+        lease = manager.lease(running, 0)
+        assert lease is not None
+        assert np.array_equal(lease.tree, output())
+        manager.allocate(running, 1)
+        put = manager.store(running, 1, output())
+        assert put is not None
+        assert put.state == "lost"
+        daemon.start()
+        assert cache.wait_connected(30)
+        fill(daemon.client())
+        assert cache.contains(picture), "the pin holds against the next daemon too"
+
+
+def test_what_is_no_payload_is_the_callers_mistake(cache: tensord.Client, picture: bytes) -> None:
+    manager, running = EncoderCacheManager(10, cache), request("1", (picture, 4))
+    with pytest.raises(UnsupportedLeaf):
+        manager.store(running, 0, object())
+    assert EncoderCacheManager(10).store(running, 0, output()) is None

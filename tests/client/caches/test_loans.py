@@ -1,0 +1,284 @@
+"""Loans: what a sender of the processor cache sent is read, whatever becomes of the entry, the ring or the daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.caches import loans
+from tensord.client.caches.loans import LOAN_BYTES, Borrower, Lender
+from tensord.client.caches.processor import Feature, ProcessorCache, Reference
+from tensord.client.core.lease import Lease
+from tensord.client.core.ring_reader import lease_of_copy
+from tensord.errors import ReferenceLost, UsageError
+
+from ...daemon_process import MIB, PATIENCE_S, Daemon, until
+from ...processes import Child
+from .processor_parties import a_lending_frontend
+
+NAMESPACE: Final = tensord.Namespace(model="m", revision="r", dtype="float32", processor="loans")
+NO_LIMIT: Final = 1 << 60
+_numbers = count(1)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(policy="lru") as running:
+        yield running.start()
+
+
+@pytest.fixture
+def lender() -> Iterator[Lender]:
+    made = Lender(PATIENCE_S)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def borrower() -> Iterator[Borrower]:
+    made = Borrower()
+    yield made
+    made.close()
+
+
+def an_entry(client: tensord.Client, size_bytes: int = MIB) -> tuple[bytes, Lease]:
+    """A stored tree, held."""
+    number = next(_numbers)
+    key = os.urandom(32)
+    tree = {"number": number, "x": np.full(size_bytes, number % 251, np.uint8)}
+    client.put(key, tree, wait=True, timeout_s=PATIENCE_S)
+    lease = client.get(key)
+    assert lease is not None
+    return key, lease
+
+
+def pins(daemon: Daemon) -> int:
+    found: int = daemon.status()["pins"]
+    return found
+
+
+def lent(lender: Lender, lease: Lease, bytes_max: int = NO_LIMIT) -> bytes:
+    loan = lender.lend(lease, bytes_max)
+    assert loan is not None and len(loan) == LOAN_BYTES
+    return loan
+
+
+# ---- a loan
+
+
+def test_a_lease_is_kept_until_its_loan_is_done(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
+    _, lease = an_entry(daemon.client())
+    size = lease.payload_bytes
+    first, second = lent(lender, lease, size), lent(lender, lease, size)
+    assert lender.lent_bytes == size, "its bytes count once"
+    del lease
+    borrower.done([first])
+    until(lambda: borrower.fetch(first) is None, "the first loan to be over")
+    assert lender.lent_bytes == size and pins(daemon) == 1
+    borrower.done([second, second])
+    until(lambda: lender.lent_bytes == 0, "the second loan to be over")
+    until(lambda: pins(daemon) == 0, "its pin to go")
+
+
+def test_what_is_fetched_is_the_entry_to_the_last_byte(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
+    _, lease = an_entry(daemon.client(), 3 * MIB + 1)
+    handle = lease.handle()
+    assert handle is not None
+    span = borrower.fetch(lent(lender, lease))
+    assert span is not None
+    copied = lease_of_copy(span, handle, {})
+    assert copied is not None
+    np.testing.assert_equal(copied.tree, lease.tree)
+    assert not copied.tree["x"].flags.writeable
+    span = span.copy()
+    span[-1] ^= 1
+    assert lease_of_copy(span, handle, {}) is None, "a byte that differs is found out"
+    assert lease_of_copy(span[:-1], handle, {}) is None and lease_of_copy(span, handle[:-1], {}) is None
+
+
+def test_within_its_seconds_no_newcomer_ends_a_loan_and_later_one_does(daemon: Daemon, borrower: Borrower) -> None:
+    client = daemon.client()
+    (_, one), (_, other) = an_entry(client), an_entry(client)
+    for seconds in (PATIENCE_S, 0.01):
+        lender = Lender(seconds)
+        first = lent(lender, one, MIB * 3 // 2)
+        if seconds == PATIENCE_S:
+            assert lender.lend(other, MIB * 3 // 2) is None
+            assert borrower.fetch(first) is not None
+        else:
+            until(lambda lender=lender: lender.lend(other, MIB * 3 // 2), "the first loan to make room")  # type: ignore[misc]
+            assert borrower.fetch(first) is None
+        assert lender.lend(one, MIB // 2) is None, "larger than all that may be lent"
+        lender.close()
+    with pytest.raises(UsageError, match="seconds"):
+        Lender(0)
+
+
+def test_what_nobody_ever_reads_is_let_go(daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loans, "UNREAD_S_MAX", 0.05)
+    monkeypatch.setattr(loans, "_SWEEP_S", 0.01)
+    _, lease = an_entry(daemon.client())
+    lent(lender, lease)
+    until(lambda: lender.lent_bytes == 0, "the loan to end")
+
+
+def test_loans_of_nobody_are_nothing_and_nobody_waits_for_them(
+    daemon: Daemon, lender: Lender, borrower: Borrower
+) -> None:
+    _, lease = an_entry(daemon.client())
+    loan = lent(lender, lease)
+    assert borrower.fetch(os.urandom(LOAN_BYTES)) is None
+    assert borrower.fetch(loan[:8] + bytes(8)) is None
+    borrower.done([os.urandom(LOAN_BYTES), loan[:8] + bytes(8)])
+    assert borrower.fetch(loan) is not None
+    lender.close()
+    lender.close()
+    assert borrower.fetch(loan) is None and lender.lend(lease, NO_LIMIT) is None and lender.lent_bytes == 0
+    until(lambda: borrower.fetch(loan) is None, "a closed lender not to answer")
+
+
+def test_without_a_thread_nothing_is_lent(daemon: Daemon, lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lease = an_entry(daemon.client())
+
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refused)
+    assert lender.lend(lease, NO_LIMIT) is None
+
+
+def test_the_child_of_a_fork_lends_for_itself(daemon: Daemon, lender: Lender, borrower: Borrower) -> None:
+    _, lease = an_entry(daemon.client())
+    loan = lent(lender, lease)
+    assert borrower.fetch(loan) is not None
+    pid = os.fork()
+    if not pid:
+        own = lender.lend(lease, NO_LIMIT)
+        right = own is not None and own[:8] != loan[:8] and Borrower().fetch(own) is not None
+        os._exit(0 if right and lender.lent_bytes == lease.payload_bytes else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert borrower.fetch(loan) is not None
+
+
+# ---- in the processor cache
+
+
+def sender(client: tensord.Client, **options: Any) -> ProcessorCache:
+    return ProcessorCache(client, NAMESPACE, **{"put_wait_s": PATIENCE_S, "lend": True, **options})
+
+
+def read(cache: ProcessorCache, hash: str, data: Any) -> Any:
+    (feature,) = cache.get_and_update_features([Feature(hash, data)])
+    return feature.data
+
+
+def picture(number: int, size_bytes: int = MIB) -> dict[str, Any]:
+    return {"pixel_values": np.full(size_bytes, number, np.uint8), "number": number}
+
+
+def overwrite(daemon: Daemon) -> None:
+    """Puts so much into the ring that all is overwritten that nobody pins."""
+    client = daemon.client()
+    for _ in range(64):
+        client.put(os.urandom(32), np.full(MIB // 2, 77, np.uint8), wait=True, timeout_s=PATIENCE_S)
+
+
+def nothing(daemon: Daemon, frontend: ProcessorCache) -> None:
+    pass
+
+
+def cleared(daemon: Daemon, frontend: ProcessorCache) -> None:
+    """`tensorctl clear`, by which time others have stored something else."""
+    assert daemon.client().clear() >= 1
+    overwrite(daemon)
+
+
+def reset(daemon: Daemon, frontend: ProcessorCache) -> None:
+    """The frontend's own cache is reset, too."""
+    cleared(daemon, frontend)
+    frontend.forget()
+
+
+def replaced(daemon: Daemon, frontend: ProcessorCache) -> None:
+    daemon.interrupt()
+    daemon.start()
+
+
+def killed(daemon: Daemon, frontend: ProcessorCache) -> None:
+    daemon.kill()
+
+
+@pytest.mark.parametrize("copy", [False, True, "on_write"])
+@pytest.mark.parametrize("what", [nothing, cleared, reset, replaced, killed], ids=lambda what: what.__name__)
+def test_what_was_sent_is_read_whatever_happens_meanwhile(
+    daemon: Daemon, what: Callable[[Daemon, ProcessorCache], None], copy: Any
+) -> None:
+    frontend = sender(daemon.client())
+    engine_client = daemon.client()
+    engine = ProcessorCache(engine_client, NAMESPACE, copy=copy)
+    numbers = range(1, 4)
+    sent = [frontend.get_and_update([picture(number)], [str(number)])[0] for number in numbers]
+    assert all(isinstance(data, Reference) and data.loan for data in sent)
+    ring = engine_client.ring()
+    what(daemon, frontend)
+    if what is replaced:
+        until(lambda: engine_client.ring() is not ring and engine_client.connected, "the engine to see the new ring")
+    for number, data in zip(numbers, sent, strict=True):
+        np.testing.assert_equal(read(engine, str(number), data), picture(number))
+    until(lambda: frontend.lent_bytes == 0, "what was read to be let go")
+    frontend.close()
+    engine.close()
+
+
+def test_what_was_stored_anew_meanwhile_is_not_what_was_sent(daemon: Daemon) -> None:
+    frontend, other = sender(daemon.client()), sender(daemon.client())
+    (sent,) = frontend.get_and_update([picture(1)], ["x"])
+    daemon.client().clear()
+    other.get_and_update([{"another": "processor"}], ["x"])
+    engine = ProcessorCache(daemon.client(), NAMESPACE)
+    np.testing.assert_equal(read(engine, "x", sent), picture(1))
+    frontend.close()
+    other.close()
+
+
+def test_what_has_no_room_to_be_lent_goes_whole_and_room_comes_with_reading(daemon: Daemon) -> None:
+    frontend, engine = sender(daemon.client(), bytes_max=5 * MIB // 2), ProcessorCache(daemon.client(), NAMESPACE)
+    sent = [frontend.get_and_update([picture(number)], [str(number)])[0] for number in range(3)]
+    assert [isinstance(data, Reference) for data in sent] == [True, True, False]
+    assert frontend.make_stats().passed_through == {"held": 1}
+    for number, data in enumerate(sent):
+        np.testing.assert_equal(read(engine, str(number), data), picture(number))
+    until(lambda: frontend.lent_bytes == 0, "what was read to be let go")
+    assert isinstance(frontend.get_and_update([picture(4)], ["4"])[0], Reference)
+    frontend.close()
+
+
+def test_one_item_twice_in_a_call_is_referred_to_twice(daemon: Daemon) -> None:
+    frontend, engine = sender(daemon.client()), ProcessorCache(daemon.client(), NAMESPACE)
+    sent = frontend.get_and_update([picture(1), picture(1)], ["x", "x"])
+    assert all(isinstance(data, Reference) for data in sent)
+    for data in sent:
+        np.testing.assert_equal(read(engine, "x", data), picture(1))
+    until(lambda: frontend.lent_bytes == 0, "both to be let go")
+    assert frontend.held_bytes == 0
+    frontend.close()
+
+
+def test_a_killed_frontends_items_are_named_lost_where_the_ring_is_replaced(daemon: Daemon) -> None:
+    client = daemon.client()
+    engine = ProcessorCache(client, NAMESPACE)
+    with Child(a_lending_frontend, daemon.socket, NAMESPACE, "x") as frontend:
+        sent = Reference(*frontend.hear())
+        ring = client.ring()
+        replaced(daemon, sender(client))
+        until(lambda: client.ring() is not ring and client.connected, "the engine to see the new ring")
+        frontend.kill()
+    with pytest.raises(ReferenceLost) as raised:
+        read(engine, "x", sent)
+    assert raised.value.hashes == ["x"]

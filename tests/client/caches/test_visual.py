@@ -1,0 +1,487 @@
+"""VisualCache: pictures and recordings by content, budgets with a floor, and what is counted."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tensord
+from tensord.client.caches.visual import VisualCache, embedding_bytes
+from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
+
+from ...daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until
+
+_numbers = count()
+IMAGE = b"\x89PNG picture"
+EMBEDDING = np.arange(64, dtype=np.float32).reshape(4, 16)
+"""256 bytes."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        running.constants = COUNTING_OFTEN
+        yield running.start()
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> tensord.Client:
+    return daemon.client()
+
+
+@pytest.fixture
+def namespace() -> tensord.Namespace:
+    return namespace_of(next(_numbers))
+
+
+def namespace_of(number: int) -> tensord.Namespace:
+    return tensord.Namespace(model=f"model-{number}", revision="1", dtype="float32", processor="none")
+
+
+def stored(cache: VisualCache, raw: bytes, embedding: Any = EMBEDDING, **more: Any) -> tensord.Put:
+    put = cache.store("image", raw, embedding, **more)
+    return put.wait(30) if put.state == "sent" else put
+
+
+def hits(cache: VisualCache, *raws: bytes) -> list[bool]:
+    """Looks without counting a use, or a lookup of the cache."""
+    return [cache._cache.contains(cache.key("image", raw)) for raw in raws]
+
+
+def test_what_is_stored_for_a_picture_comes_back_with_all_that_was_said_of_it(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace)
+    missed = cache.lookup("image", IMAGE)
+    assert not missed.hit and missed.reuse is None and missed.created_at is None
+    assert (missed.bytes_saved, missed.access_count, missed.resolution, missed.encoder) == (0, 0, None, "")
+    with pytest.raises(ValueError, match="missed"):
+        _ = missed.embedding
+
+    before = time.time()
+    assert stored(cache, IMAGE, resolution=(640, 480), encoder="siglip").state == "stored"
+    with cache.lookup("image", IMAGE) as found:
+        assert found.hit
+        np.testing.assert_array_equal(found.embedding, EMBEDDING)
+        assert not found.embedding.flags.writeable
+        assert (found.resolution, found.encoder, found.bytes_saved) == ((640, 480), "siglip", 256)
+        assert found.created_at is not None and before - 1 <= found.created_at <= time.time() + 1
+        kept = found.embedding
+    with pytest.raises(ValueError, match="released"):
+        _ = found.embedding
+    np.testing.assert_array_equal(kept, EMBEDDING)
+    cache.check_invariants()
+
+
+def test_an_entry_is_found_only_by_the_same_bytes_modality_and_namespace(client: tensord.Client) -> None:
+    first, second = (VisualCache(client, namespace_of(next(_numbers))) for _ in range(2))
+    stored(first, IMAGE)
+    assert first.lookup("image", bytearray(IMAGE)).hit and first.lookup("image", memoryview(IMAGE)).hit
+    assert not first.lookup("image", IMAGE + b"!").hit
+    assert not first.lookup("audio", IMAGE).hit and not first.lookup("video", IMAGE).hit
+    assert not second.lookup("image", IMAGE).hit
+
+
+@pytest.mark.parametrize("modality", ["image", "audio", "video"])
+def test_every_modality_is_stored(client: tensord.Client, namespace: tensord.Namespace, modality: Any) -> None:
+    cache = VisualCache(client, namespace)
+    cache.store(modality, IMAGE, EMBEDDING).wait(30)
+    found = cache.lookup(modality, IMAGE)
+    assert found.hit
+    assert (found.recommendation is None) == (modality == "audio")
+
+
+@pytest.mark.parametrize(
+    ("tree", "size_bytes"),
+    [
+        (np.float32(1.5), 4),
+        (np.zeros((), np.float64), 8),
+        (np.zeros(7, np.uint8), 7),
+        (np.zeros((2, 3, 4, 5, 6), np.float16), 1440),
+        (np.zeros((0, 4), np.float32), 0),
+        (np.zeros((3, 5), ml_dtypes.bfloat16), 30),
+        (np.zeros((3, 5), ml_dtypes.float8_e4m3fn), 15),
+        (np.zeros((8, 8), np.float32)[::2, ::2], 64),
+        (torch.zeros((), dtype=torch.float64), 8),
+        (torch.zeros(2, 3, 4, dtype=torch.bfloat16), 48),
+        (torch.zeros(9, dtype=torch.float8_e5m2), 9),
+        (torch.zeros(5, dtype=torch.bool), 5),
+        ({"a": [np.zeros(2, np.float32), (torch.zeros(3), {"b": b"xyz"})], "c": None, "d": "text", "e": 7}, 23),
+        ([], 0),
+    ],
+)
+def test_sizes_are_right_for_any_shape_dtype_and_nesting(
+    client: tensord.Client, namespace: tensord.Namespace, tree: Any, size_bytes: int
+) -> None:
+    assert embedding_bytes(tree) == size_bytes
+    cache = VisualCache(client, namespace)
+    stored(cache, IMAGE, tree)
+    assert cache.own_bytes == size_bytes
+    assert cache.lookup("image", IMAGE).bytes_saved == size_bytes
+
+
+def test_torch_embeddings_come_back_as_tensors(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace)
+    tensor = torch.arange(6).reshape(2, 3).to(torch.bfloat16)
+    stored(cache, IMAGE, {"hidden": tensor})
+    assert torch.equal(cache.lookup("image", IMAGE).torch()["hidden"], tensor)
+
+
+def test_reuse_counts_the_clients_that_hold_an_entry_and_its_uses_in_all(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache, other = VisualCache(client, namespace), VisualCache(daemon.client(), namespace)
+    stored(cache, IMAGE)
+    held = [cache.lookup("image", IMAGE), other.lookup("image", IMAGE)]
+    assert all(result.hit for result in held)
+
+    def seen() -> bool:
+        reuse = client.reuse(held[0].key)
+        return reuse is not None and (reuse.holders, reuse.uses) == (2, 2)
+
+    until(seen, "two clients hold it, and used it once each")
+    third = cache.lookup("image", IMAGE)
+    assert third.reuse is not None and third.reuse.holders == 2 and third.access_count == third.reuse.uses >= 2
+
+
+def test_a_lookup_says_nothing_to_the_daemon(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace)
+    stored(cache, IMAGE)
+    before = client.link.next_id()
+    assert cache.lookup("image", IMAGE, batch_images=3, resolution=512).hit
+    assert not cache.lookup("image", b"another").hit
+    assert client.link.next_id() == before + 1
+
+
+def test_statistics_have_these_names_and_clear_sets_them_to_0(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, encoder_depth=27)
+    assert list(cache.statistics().values()) == [0, 0, 0.0, 0, 0, 0]
+    cache.lookup("image", IMAGE, batch_images=1, resolution=64)
+    stored(cache, IMAGE)
+    stored(cache, b"unseen")
+    for _ in range(3):
+        cache.lookup("image", IMAGE, batch_images=2)
+    assert cache.statistics() == {
+        "visual_cache_hits": 3,
+        "visual_cache_misses": 1,
+        "visual_cache_hit_rate": 0.75,
+        "visual_vram_saved_bytes": 3 * 256,
+        "visual_cache_entries": 2,
+        "dp_mode_recommendations": 3,
+    }
+    assert cache.clear() == 2
+    assert list(cache.statistics().values()) == [0, 0, 0.0, 0, 0, 0]
+    assert hits(cache, IMAGE, b"unseen") == [False, False]
+    assert cache.own_bytes == 0
+
+
+def test_entries_that_went_by_themselves_count_no_more(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace, entries_max=2)
+    stored(cache, b"a")
+    stored(cache, b"b")
+    client.evict(cache.key("image", b"a"))
+    assert cache.statistics()["visual_cache_entries"] == 1
+    assert stored(cache, b"c").state == "stored"
+    assert hits(cache, b"b", b"c") == [True, True]
+    cache.check_invariants()
+
+
+def test_a_recommendation_goes_by_the_stored_resolution_where_none_is_given(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace)
+    stored(cache, IMAGE, resolution=1024)
+    stored(cache, b"small", resolution=(256, 256))
+    large, small = cache.lookup("image", IMAGE), cache.lookup("image", b"small")
+    assert large.recommendation is not None and large.recommendation.flag == "--mm-encoder-tp-mode data"
+    assert large.recommendation.expected_gain_percent == 16.2
+    assert small.recommendation is not None and not small.recommendation.use_dp
+    deep = VisualCache(client, namespace, encoder_depth=63).lookup("image", b"small")
+    assert deep.recommendation is not None and deep.recommendation.use_dp
+
+
+def test_beyond_the_entry_budget_the_least_recently_used_goes(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=3)
+    for name in (b"a", b"b", b"c"):
+        stored(cache, name)
+    # Used, and let go by everybody that anyone counts.
+    cache.lookup("image", b"a").release()
+    until(lambda: not holders(cache, b"a"), "nobody holds a")
+    assert stored(cache, b"d").state == "stored"
+    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [True, False, True, True], "b went")
+    cache.check_invariants()
+
+
+def holders(cache: VisualCache, raw: bytes) -> int:
+    reuse = cache._cache.reuse(cache.key("image", raw))
+    return 0 if reuse is None else reuse.holders
+
+
+def test_beyond_the_byte_budget_as_many_go_as_must(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace, bytes_max=1000)
+    for name in (b"a", b"b", b"c"):
+        stored(cache, name)
+    large = np.zeros(600, np.uint8)
+    assert stored(cache, b"d", large).state == "stored"
+    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [False, False, True, True], "a and b went")
+    assert cache.own_bytes == 856
+    refused = stored(cache, b"e", np.zeros(1001, np.uint8))
+    assert refused.state == "refused" and isinstance(refused.error, ObjectTooLarge)
+    assert "bytes_max is 1000" in str(refused.error)
+    assert hits(cache, b"c", b"d") == [True, True]
+    cache.check_invariants()
+
+
+def test_what_had_to_go_while_it_was_on_its_way_goes_once_it_is_stored(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=4)
+    names = [f"picture {number}".encode() for number in range(40)]
+    daemon.pause()
+    try:
+        puts = [cache.store("image", name, EMBEDDING) for name in names]
+    finally:
+        daemon.resume()
+    assert [put.wait(PATIENCE_S).state for put in puts] == ["stored"] * len(puts)
+    cache.check_invariants()
+    assert cache.statistics()["visual_cache_entries"] == 4
+    until(lambda: sum(hits(cache, *names)) <= 4, "no more are there than may be")
+    assert hits(cache, *names[-4:]) == [True] * 4
+    cache.check_invariants()
+
+
+def test_what_is_on_its_way_goes_after_what_is_there(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=2)
+    stored(cache, b"a")
+    daemon.pause()
+    try:
+        on_its_way = cache.store("image", b"b", EMBEDDING)
+        cache.lookup("image", b"a").release()
+        last = cache.store("image", b"c", EMBEDDING)
+    finally:
+        daemon.resume()
+    assert {on_its_way.wait(PATIENCE_S).state, last.wait(PATIENCE_S).state} == {"stored"}
+    until(lambda: hits(cache, b"a", b"b", b"c") == [False, True, True], "a went, though b was used before it")
+
+
+def test_what_is_on_its_way_when_all_is_cleared_goes_once_it_is_stored(
+    daemon: Daemon, namespace: tensord.Namespace
+) -> None:
+    with Slow(daemon) as slow, ThreadPoolExecutor(1) as threads:
+        cache = VisualCache(slow, namespace)
+        storing = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
+        assert slow.inside.wait(PATIENCE_S)
+        assert cache.clear() == 0 == cache.own_bytes
+        slow.leave.set()
+        assert storing.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
+        assert cache.statistics()["visual_cache_entries"] == 0
+        until(lambda: hits(cache, IMAGE) == [False], "it went")
+
+
+def test_what_a_client_holds_goes_last_and_stays_right_for_it(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=2)
+    stored(cache, b"a")
+    stored(cache, b"b")
+    lease = client.get(cache.key("image", b"a"))
+    assert lease is not None
+    until(lambda: holders(cache, b"a") == 1, "a is held")
+    stored(cache, b"c")
+    until(lambda: hits(cache, b"a", b"b", b"c") == [True, False, True], "b went, though a is older")
+
+    alone = VisualCache(client, namespace_of(next(_numbers)), entries_max=1)
+    stored(alone, b"a")
+    held = alone.lookup("image", b"a")
+    until(lambda: holders(alone, b"a") == 1, "it is held")
+    assert stored(alone, b"b").state == "stored"
+    until(lambda: hits(alone, b"a", b"b") == [False, True], "it went nevertheless")
+    np.testing.assert_array_equal(held.embedding, EMBEDDING)
+
+
+def test_below_the_floor_nothing_goes_and_a_store_that_needs_it_is_refused_with_the_reason(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, entries_max=3, bytes_max=3 * 256, queueing_floor=2)
+    for name in (b"a", b"b", b"c"):
+        stored(cache, name)
+    assert stored(cache, b"d").state == "stored"
+    until(lambda: hits(cache, b"a", b"b", b"c", b"d") == [False, True, True, True], "one above the floor went")
+
+    refused = stored(cache, b"e", np.zeros(512, np.uint8))
+    assert refused.state == "refused" and isinstance(refused.error, BelowFloor)
+    assert "2 would have to go" in str(refused.error) and "floor is 2 entries" in str(refused.error)
+    assert hits(cache, b"b", b"c", b"d", b"e") == [True, True, True, False]
+
+    cache.queueing_floor = 3
+    assert isinstance(stored(cache, b"e").error, BelowFloor)
+    # What went of itself leaves room, wherever it stood.
+    client.evict(cache.key("image", b"d"))
+    assert stored(cache, b"e").state == "stored"
+    cache.queueing_floor = 0
+    assert stored(cache, b"f", np.zeros(768, np.uint8)).state == "stored"
+    cache.check_invariants()
+
+
+def test_the_floor_follows_what_the_daemon_reckons_from_requests(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace, queueing_floor=7)
+    device = f"visual-{next(_numbers)}"
+    assert cache.follow_floor(device) == 0 == cache.queueing_floor
+    client.request_arrived(device, 1000)
+    client.request_completed(device, 3.0, 2)
+    floor = until(lambda: cache.follow_floor(device), "the daemon has heard of the requests")
+    published = next(row for row in client.status()["governor"]["devices"] if row["device"] == device)
+    assert cache.queueing_floor == floor > 0 and published["floor_blocks"] <= floor
+
+
+def test_what_somebody_else_stored_is_found_and_is_not_in_our_budget(
+    daemon: Daemon, client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    stored(VisualCache(daemon.client(), namespace), IMAGE)
+    cache = VisualCache(client, namespace, entries_max=1)
+    assert cache.lookup("image", IMAGE).hit
+    assert stored(cache, IMAGE).state == "existed"
+    assert cache.statistics()["visual_cache_entries"] == 0
+    stored(cache, b"a")
+    assert stored(cache, IMAGE).state == "existed"
+    # Nothing went for what was there.
+    assert cache.statistics()["visual_cache_entries"] == 1
+    stored(cache, b"b")
+    until(lambda: hits(cache, b"a", b"b", IMAGE) == [False, True, True], "only ours went")
+
+
+def test_without_a_daemon_lookups_miss_and_stores_are_lost(tmp_path: Path, namespace: tensord.Namespace) -> None:
+    with tensord.Client(tmp_path / "none.sock", timeout_s=0.2) as nobody:
+        cache = VisualCache(nobody, namespace, entries_max=1)
+        for _ in range(3):
+            assert not cache.lookup("image", IMAGE).hit
+            assert cache.store("image", IMAGE, EMBEDDING).state == "lost"
+        assert cache.statistics()["visual_cache_entries"] == 0
+        with pytest.raises(tensord.TensordError):
+            cache.clear()
+        assert cache.statistics()["visual_cache_misses"] == 3
+
+
+def test_something_else_under_the_key_is_a_miss(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace)
+    for number, body in enumerate(
+        [EMBEDDING, {"embedding": EMBEDDING}, {"embedding": 1, "resolution": "wide", "encoder": ""}, [1, 2]]
+    ):
+        raw = str(number).encode()
+        client.put(cache.key("image", raw), body, wait=True)
+        assert not cache.lookup("image", raw).hit
+
+
+def test_nonsense_is_an_error_that_names_it(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace)
+    wrong: list[tuple[Any, str]] = [
+        (lambda: cache.lookup("smell", IMAGE), "modality is 'smell'"),  # type: ignore[arg-type]
+        (lambda: cache.lookup("image", "path.png"), "raw is a str"),  # type: ignore[arg-type]
+        (lambda: cache.lookup("image", np.array([object()])), "raw is an array of dtype object"),
+        (lambda: cache.lookup("image", IMAGE, batch_images=0), "batch_images is 0"),
+        (lambda: cache.lookup("image", IMAGE, resolution=(1, math.inf)), "resolution is inf"),  # type: ignore[arg-type]
+        (lambda: cache.store("image", IMAGE, EMBEDDING, resolution=-1), "resolution is -1"),
+        (lambda: cache.store("image", IMAGE, EMBEDDING, encoder="x" * 257), "encoder is"),
+        (lambda: VisualCache(client, namespace, entries_max=0), "entries_max is 0"),
+        (lambda: VisualCache(client, namespace, bytes_max=-5), "bytes_max is -5"),
+        (lambda: VisualCache(client, namespace, queueing_floor=-1), "queueing_floor is -1"),
+        (lambda: VisualCache(client, namespace, encoder_depth=0), "encoder_depth is 0"),
+    ]
+    for call, named in wrong:
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert named in str(caught.value)
+
+
+class Slow(tensord.Client):
+    """A client whose puts are held up until `leave`; `looks` counts the questions whether something is there."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.inside, self.leave = threading.Event(), threading.Event()
+        self.looks = 0
+        super().__init__(daemon.socket)
+
+    def contains(self, key: bytes) -> bool:
+        self.looks += 1
+        return super().contains(key)
+
+    def put(self, *args: Any, **options: Any) -> tensord.Put:
+        self.inside.set()
+        assert self.leave.wait(PATIENCE_S)
+        return super().put(*args, **options)
+
+
+def test_threads_that_store_one_picture_at_once_all_hear_what_became_of_it(
+    daemon: Daemon, namespace: tensord.Namespace
+) -> None:
+    large = np.ones(4 * MIB, np.uint8)
+    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
+        cache = VisualCache(slow, namespace)
+        first = threads.submit(cache.store, "image", IMAGE, large)
+        assert slow.inside.wait(PATIENCE_S)
+        second = threads.submit(cache.store, "image", IMAGE, large)
+        until(lambda: slow.looks == 2, "the second thread to have begun")
+        slow.leave.set()
+        puts = [storing.result(PATIENCE_S).wait(PATIENCE_S) for storing in (first, second)]
+        assert [put.state for put in puts].count("stored") >= 1
+        assert cache.own_bytes == large.nbytes
+        assert cache.statistics()["visual_cache_entries"] == 1
+        cache.check_invariants()
+
+
+def test_who_waited_for_a_store_that_came_to_nothing_stores_it(daemon: Daemon, namespace: tensord.Namespace) -> None:
+    with Slow(daemon) as slow, ThreadPoolExecutor(2) as threads:
+        cache = VisualCache(slow, namespace)
+        first = threads.submit(cache.store, "image", IMAGE, {1, 2})
+        assert slow.inside.wait(PATIENCE_S)
+        second = threads.submit(cache.store, "image", IMAGE, EMBEDDING)
+        until(lambda: slow.looks == 2, "the second thread to have begun")
+        slow.leave.set()
+        assert isinstance(first.exception(PATIENCE_S), UnsupportedLeaf)
+        assert second.result(PATIENCE_S).wait(PATIENCE_S).state == "stored"
+        assert cache.own_bytes == EMBEDDING.nbytes
+
+
+def test_what_cannot_be_stored_is_an_error_and_takes_no_room(
+    client: tensord.Client, namespace: tensord.Namespace
+) -> None:
+    cache = VisualCache(client, namespace)
+    endless: list[Any] = [EMBEDDING]
+    endless.append(endless)
+    for tree in (object(), {"a": {1, 2}}, endless, torch.eye(3).to_sparse()):
+        with pytest.raises(UnsupportedLeaf):
+            cache.store("image", IMAGE, tree)
+    assert cache.own_bytes == 0 == cache.statistics()["visual_cache_entries"]
+
+
+def test_a_forks_child_begins_with_nothing_of_its_own(client: tensord.Client, namespace: tensord.Namespace) -> None:
+    cache = VisualCache(client, namespace)
+    stored(cache, IMAGE)
+    cache._lock.acquire()
+    child = os.fork()
+    if child == 0:
+        # Would hang on the lock that a thread of the parent holds.
+        os._exit(0 if cache.statistics()["visual_cache_entries"] == 0 and cache.own_bytes == 0 else 1)
+    cache._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.statistics()["visual_cache_entries"] == 1

@@ -1,0 +1,143 @@
+"""What is handed to the thread that no signal handler runs in, and the locks that a handler's exception leaves free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Self
+
+import pytest
+
+from tensord.client.core.aside import aside
+from tensord.client.core.waiting import Condition, LockEvent, LockFuture
+from tensord.errors import DaemonUnavailable
+
+from ...daemon_process import PATIENCE_S, until
+from ...interruptions import Signal, interrupt
+
+POINTS_MAX = 1000
+
+
+class Alarm:
+    """What SIGALRM does in the main thread, once. `ring` is for another thread, and ends when that was done."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._done = False
+        self._before = signal.signal(signal.SIGALRM, self._handle)
+
+    def ring(self) -> None:
+        def done() -> bool:
+            # Again, since one that comes just before the main thread waits is handled after that wait.
+            if not self._done:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            return self._done
+
+        until(done, "the handler to be called")
+
+    def _handle(self, *_: object) -> None:
+        if not self._done:
+            self._done = True
+            self._act()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGALRM, self._before)
+
+
+def cut() -> None:
+    raise Signal
+
+
+def test_work_whose_call_is_cut_short_is_done_to_its_end() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        alarm.ring()
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    with Alarm(cut) as alarm:
+        with pytest.raises(Signal):
+            aside(work)
+        assert not ended.is_set()
+        assert aside(lambda: 7) == 7, "another call does not wait for it"
+        go_on.set()
+        assert ended.wait(PATIENCE_S)
+
+
+def test_every_instruction_of_a_call_may_be_the_one_that_is_cut() -> None:
+    for number in range(POINTS_MAX):
+        done: list[int] = []
+        place = interrupt(number, lambda done=done: aside(lambda: done.append(1)))  # type: ignore[misc]
+        assert aside(lambda: 7) == 7, place
+        if not place:
+            assert done
+            break
+    else:
+        pytest.fail("it never came to its end")
+
+
+def test_errors_of_the_work_are_the_callers() -> None:
+    def work() -> None:
+        raise LookupError("not here")
+
+    with pytest.raises(LookupError, match="not here"):
+        aside(work)
+
+
+def test_in_a_child_that_a_handler_forks_within_a_call_the_call_ends() -> None:
+    children: list[int] = []
+    this = os.getpid()
+    with Alarm(lambda: children.append(os.fork())) as alarm:
+        try:
+            aside(alarm.ring)
+        except DaemonUnavailable:
+            assert os.getpid() != this
+            os._exit(7 if aside(lambda: 1) == 1 else 1)
+        finally:
+            if os.getpid() != this:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+
+
+@pytest.mark.parametrize("kind", ["condition", "event", "answer"])
+def test_a_wait_that_is_cut_at_any_instruction_leaves_nothing_locked(kind: str) -> None:
+    made: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
+    condition, event, answer = Condition(), LockEvent(), LockFuture()
+
+    def wait() -> None:
+        with condition:
+            condition.wait_for(lambda: False, 0.001)
+
+    def notify() -> None:
+        with condition:
+            condition.notify_all()
+
+    def result() -> None:
+        try:
+            answer.result(0.001)
+        except TimeoutError:
+            return
+
+    made["condition"] = wait, notify
+    made["event"] = lambda: event.wait(0.001), event.set
+    made["answer"] = result, lambda: answer.set_result(1)
+    act, other = made[kind]
+    for number in range(POINTS_MAX):
+        if not interrupt(number, act):
+            break
+        if kind == "condition":
+            _from_another_thread(other)
+    _from_another_thread(other)
+
+
+def _from_another_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "a lock is taken for ever"

@@ -1,0 +1,205 @@
+"""Claims by those who must not wait: asked for, looked at, and ended, by a real daemon's word."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensord
+from tensord.client.core.claim import Claim
+from tensord.errors import BadKey, DaemonUnavailable
+from tensord.ipc import messages
+
+from ...daemon_process import PATIENCE_S, Daemon, until
+from ...memory_bench import key
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    """Claims outlast any test."""
+    with Daemon(limits_claim_s=60, limits_claim_s_max=120) as running:
+        yield running.start()
+
+
+@pytest.fixture
+def clients(shared: Daemon) -> Iterator[tuple[tensord.Client, tensord.Client]]:
+    with tensord.Client(shared.socket) as first, tensord.Client(shared.socket) as second:
+        yield first, second
+    shared.until(lambda s: not s["store"]["claims_held"] and not s["store"]["claims_waiting"], "no claim to be left")
+
+
+@pytest.fixture
+def wanted() -> bytes:
+    """A key that nobody has asked for."""
+    return key(next(_numbers))
+
+
+def becomes(claim: Claim, state: str) -> None:
+    until(lambda: claim.state == state, f"the claim to be {state!r}, not {claim.state!r}")
+
+
+def test_one_computes_the_other_waits_and_a_put_by_anybody_is_a_hit_for_it(
+    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    first, second = clients
+    mine = first.claim(wanted)
+    becomes(mine, "compute")
+    theirs = second.claim(wanted)
+    assert theirs.state in ("asked", "waiting")
+    becomes(theirs, "waiting")
+    with tensord.Client(shared.socket) as worker:
+        assert worker.put(wanted, np.arange(3), wait=True).state == "stored"
+    becomes(theirs, "hit")
+    assert second.contains(wanted)
+    becomes(mine, "compute")
+    mine.stored()
+    becomes(mine, "hit")
+    shared.until(lambda s: not s["store"]["claims_held"], "the put to have ended the claim")
+    assert shared.store("claims_handed_over") == 0
+
+
+def test_who_says_stored_before_the_daemon_has_seen_it_makes_nobody_compute_it_again(
+    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    first, second = clients
+    mine = first.claim(wanted)
+    becomes(mine, "compute")
+    theirs = second.claim(wanted)
+    becomes(theirs, "waiting")
+    mine.stored()
+    # Whatever was said before it has arrived, and been answered.
+    assert first.touch(wanted) == second.touch(wanted) == 0
+    assert theirs.state == "waiting"
+    assert first.put(wanted, np.arange(3), wait=True).state == "stored"
+    becomes(theirs, "hit")
+
+
+def test_a_claim_on_what_is_there_is_a_hit(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
+    first, second = clients
+    assert first.put(wanted, np.arange(3), wait=True).state == "stored"
+    becomes(second.claim(wanted), "hit")
+
+
+def test_what_is_abandoned_goes_to_who_waits(clients: tuple[tensord.Client, tensord.Client], wanted: bytes) -> None:
+    first, second = clients
+    mine = first.claim(wanted)
+    becomes(mine, "compute")
+    theirs = second.claim(wanted)
+    becomes(theirs, "waiting")
+    mine.abandon()
+    assert mine.state == "alone"
+    becomes(theirs, "compute")
+    mine.abandon()
+    mine.stored()
+    assert mine.state == "alone"
+    theirs.abandon()
+
+
+def test_what_is_abandoned_before_its_answer_is_given_back_when_that_comes(
+    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    first, _ = clients
+    granted = shared.store("claims_granted")
+    shared.pause()
+    try:
+        claims = [first.claim(wanted), first.claim(key(next(_numbers)))]
+        assert [claim.state for claim in claims] == ["asked", "asked"]
+        claims[0].abandon()
+        claims[1].stored()
+        assert [claim.state for claim in claims] == ["alone", "hit"]
+    finally:
+        shared.resume()
+    shared.until(lambda s: s["store"]["claims_granted"] == granted + 2, "both to be granted")
+    shared.until(lambda s: not s["store"]["claims_held"], "both to be given back")
+    assert [claim.state for claim in claims] == ["alone", "hit"]
+
+
+def test_who_waited_and_gave_up_passes_on_what_it_is_granted_late(
+    clients: tuple[tensord.Client, tensord.Client], wanted: bytes
+) -> None:
+    first, second = clients
+    mine = first.claim(wanted)
+    becomes(mine, "compute")
+    gave_up = second.claim(wanted)
+    becomes(gave_up, "waiting")
+    gave_up.abandon()
+    last = first.claim(wanted)
+    becomes(last, "waiting")
+    mine.abandon()
+    # Handed over to who gave up, whose failure is the second: the last one computes without a claim.
+    becomes(last, "alone")
+
+
+def test_a_claim_is_renewed_until_it_is_ended(wanted: bytes) -> None:
+    with Daemon(limits_claim_s=2.4, limits_claim_s_max=60) as daemon:
+        first, second = daemon.start().client(), daemon.client()
+        mine = first.claim(wanted)
+        becomes(mine, "compute")
+        theirs = second.claim(wanted)
+        becomes(theirs, "waiting")
+        began = daemon.status()["uptime_s"]
+        daemon.until(lambda s: s["uptime_s"] > began + 3.6, "a claim that is not renewed to end")
+        assert (mine.state, theirs.state) == ("compute", "waiting")
+        mine.stored()
+        # Nothing was stored: nobody renews it, and it passes on.
+        becomes(theirs, "compute")
+
+
+def test_over_the_limit_or_without_a_daemon_one_is_alone(tmp_path: Path, wanted: bytes) -> None:
+    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.5) as client:
+        claim = client.claim(wanted)
+        assert claim.state == "alone"
+        claim.abandon()
+        claim.stored()
+        with pytest.raises(BadKey):
+            client.claim(b"short")
+    with Daemon(limits_claims_per_client_max=1) as daemon:
+        client = daemon.start().client()
+        mine = client.claim(wanted)
+        becomes(mine, "compute")
+        becomes(client.claim(key(next(_numbers))), "alone")
+        os.kill(daemon.pid, signal.SIGKILL)
+        until(lambda: not client.connected, "the client to notice")
+        assert mine.state == "alone", "its claim is gone with the daemon"
+        mine.abandon()
+
+
+def test_what_is_asked_at_the_moment_the_daemon_goes_fails_as_unavailable_and_as_nothing_else(wanted: bytes) -> None:
+    with Daemon() as daemon:
+        client = daemon.start().client()
+        link = client.link
+
+        def made_too_late(number: int) -> messages.Message:
+            daemon.kill()
+            until(lambda: not link.connected and not link._answers, "the connection's end to settle what was asked")
+            return messages.RequestClaim(number, wanted)
+
+        assert isinstance(link.ask(made_too_late, 0.1).exception(PATIENCE_S), DaemonUnavailable)
+
+
+def test_a_stopped_daemons_full_socket_costs_the_timeout_and_no_error(wanted: bytes) -> None:
+    with (
+        Daemon(limits_claim_s=60, limits_claim_s_max=120) as daemon,
+        tensord.Client(daemon.start().socket, timeout_s=0.5) as client,
+    ):
+        assert client.wait_connected(PATIENCE_S)
+        daemon.pause()
+        claims = [client.claim(wanted)]
+        while claims[-1].state != "alone":
+            claims.append(client.claim(key(next(_numbers))))
+        for claim in claims:
+            claim.abandon()
+        daemon.resume()
+        assert client.wait_connected(PATIENCE_S)
+        daemon.until(lambda s: not s["store"]["claims_held"], "all claims to be given back")
+        again = client.claim(wanted)
+        becomes(again, "compute")
+        again.abandon()

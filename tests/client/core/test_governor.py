@@ -1,0 +1,396 @@
+"""What clients hear of modes, and say of workflows and requests, against a real daemon whose gauges are a file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensord
+from tensord.errors import BadGraph, BadStep, DaemonUnavailable, LimitReached, UsageError
+from tensord.ipc.modes import Mode, Tier
+
+from ...daemon_process import PATIENCE_S, Daemon, until
+
+TOTAL = 1000
+
+
+class Gauges:
+    """The gauge file, changed in one step as its reader sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._used: dict[str, int] = {}
+        self.show(card0=100, card1=100)
+
+    def show(self, **used: int) -> None:
+        self._used |= used
+        draft = self.path.with_suffix(".draft")
+        draft.write_text("".join(f"{name} {bytes_} {TOTAL}\n" for name, bytes_ in self._used.items()))
+        draft.replace(self.path)
+
+    def take_out(self, name: str) -> None:
+        """The gauge is no more."""
+        del self._used[name]
+        self.show()
+
+    def hide(self) -> None:
+        """None of them can be read until `show`."""
+        self.path.unlink()
+
+
+@pytest.fixture
+def gauges(tmp_path: Path) -> Gauges:
+    return Gauges(tmp_path / "gauges")
+
+
+@pytest.fixture
+def running(gauges: Gauges) -> Iterator[Daemon]:
+    with Daemon(
+        gauges_device="file",
+        gauges_host="none",
+        gauges_file=gauges.path,
+        gauges_sample_s="20ms",
+        gauges_sample_pressed_s="20ms",
+    ) as daemon:
+        daemon.start()
+        daemon.until(lambda status: len(status["governor"]["gauges"]) == 2, "the first sample")
+        yield daemon
+
+
+def graph(*agents: str) -> tensord.AgentStepGraph:
+    """One step each, in a row."""
+    made = tensord.AgentStepGraph()
+    for index, agent in enumerate(agents):
+        made.add_step(tensord.AgentStep(agent, step_index=index))
+    return made
+
+
+def workflows(daemon: Daemon) -> dict[str, int]:
+    return {row["workflow"]: row["step"] for row in daemon.status()["governor"]["workflows"]}
+
+
+# ---- modes
+
+
+def test_a_callback_hears_of_every_change_in_order_with_what_was_read(running: Daemon, gauges: Gauges) -> None:
+    heard: list[tensord.ModeChange] = []
+    with running.client().on_mode(heard.append) as subscription:
+        assert {name: state.mode for name, state in subscription.states.items()} == {
+            "card0": Mode.RELAXED,
+            "card1": Mode.RELAXED,
+        }
+        for used in (750, 870, 930, 970):
+            gauges.show(card0=used)
+            until(lambda used=used: heard and heard[-1].used_bytes == used, "the change")  # type: ignore[misc]
+        gauges.show(card0=100)
+        until(lambda: heard[-1].mode is Mode.RELAXED, "the fall")
+    modes = [Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY, Mode.RELAXED]
+    assert [change.mode for change in heard] == modes[1:]
+    assert [change.before for change in heard] == modes[:-1]
+    assert [change.refuses for change in heard] == [False, False, False, True, False]
+    assert {(change.gauge, change.tier, change.total_bytes) for change in heard} == {("card0", Tier.DEVICE, TOTAL)}
+
+
+def test_one_may_hear_of_one_gauge_only_and_stop_hearing(running: Daemon, gauges: Gauges) -> None:
+    client = running.client()
+    one: list[tensord.ModeChange] = []
+    both: list[tensord.ModeChange] = []
+    of_one = client.on_mode(one.append, "card1")
+    client.on_mode(both.append)
+    assert list(of_one.states) == ["card1"]
+    gauges.show(card0=930)
+    until(lambda: both, "the change of card0")
+    gauges.show(card1=930)
+    until(lambda: len(both) == 2, "the change of card1")
+    until(lambda: one, "the change of card1")
+    assert [change.gauge for change in one] == ["card1"]
+    of_one.close()
+    gauges.show(card1=100)
+    until(lambda: len(both) == 3, "the fall of card1")
+    assert len(one) == 1
+
+
+def test_a_callback_that_raises_is_logged_and_called_again(
+    running: Daemon, gauges: Gauges, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Mode] = []
+
+    def fails(change: tensord.ModeChange) -> None:
+        heard.append(change.mode)
+        raise RuntimeError("an engine's own mistake")
+
+    running.client().on_mode(fails)
+    with caplog.at_level(logging.ERROR, "tensord"):
+        gauges.show(card0=750)
+        until(lambda: heard == [Mode.NORMAL], "the first change")
+        gauges.show(card0=930)
+        until(lambda: heard == [Mode.NORMAL, Mode.CRITICAL], "the second change")
+    assert any("an engine's own mistake" in str(record.exc_info) for record in caplog.records)
+
+
+def test_a_callback_that_takes_long_holds_up_nothing_but_the_next_one(running: Daemon, gauges: Gauges) -> None:
+    client = running.client()
+    enough = threading.Event()
+    heard: list[Mode] = []
+
+    def waits(change: tensord.ModeChange) -> None:
+        enough.wait(30)
+        heard.append(change.mode)
+
+    client.on_mode(waits)
+    gauges.show(card0=750)
+    until(lambda: client.modes()["card0"].mode is Mode.NORMAL, "the first change")
+    gauges.show(card0=930)
+    until(lambda: client.modes()["card0"].mode is Mode.CRITICAL, "the second change")
+    assert client.put(bytes(32), b"value", wait=True).state == "stored"
+    assert heard == []
+    enough.set()
+    until(lambda: heard == [Mode.NORMAL, Mode.CRITICAL], "both, in order")
+
+
+def test_a_subscription_outlives_the_daemon_and_tells_what_changed_meanwhile(running: Daemon, gauges: Gauges) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    client.on_mode(heard.append)
+    gauges.show(card0=930)
+    until(lambda: heard, "the change")
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    gauges.show(card0=100, card1=870)
+    running.start()
+    # A gauge that is read late may come down in more than one step.
+    now = {"card0": Mode.RELAXED, "card1": Mode.PRESSURE}
+    until(lambda: {change.gauge: change.mode for change in heard} == now, "the differences")
+    gauges.show(card1=100)
+    until(lambda: heard[-1].gauge == "card1" and heard[-1].mode is Mode.RELAXED, "changes of the new daemon")
+
+
+def changes(heard: list[tensord.ModeChange]) -> list[tuple[str, Mode, Mode]]:
+    return [(change.gauge, change.before, change.mode) for change in heard]
+
+
+def test_what_changed_while_the_daemon_was_away_is_told_though_it_reads_the_gauges_late(
+    running: Daemon, gauges: Gauges
+) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    subscription = client.on_mode(heard.append)
+    gauges.show(card0=930)
+    until(lambda: heard, "the change")
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    gauges.hide()
+    running.start()
+    assert client.wait_connected(PATIENCE_S)
+    client.modes()
+    gauges.show(card0=100, card1=750)
+    until(lambda: len(heard) == 3, "the differences")
+    assert sorted(changes(heard)[1:]) == [
+        ("card0", Mode.CRITICAL, Mode.RELAXED),
+        ("card1", Mode.RELAXED, Mode.NORMAL),
+    ]
+    assert [subscription.states[name].mode for name in ("card0", "card1")] == [Mode.RELAXED, Mode.NORMAL]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gauge_that_the_next_daemon_does_not_have_counts_as_relaxed(
+    running: Daemon, gauges: Gauges, late: bool
+) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    subscription = client.on_mode(heard.append)
+    gauges.show(card0=930)
+    until(lambda: heard, "the change")
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    gauges.take_out("card0")
+    if late:
+        gauges.hide()
+    running.start()
+    assert client.wait_connected(PATIENCE_S)
+    client.modes()
+    gauges.show()
+    until(lambda: len(heard) == 2, "the difference")
+    assert changes(heard)[1:] == [("card0", Mode.CRITICAL, Mode.RELAXED)]
+    assert list(subscription.states) == ["card1"]
+
+
+def test_without_a_daemon_one_subscribes_to_the_next_and_cannot_ask(gauges: Gauges, tmp_path: Path) -> None:
+    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.3) as client:
+        heard: list[tensord.ModeChange] = []
+        assert client.on_mode(heard.append).states == {}
+        with pytest.raises(DaemonUnavailable):
+            client.modes()
+        with pytest.raises(DaemonUnavailable):
+            client.reserve_device("card0", 100)
+        client.request_arrived("card0")
+        client.request_completed("card0", 0.1, 3)
+        with client.workflow("w", graph("a")) as workflow:
+            workflow.advance(3)
+            assert isinstance(workflow.error, DaemonUnavailable)
+
+
+def test_a_client_that_is_closed_or_forgotten_ends_the_thread_of_callbacks(running: Daemon) -> None:
+    def thread() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "tensord-modes"]
+
+    client = running.client()
+    client.on_mode(print)
+    assert thread()
+    client.close()
+    until(lambda: not thread(), "the thread to end")
+    forgotten = tensord.Client(running.socket)
+    forgotten.on_mode(print)
+    assert thread()
+    del forgotten
+    until(lambda: not thread(), "the thread to end")
+
+
+def test_the_child_of_a_fork_hears_nothing_until_it_subscribes_itself(running: Daemon, gauges: Gauges) -> None:
+    client = running.client()
+    heard: list[tensord.ModeChange] = []
+    inherited = client.on_mode(heard.append)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            own: list[tensord.ModeChange] = []
+            subscription = client.on_mode(own.append)
+            assert inherited.closed and subscription.states
+            gauges.show(card0=930)
+            until(lambda: own, "the change")
+            status = 2 if heard else 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    until(lambda: heard, "the parent to hear of it too")
+
+
+def test_asyncio_hears_by_callback_and_by_iteration(running: Daemon, gauges: Gauges) -> None:
+    async def hear() -> tuple[list[Mode], list[Mode]]:
+        called: list[Mode] = []
+
+        async def callback(change: tensord.ModeChange) -> None:
+            await asyncio.sleep(0)
+            called.append(change.mode)
+            if change.mode is Mode.NORMAL:
+                raise RuntimeError("a mistake that ends nothing")
+
+        async with tensord.AsyncClient(running.socket) as client:
+            assert set(await client.modes()) == {"card0", "card1"}
+            iterated: list[Mode] = []
+            async with await client.on_mode(callback), await client.on_mode(gauge="card0") as changes:
+                gauges.show(card0=750)
+                async for change in changes:
+                    iterated.append(change.mode)
+                    if change.mode is Mode.CRITICAL:
+                        break
+                    gauges.show(card0=930)
+                await asyncio.to_thread(until, lambda: len(called) == 2, "the callback")
+            return called, iterated
+
+    called, iterated = asyncio.run(hear())
+    assert called == iterated == [Mode.NORMAL, Mode.CRITICAL]
+
+
+# ---- workflows
+
+
+def test_a_workflow_is_known_where_it_is_and_ended_with_its_block(running: Daemon) -> None:
+    client = running.client()
+    with client.workflow("report", graph("planner", "writer")) as workflow:
+        assert workflows(running) == {"report": 0}
+        workflow.advance(1, wait=True)
+        assert workflows(running) == {"report": 1}
+        workflow.replace(graph("planner", "writer", "editor"))
+        assert workflows(running) == {"report": 1}
+        assert workflow.error is None
+    until(lambda: not workflows(running), "the workflow to end")
+    with pytest.raises(BadStep, match="ended"):
+        workflow.advance(2)
+
+
+def test_a_workflow_that_makes_no_sense_is_named_and_nothing_changes(running: Daemon) -> None:
+    client = running.client()
+    circle = tensord.AgentStepGraph()
+    circle.add_step(tensord.AgentStep("a", depends_on=("b",), step_index=0))
+    circle.add_step(tensord.AgentStep("b", depends_on=("a",), step_index=1))
+    with pytest.raises(BadGraph, match=r"a|b"):
+        client.workflow("circle", circle)
+    assert workflows(running) == {}
+    workflow = client.workflow("row", graph("a", "b", "c"))
+    workflow.advance(2, wait=True)
+    with pytest.raises(BadStep, match=r"step 2.*step 1"):
+        workflow.advance(1)
+    with pytest.raises(UsageError, match="step"):
+        workflow.advance(-1)
+    with pytest.raises(BadGraph):
+        workflow.replace(circle)
+    assert (workflow.step, workflows(running)) == (2, {"row": 2})
+    with pytest.raises(BadGraph, match="another"):
+        running.client().workflow("row", graph("a"))
+
+
+def test_workflows_max_is_named() -> None:
+    with Daemon(device_workflows_max=1) as daemon:
+        client = daemon.start().client()
+        with client.workflow("one", graph("a")):
+            with pytest.raises(LimitReached, match="workflows_max"):
+                client.workflow("two", graph("a"))
+            assert list(workflows(daemon)) == ["one"]
+
+
+def test_a_new_daemon_is_told_of_workflows_and_where_they_are(running: Daemon) -> None:
+    client = running.client()
+    kept = client.workflow("kept", graph("a", "b", "c"))
+    kept.advance(1)
+    ended = client.workflow("ended", graph("a"))
+    running.kill()
+    until(lambda: not client.connected, "the client to notice")
+    kept.advance(2)
+    ended.end()
+    running.start()
+    until(lambda: workflows(running) == {"kept": 2}, "the new daemon to know")
+
+
+# ---- requests
+
+
+def test_requests_make_a_floor(running: Daemon) -> None:
+    client = running.client()
+    for _ in range(20):
+        client.request_arrived("card0", 10)
+        client.request_completed("card0", 0.5, 4)
+    rows: list[dict[str, Any]] = running.until(
+        lambda status: [row for row in status["governor"]["devices"] if row["floor_blocks"] > 0], "a floor"
+    )
+    assert [row["device"] for row in rows] == ["card0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("card0", -1), "count"),
+        (("card0", 1.5), "count"),
+        (("card0", 10_000_000), "count"),
+        (("", 1), "device"),
+        (("x" * 65, 1), "device"),
+        (("card0", -0.1, 3), "service_s"),
+        (("card0", float("nan"), 3), "service_s"),
+        (("card0", "soon", 3), "service_s"),
+        (("card0", 0.1, -3), "blocks"),
+        (("card0", 0.1, True), "blocks"),
+    ],
+)
+def test_a_figure_out_of_range_is_named(tmp_path: Path, arguments: tuple[Any, ...], named: str) -> None:
+    with tensord.Client(tmp_path / "nobody.sock", timeout_s=0.1) as client:
+        feed = client.request_arrived if len(arguments) == 2 else client.request_completed
+        with pytest.raises(UsageError, match=named):
+            feed(*arguments)

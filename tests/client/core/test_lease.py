@@ -1,0 +1,141 @@
+"""Leases and batches by themselves, over plain memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.core.lease import ArrayLease, Batch, Lease
+from tensord.shm.recipe import recipe
+from tensord.shm.tree import encode
+
+from ...memory_bench import MemoryBench, key
+
+
+def lease_on(tree: Any) -> tuple[Lease, np.ndarray[Any, Any]]:
+    """A lease over a read-only payload of `tree`, and the payload."""
+    payload = encode(tree)
+    memory = bytearray(payload.payload_bytes)
+    payload.write_into(memory)
+    whole = np.frombuffer(bytes(memory), np.uint8)
+    known = recipe(payload.header)
+    if known.single is None:
+        return Lease(whole, known, payload.payload_bytes), whole
+    shape, dtype, offset = known.single
+    return ArrayLease(np.ndarray(shape, dtype, whole, offset), known, payload.payload_bytes), whole
+
+
+TREES: list[Any] = [
+    np.arange(6, dtype=np.int16).reshape(2, 3),
+    np.array(3.5),
+    np.empty((0, 4), np.float32),
+    {"a": np.ones(3), "b": [np.zeros(2, bool), "text", None, 7]},
+    [],
+    "only a string",
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_a_lease_gives_the_tree_that_was_put_read_only(tree: Any) -> None:
+    lease, _ = lease_on(tree)
+    np.testing.assert_equal(lease.tree, tree)
+    np.testing.assert_equal(lease.value, tree)
+    for leaf in [lease.tree] if isinstance(tree, np.ndarray) else []:
+        assert not leaf.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            leaf[...] = 0
+
+
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_a_released_lease_says_so_and_views_taken_before_stay(tree: Any) -> None:
+    lease, _ = lease_on(tree)
+    with lease as same:
+        assert same is lease
+        before = lease.tree
+    np.testing.assert_equal(before, tree)
+    with pytest.raises(ValueError, match="was released"):
+        _ = lease.tree
+    with pytest.raises(ValueError, match="was released"):
+        _ = lease.value
+    with pytest.raises(ValueError, match="was released"):
+        lease.torch()
+    lease.release()
+
+
+def test_the_last_view_and_nothing_else_holds_the_memory() -> None:
+    lease, whole = lease_on({"a": np.arange(100), "b": np.ones(3)})
+    gone = weakref.ref(whole)
+    del whole
+    view = lease.tree["a"][10:][::2]
+    del lease
+    gc.collect()
+    assert gone() is not None
+    assert view[1] == 12
+    del view
+    assert gone() is None
+
+
+def test_tensors_are_copies_unless_asked_otherwise() -> None:
+    torch = pytest.importorskip("torch")
+    for tree in (np.arange(6.0), {"x": np.arange(6.0)}):
+        lease, whole = lease_on(tree)
+
+        def tensor(copy: bool, lease: Lease = lease) -> Any:
+            made = lease.torch(copy=copy)
+            return made["x"] if isinstance(made, dict) else made
+
+        copied, over = tensor(True), tensor(False)
+        copied += 1
+        assert torch.equal(copied, torch.arange(6.0, dtype=torch.float64) + 1)
+        assert torch.equal(over, torch.arange(6.0, dtype=torch.float64))
+        address = whole.__array_interface__["data"][0]
+        assert address <= over.data_ptr() < address + len(whole)
+
+
+def test_what_was_put_as_a_tensor_comes_back_as_one() -> None:
+    torch = pytest.importorskip("torch")
+    for tree in (torch.arange(4, dtype=torch.bfloat16), [torch.ones(2), np.ones(2)]):
+        lease, _ = lease_on(tree)
+        value = lease.value
+        if isinstance(tree, list):
+            assert isinstance(value[0], torch.Tensor)
+            assert isinstance(value[1], np.ndarray)
+        else:
+            assert value.dtype == torch.bfloat16
+            assert torch.equal(value, tree)
+            value += 1
+
+
+def test_a_batch_is_indexed_by_its_keys_places() -> None:
+    with MemoryBench() as bench:
+        for number in (0, 2):
+            bench.put(key(number), np.full(5, number))
+        view = bench.view()
+        keys = np.frombuffer(b"".join(map(key, range(3))), np.uint8).reshape(-1, 32)
+        with view.get_many(keys) as batch:
+            assert len(batch) == 3
+            assert batch.found.tolist() == [True, False, True]
+            assert [lease is None for lease in batch] == [False, True, False]
+            third = batch[-1]
+            assert third is not None
+            assert third.tree.tolist() == [2] * 5
+            with pytest.raises(IndexError):
+                batch[3]
+        with pytest.raises(ValueError, match="was released"):
+            batch[0]
+        assert third.tree.tolist() == [2] * 5
+        assert len(bench.pins()) == 2
+        del third, batch
+        assert not bench.pins()
+
+
+def test_a_batch_of_misses_has_no_memory_under_it() -> None:
+    batch = Batch.of_misses(3)
+    assert len(batch) == 3
+    assert not batch.found.any()
+    assert list(batch) == [None] * 3
+    batch.release()

@@ -1,0 +1,199 @@
+"""Handles: what one process pins, read by another that is handed no more than its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensord.client.core.lease import Lease
+from tensord.client.core.ring_mapping import IDENTITY_BYTES, Handle
+from tensord.client.core.view import View
+from tensord.shm.layout import LANE_WORDS, SPAN_HEADER_BYTES, SpanHeader
+from tensord.shm.segments import punch
+
+from ...memory_bench import MemoryBench, key
+from .test_view import WAYS, gets
+
+TREES: list[Any] = [
+    np.arange(6, dtype=np.int16).reshape(2, 3),
+    np.array(3.5),
+    np.empty((0, 4), np.float32),
+    {"a": np.ones(3), "b": [np.zeros(2, bool), "text", None, 7], "long": "x" * 1000},
+    [],
+    "only a string",
+]
+
+
+@pytest.fixture
+def bench() -> Iterator[MemoryBench]:
+    with MemoryBench() as made:
+        yield made
+
+
+def ways(view: View) -> dict[str, Any]:
+    return {**gets(view), "hold": lambda number: view.hold(key(number))}
+
+
+def handle_of(lease: Lease | None) -> bytes:
+    assert lease is not None
+    handle = lease.handle()
+    assert handle is not None
+    return handle
+
+
+@pytest.mark.parametrize("way", [*WAYS, "hold"])
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_what_is_borrowed_is_what_was_put_read_only(bench: MemoryBench, tree: Any, way: str) -> None:
+    bench.put(key(7), np.arange(100))
+    bench.put(key(1), tree)
+    lender, borrower = bench.view(), bench.view()
+    lease = ways(lender)[way](1)
+    borrowed = borrower.ring.borrow(handle_of(lease))
+    assert borrowed is not None
+    assert borrowed.payload_bytes == lease.payload_bytes
+    np.testing.assert_equal(borrowed.tree, tree)
+    np.testing.assert_equal(borrowed.value, tree)
+    if isinstance(tree, np.ndarray):
+        assert not borrowed.tree.flags.writeable
+    assert borrower.lane.in_use == 0
+    assert handle_of(borrowed) == lease.handle(), "what was borrowed can be lent on"
+
+
+def test_a_handle_begins_with_the_rings_identity_which_every_process_sees_alike(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(3))
+    lender, borrower = bench.view(), bench.view()
+    handle = handle_of(lender.get(key(1)))
+    assert handle[:IDENTITY_BYTES] == lender.ring.identity == borrower.ring.identity
+    assert len(handle) == 72
+    with MemoryBench() as other:
+        assert other.view().ring.identity != lender.ring.identity
+
+
+def test_the_entry_may_go_while_its_lender_looks_at_it(bench: MemoryBench) -> None:
+    bench.put(key(1), {"x": np.arange(50), "y": np.ones(3)})
+    lender, borrower = bench.view(), bench.view()
+    lease = lender.get(key(1))
+    handle = handle_of(lease)
+    assert lease is not None
+    view = lease.tree["x"][10:]
+    del lease
+    bench.evict(key(1))
+    assert not bench.reclaim()
+    borrowed = borrower.ring.borrow(handle)
+    assert borrowed is not None and borrowed.tree["x"][10] == view[0] == 10
+    del view
+    assert bench.reclaim()
+    assert borrower.ring.borrow(handle) is None, "what the lender let go is refused once it is overwritten"
+
+
+def test_a_span_that_was_reused_is_refused_though_it_holds_the_same_key_and_size(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    lender, borrower = bench.view(), bench.view()
+    handle = handle_of(lender.get(key(1)))
+    bench.evict(key(1))
+    assert bench.reclaim()
+    bench.put(key(1), np.arange(50))
+    again = lender.get(key(1))
+    before, now = Handle.unpack(handle), Handle.unpack(handle_of(again))
+    assert before is not None and now is not None
+    assert (before.offset, before.payload_bytes, before.key) == (now.offset, now.payload_bytes, now.key)
+    assert borrower.ring.borrow(handle) is None
+
+
+def test_another_rings_handle_is_refused(bench: MemoryBench) -> None:
+    with MemoryBench() as other:
+        for each in (bench, other):
+            each.put(key(1), np.arange(50))
+        mine, theirs = bench.view(), other.view()
+        assert theirs.ring.borrow(handle_of(mine.get(key(1)))) is None
+        assert theirs.ring.borrow(handle_of(theirs.get(key(1)))) is not None
+
+
+def test_a_copy_has_no_handle_and_a_released_lease_says_so(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    bench.put(key(2), {"x": np.arange(50)})
+    view = bench.view()
+    leases = [view.get(key(number)) for number in (1, 2)]
+    for lease in leases:
+        assert lease is not None
+        lease.release()
+        with pytest.raises(ValueError, match="was released"):
+            lease.handle()
+    words = view.lane.take_many(LANE_WORDS)
+    assert len(words) == LANE_WORDS
+    for number in (1, 2):
+        copy = view.get(key(number))
+        assert copy is not None
+        assert copy.handle() is None
+
+
+def test_what_is_no_handle_makes_no_page_anew_that_was_given_back(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    view = bench.view()
+    handle = handle_of(view.get(key(1)))
+    punch(bench.ring_fd, 0, bench.superblock.ring_bytes)
+    assert view.ring.borrow(handle) is None
+    assert os.fstat(bench.ring_fd).st_blocks == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_garbage_is_refused(data: st.DataObject) -> None:
+    with MemoryBench() as bench:
+        bench.put(key(1), np.arange(50))
+        view = bench.view()
+        lease = view.get(key(1))
+        handle = handle_of(lease)
+        at = data.draw(st.integers(0, len(handle) - 1))
+        flipped = bytes([*handle[:at], handle[at] ^ data.draw(st.integers(1, 255)), *handle[at + 1 :]])
+        numbers = st.integers(0, 2**64 - 1)
+        made_up = Handle(view.ring.identity, data.draw(numbers), data.draw(numbers), data.draw(numbers), key(1)).pack()
+        for garbage in (flipped, made_up, handle[:at], handle + b"\0", data.draw(st.binary(max_size=100))):
+            assert view.ring.borrow(garbage) is None
+        assert view.ring.borrow(handle) is not None
+
+
+@pytest.mark.parametrize("tree_bytes", [0, 5, 60_000])
+def test_a_header_that_does_not_describe_its_payload_is_refused(bench: MemoryBench, tree_bytes: int) -> None:
+    """The ring's own bytes are judged like anybody's."""
+    slot = bench.put(key(1), {"x": np.arange(50)})
+    view = bench.view()
+    handle = handle_of(view.get(key(1)))
+    packed = bench.bytes[slot.offset : slot.offset + SPAN_HEADER_BYTES]
+    header = SpanHeader.unpack(packed.tobytes())
+    wrong = SpanHeader(header.key, header.span_id, header.payload_bytes, tree_bytes, 0, 0, 0.0, 0.0, 0)
+    packed[:] = np.frombuffer(wrong.pack(), np.uint8)
+    assert view.ring.borrow(handle) is None
+
+
+def test_a_tree_that_ends_behind_its_payload_is_refused(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    slot = bench.put(key(2), np.arange(500))
+    view = bench.view()
+    first, second = (Handle.unpack(handle_of(view.get(key(number)))) for number in (1, 2))
+    assert first is not None and second is not None
+    start = slot.offset + SPAN_HEADER_BYTES
+    header = SpanHeader.unpack(bench.bytes[slot.offset : start].tobytes())
+    shorter = SpanHeader(header.key, header.span_id, first.payload_bytes, header.tree_bytes, 0, 0, 0.0, 0.0, 0)
+    bench.bytes[slot.offset : start] = np.frombuffer(shorter.pack(), np.uint8)
+    handle = Handle(second.identity, second.offset, first.payload_bytes, second.span_id, second.key).pack()
+    assert view.ring.borrow(handle) is None
+
+
+def test_a_borrowers_views_outlive_its_client_and_its_view(bench: MemoryBench) -> None:
+    bench.put(key(1), np.arange(50))
+    lender, borrower = bench.view(), bench.view()
+    lease = lender.get(key(1))
+    ring = borrower.ring
+    del borrower
+    borrowed = ring.borrow(handle_of(lease))
+    assert borrowed is not None
+    found = borrowed.tree[5:]
+    del ring, borrowed
+    assert found[0] == 5

@@ -1,0 +1,180 @@
+"""Lane words that a signal handler's exception has lost come back, and no word that anybody has.
+
+The exception is raised at each instruction at which the interpreter looks for signals, in turn.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensord.client.core import forks, sweep
+from tensord.client.core.view import View
+from tensord.shm.lanes import PINS_AT, Lane
+from tensord.shm.layout import LANE_WORDS
+
+from ... import interruptions
+from ...memory_bench import MemoryBench, key
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+POINTS_MAX = 400
+
+
+@pytest.fixture
+def bench() -> Iterator[MemoryBench]:
+    with MemoryBench() as made:
+        yield made
+
+
+def interrupt(number: int, act: Callable[[], object]) -> bool:
+    """`act()` with an exception at its `number`-th point; False if it has fewer."""
+    return bool(interruptions.interrupt(number, act, ("client/core/view.py", "shm/lanes.py")))
+
+
+def kept(view: View) -> Lane:
+    forks.keep(view.lane)
+    return view.lane
+
+
+def swept(lane: Lane) -> None:
+    """Twice: a word is taken back that was found before."""
+    for _ in range(2):
+        sweep.sweep()
+
+
+WAYS: dict[str, Callable[[View], object]] = {
+    "get": lambda view: view.get(key(1)),
+    "a miss": lambda view: view.get(key(99)),
+    "slowly": lambda view: view.verified(key(1)),
+    "hold": lambda view: view.hold(key(1)),
+    "many": lambda view: view.get_many(np.frombuffer(key(1) + key(99) + key(2), np.uint8).reshape(3, 32)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_at_any_point_uses_up_no_word_for_ever_and_pins_nothing_for_ever(
+    bench: MemoryBench, way: str
+) -> None:
+    for number in (1, 2):
+        bench.put(key(number), np.arange(100) + number)
+    view = bench.view()
+    lane = kept(view)
+    lost = 0
+    for number in range(POINTS_MAX):
+        if not interrupt(number, lambda: WAYS[way](view)):
+            break
+        lost += bool(lane.in_use)
+        swept(lane)
+        assert lane.in_use == 0, f"point {number}"
+        assert sorted(lane.free) == list(range(PINS_AT, PINS_AT + LANE_WORDS)), f"point {number}: a word was doubled"
+        assert not bench.pins(), f"point {number}: a pin stays"
+    else:
+        pytest.fail("it never came to its end")
+    assert lost or way == "a miss", "no word was lost in the first place"
+
+
+def test_a_sweep_takes_no_word_that_is_viewed_batched_or_in_a_threads_hands(
+    bench: MemoryBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 6):
+        bench.put(key(number), {"a": np.arange(100) + number})
+    view = bench.view()
+    lane = kept(view)
+    lease = view.get(key(1))
+    batch = view.get_many(np.frombuffer(key(2) + key(3), np.uint8).reshape(2, 32))
+    entered, go_on = threading.Event(), threading.Event()
+    got: list[Any] = []
+    learned = View._learned
+
+    def slowly(self: View, header: bytes) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            go_on.wait()
+        return learned(self, header)
+
+    monkeypatch.setattr(View, "_learned", slowly)
+    view._recipes.clear()
+    thread = threading.Thread(target=lambda: got.append(view.get(key(4))))
+    thread.start()
+    entered.wait()
+    lost = lane.pin(77)
+    try:
+        assert [sweep.sweep() for _ in range(5)] == [0] * 5, "a thread has a word in its hands"
+        assert lane.in_use == 5 and len(bench.pins()) == 5
+    finally:
+        go_on.set()
+        thread.join()
+    swept(lane)
+    assert lost in lane.free and lane.words[lost] == 0
+    assert lane.in_use == 4 and len(bench.pins()) == 4
+    assert lease is not None and batch[0] is not None and got[0] is not None
+    del lease, batch
+    got.clear()
+    gc.collect()
+    assert lane.in_use == 0 and not bench.pins()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_finalizer_that_comes_after_its_word_was_taken_back_does_nothing(bench: MemoryBench, many: bool) -> None:
+    """As where a finalizer of the caller's, on the same array, comes first and takes its time."""
+    for number in (1, 2):
+        bench.put(key(number), np.arange(100) + number)
+    view = bench.view()
+    lane = kept(view)
+    held: list[Any] = []
+    again: list[int] = []
+
+    def takes_its_time(_: object) -> None:
+        swept(lane)
+        again.extend(lane.pin(number) for number in (7, 8))
+
+    if many:
+        held.append(view.get_many(np.frombuffer(key(1) + key(2), np.uint8).reshape(2, 32)))
+        watch = weakref.ref(held[0]._root, takes_its_time)
+    else:
+        held.append(view.get(key(1)))
+        watch = weakref.ref(held[0].tree, takes_its_time)
+    words = set(range(PINS_AT, PINS_AT + LANE_WORDS)) - set(lane.free)
+    held.clear()
+    assert watch() is None and words <= set(again), "the words were taken back, and taken again"
+    assert [lane.words[word] for word in again] == [7, 8]
+    assert not set(lane.free) & set(again)
+    assert len(lane.free) == len(set(lane.free)) == LANE_WORDS - 2 == LANE_WORDS - lane.in_use
+
+
+def test_threads_that_get_and_release_while_lanes_are_swept_lose_nothing(bench: MemoryBench) -> None:
+    for number in range(1, 6):
+        bench.put(key(number), np.arange(1000) + number)
+    view = bench.view()
+    lane = kept(view)
+    wrong: list[str] = []
+    done = threading.Event()
+
+    def read(own: int) -> None:
+        for turn in range(1500):
+            number = 1 + (own + turn) % 5
+            lease = view.get(key(number))
+            if lease is None or lease.tree[0] != number:
+                wrong.append("another's")
+            if turn % 100 == 0:
+                # Lost on purpose, as by an exception.
+                lane.free.pop() if lane.free else None
+
+    threads = [threading.Thread(target=read, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    sweeper = threading.Thread(target=lambda: [sweep.sweep() for _ in iter(done.is_set, True)])
+    sweeper.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    sweeper.join()
+    swept(lane)
+    assert not wrong
+    assert lane.in_use == 0 and len(set(lane.free)) == LANE_WORDS

@@ -1,0 +1,452 @@
+"""Every way to read, over ring, index and lane in this process, with a hook wherever a writer may come between."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tensord.client.core.lease import Batch, Lease
+from tensord.client.core.view import View
+from tensord.errors import BadKey, Corrupt, LayoutMismatch
+from tensord.shm.clock import unix_at_boot_s
+from tensord.shm.index import IndexReader
+from tensord.shm.layout import LANE_WORDS, Superblock
+from tensord.shm.segments import punch
+
+from ...memory_bench import MemoryBench, key, memory_file
+
+
+@pytest.fixture
+def bench() -> Iterator[MemoryBench]:
+    with MemoryBench() as made:
+        yield made
+
+
+def payload(number: int, generation: int = 0) -> np.ndarray[Any, Any]:
+    """What stands under key `number` in its `generation`; no two are alike, and no two parts of one."""
+    return (np.arange(40 + number % 7, dtype=np.uint64) + np.uint64(number * 1000)) * np.uint64(generation * 2 + 1)
+
+
+def as_keys(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(b"".join(map(key, numbers)), np.uint8).reshape(-1, 32)
+
+
+def gets(view: View) -> dict[str, Callable[[int], Lease | None]]:
+    """All ways to a lease on key `number`."""
+    return {
+        "get": lambda number: view.get(key(number)),
+        "get_many": lambda number: view.get_many(as_keys(number))[0],
+        "verified": lambda number: view.verified(key(number)),
+    }
+
+
+WAYS = ["get", "get_many", "verified"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hit_is_what_was_put_pinned_until_its_last_view_dies(bench: MemoryBench, way: str) -> None:
+    tree: dict[str, Any] = {"x": payload(1), "y": [np.ones((2, 3), "f4"), (1, "two", None)]}
+    slot = bench.put(key(1), tree)
+    view = bench.view()
+    lease = gets(view)[way](1)
+    assert lease is not None
+    found = lease.tree
+    assert np.array_equal(found["x"], tree["x"])
+    assert np.array_equal(found["y"][0], np.ones((2, 3)))
+    assert found["y"][1] == (1, "two", None)
+    assert not found["x"].flags.writeable
+    assert bench.pins() == {slot.span_id}
+    lease.release()
+    del lease
+    assert bench.pins() == {slot.span_id}
+    bench.evict(key(1))
+    assert not bench.reclaim()
+    last = found["y"][0][1:]
+    del found
+    assert not bench.reclaim()
+    assert last.sum() == 3
+    del last
+    assert bench.reclaim() == {slot.span_id}
+    assert view.lane.in_use == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hits_and_misses_are_logged_once_each(bench: MemoryBench, way: str) -> None:
+    slot = bench.put(key(1), payload(1))
+    get = gets(bench.view())[way]
+    assert get(1) is not None
+    assert get(2) is None
+    assert get(1) is not None
+    drained = bench.readers[0].drain()
+    assert drained is not None
+    assert drained.span_ids.tolist() == [slot.span_id] * 2
+    assert drained.misses == 1
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_hold_pins_as_a_get_does_and_is_counted_as_nothing(bench: MemoryBench, full: bool) -> None:
+    slot = bench.put(key(1), payload(1))
+    bench.put(key(3), payload(3), unverified=True, corrupt=True)
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS) if full else []
+    lease = view.hold(key(1))
+    assert lease is not None
+    assert np.array_equal(lease.tree, payload(1))
+    assert view.hold(key(2)) is None
+    assert view.hold(key(3)) is None
+    assert bench.readers[0].drain() is None
+    assert bench.pins() == (set() if full else {slot.span_id})
+    del lease
+    assert not bench.pins()
+    assert view.lane.in_use == len(words)
+    with pytest.raises(BadKey):
+        view.hold(b"short")
+
+
+def test_many_are_held_as_one_is_and_what_a_full_lane_has_no_word_for_is_missing(bench: MemoryBench) -> None:
+    slots = [bench.put(key(number), payload(number)) for number in range(4)]
+    bench.put(key(4), payload(4), unverified=True, corrupt=True)
+    view = bench.view()
+    batch = view.hold_many(as_keys(0, 9, 1, 4, 2))
+    assert batch.found.tolist() == [True, False, True, False, True]
+    assert {slot.span_id for slot in slots[:3]} <= bench.pins()
+    lease = batch[4]
+    assert lease is not None and np.array_equal(lease.tree, payload(2))
+    del batch, lease
+    assert not bench.pins() and view.lane.in_use == 0
+    others = view.lane.take_many(LANE_WORDS - 2)
+    assert view.hold_many(as_keys(*range(4))).found.tolist() == [True, True, False, False]
+    assert bench.readers[0].drain() is None
+    assert len(others) == LANE_WORDS - 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_key_is_refused(bench: MemoryBench, way: str) -> None:
+    view = bench.view()
+    for bad in (b"short", None, 5):
+        with pytest.raises(BadKey):
+            (view.verified if way == "verified" else view.get)(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_lane_costs_a_copy_and_never_an_error(bench: MemoryBench, way: str) -> None:
+    slot = bench.put(key(1), {"x": payload(1)})
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS)
+    assert len(words) == LANE_WORDS
+    lease = gets(view)[way](1)
+    assert not bench.pins()
+    assert lease is not None
+    drained = bench.readers[0].drain()
+    assert drained is not None
+    assert drained.span_ids.tolist() == [slot.span_id]
+    bench.evict(key(1))
+    assert bench.reclaim()
+    assert np.array_equal(lease.tree["x"], payload(1))
+    assert not lease.tree["x"].flags.writeable
+    assert gets(view)[way](1) is None
+
+
+def test_a_batch_that_fills_the_lane_copies_out_the_rest(bench: MemoryBench) -> None:
+    for number in range(10):
+        bench.put(key(number), payload(number))
+    view = bench.view()
+    others = view.lane.take_many(LANE_WORDS - 4)
+    batch = view.get_many(as_keys(*range(10)))
+    assert batch.found.all()
+    assert len(bench.pins()) == 4
+    for position in np.flatnonzero(batch.found):
+        lease = batch[int(position)]
+        assert lease is not None
+        assert np.array_equal(lease.tree, payload(int(position)))
+    assert len(others) == LANE_WORDS - 4
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_entry_that_nobody_checked_is_checked_before_its_first_use(bench: MemoryBench, way: str, full: bool) -> None:
+    bench.put(key(1), payload(1), unverified=True)
+    bench.put(key(2), payload(2), unverified=True, corrupt=True)
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS) if full else []
+    get = gets(view)[way]
+    sound = get(1)
+    assert sound is not None
+    assert np.array_equal(sound.tree, payload(1))
+    if way == "verified":
+        with pytest.raises(Corrupt, match=key(2).hex()):
+            get(2)
+    else:
+        assert get(2) is None
+    del sound
+    assert view.lane.in_use == len(words)
+
+
+def test_what_is_read_without_a_pin_makes_no_page_anew_that_was_given_back(bench: MemoryBench) -> None:
+    bench.put(key(1), payload(1))
+    view = bench.view()
+    words = view.lane.take_many(LANE_WORDS)
+    punch(bench.ring_fd, 0, bench.superblock.ring_bytes)
+    assert view.peek(key(1)) is None
+    assert view.get(key(1)) is None
+    assert os.fstat(bench.ring_fd).st_blocks == 0
+    assert view.lane.in_use == len(words)
+
+
+def test_get_verify_finds_corruption_that_get_does_not_look_for(bench: MemoryBench) -> None:
+    bench.put(key(1), payload(1), corrupt=True)
+    view = bench.view()
+    assert view.get(key(1)) is not None
+    with pytest.raises(Corrupt, match="checksum"):
+        view.verified(key(1))
+    assert view.lane.in_use == 0
+
+
+def test_peek_and_contains_leave_no_trace(bench: MemoryBench) -> None:
+    bench.put(key(1), payload(1), unverified=True)
+    view = bench.view()
+    entry = view.peek(key(1))
+    assert entry is not None
+    assert (entry.key, entry.tokens, entry.expires_unix_s) == (key(1), 5, 0.0)
+    assert entry.created_unix_s == pytest.approx(unix_at_boot_s() + 100.0, abs=1.0)
+    assert view.contains(key(1))
+    assert view.peek(key(2)) is None
+    assert not view.contains(key(2))
+    assert bench.readers[0].drain() is None
+    assert not bench.pins()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_on_the_way_leaves_no_pin_and_no_word_behind(bench: MemoryBench, way: str) -> None:
+    bench.put(key(1), payload(1))
+    view = bench.view()
+
+    index = view._index
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    interrupting(view, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gets(view)[way](1)
+    view._index = index
+    assert not bench.pins()
+    assert len(set(view.lane.free)) == LANE_WORDS
+
+
+def hooked(index: IndexReader, kind: type[IndexReader]) -> Any:
+    """A copy of `index` as a `kind`, whose properties stand in for its parts."""
+    made = object.__new__(kind)
+    for name in IndexReader.__slots__:
+        member = IndexReader.__dict__[name]
+        member.__set__(made, member.__get__(index))
+    return made
+
+
+def interrupting(view: View, act: Callable[[], object]) -> None:
+    """Runs `act` between every read of a slot and the second look at its seq."""
+    real = view._index.words
+
+    class Paused(IndexReader):
+        __slots__ = ()
+
+        @property
+        def words(self) -> Any:  # type: ignore[override]
+            act()
+            return real
+
+    view._index = hooked(view._index, Paused)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_entry_replaced_between_slot_and_pin_is_never_shown(bench: MemoryBench, way: str, full: bool) -> None:
+    view = bench.view()
+    bench.put(key(1), payload(1, 0))
+    generation = [0]
+
+    def replace() -> None:
+        # As often as a view tries, and for its last attempt not any more.
+        if generation[0] < 2:
+            generation[0] += 1
+            bench.evict(key(1))
+            bench.put(key(1), payload(1, generation[0]))
+            bench.reclaim()
+
+    interrupting(view, replace)
+    words = view.lane.take_many(LANE_WORDS) if full and way != "get_many" else []
+    lease = gets(view)[way](1)
+    if lease is None:
+        assert way == "get_many", "a view tries again"
+    else:
+        assert np.array_equal(lease.tree, payload(1, 2))
+    del lease
+    assert view.lane.in_use == len(words)
+    assert len(set(view.lane.free)) == LANE_WORDS - len(words)
+
+
+def test_an_error_after_a_lost_race_gives_the_word_back_once(bench: MemoryBench) -> None:
+    bench.put(key(1), payload(1))
+    view = bench.view()
+    real = view._index
+
+    class Broken(IndexReader):
+        """The entry is replaced after its slot was read; Ctrl-C comes when it is looked for again."""
+
+        __slots__ = ()
+
+        @property
+        def words(self) -> Any:  # type: ignore[override]
+            bench.evict(key(1))
+            bench.put(key(1), payload(1, 1))
+            return real.words
+
+        def find(self, at: bytes) -> Any:
+            raise KeyboardInterrupt
+
+    view._index = hooked(real, Broken)
+    with pytest.raises(KeyboardInterrupt):
+        view.get(key(1))
+    assert sorted(view.lane.free) == sorted(set(view.lane.free)), "a word was given back twice"
+    assert view.lane.in_use == 0
+
+
+def test_a_place_and_a_length_of_two_spans_are_never_believed(bench: MemoryBench) -> None:
+    """A slot that is reused while it is read: the key is the same, the span another."""
+    ring_bytes = bench.superblock.ring_bytes
+    bench.put(key(1), payload(1))
+    view = bench.view()
+    real = view._index
+
+    class Torn(IndexReader):
+        __slots__ = ()
+        turns = 0
+
+        def find(self, at: bytes) -> Any:
+            hit = real.find(at)
+            assert hit is not None
+            Torn.turns += 1
+            if Torn.turns != 2:
+                return hit
+            at_word, seq, span, place, _ = hit
+            return at_word, seq - 2, span, place, ring_bytes
+
+    view._index = hooked(real, Torn)
+    words = view.lane.take_many(LANE_WORDS)
+    lease = view.verified(key(1))
+    assert lease is not None
+    assert np.array_equal(lease.tree, payload(1))
+    assert words
+
+
+def test_memory_of_another_layout_is_refused(bench: MemoryBench) -> None:
+    small = memory_file(100)
+    wrong = memory_file(bench.geometry.index_bytes + 4096)
+    os.pwrite(wrong, Superblock(1, 1, 4096, bench.geometry, 4096, 16).pack(), 0)
+    lane = bench.lane()
+    for fd in (small, wrong):
+        with pytest.raises(LayoutMismatch):
+            View.open(bench.ring_fd, fd, lane)
+        os.close(fd)
+    assert bench.view(lane).is_over(bench.index_fd)
+
+
+class Readers(RuleBasedStateMachine):
+    """Entries come and go while leases, batches and views are held by the hands that took them."""
+
+    @initialize(unverified=st.booleans())
+    def start(self, unverified: bool) -> None:
+        self.unverified = unverified
+        self.bench = MemoryBench(ring_bytes=1 << 14, buckets=2)
+        self.view = self.bench.view()
+        self.stored: dict[int, int] = {}
+        self.generation = 0
+        self.held: list[tuple[Any, np.ndarray[Any, Any]]] = []
+        self.batches: list[Batch] = []
+
+    @rule(number=st.integers(0, 9), corrupt=st.integers(0, 9))
+    def put(self, number: int, corrupt: int) -> None:
+        if number in self.stored:
+            return
+        self.generation += 1
+        broken = self.unverified and corrupt == 0
+        slot = self.bench.write(key(number), payload(number, self.generation), corrupt=broken)
+        if slot is not None:
+            self.bench.index.mark(slot.number, unverified=self.unverified)
+            self.bench.index.publish(slot.number)
+            self.stored[number] = 0 if broken else self.generation
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.stored)))
+        self.bench.evict(key(number))
+        del self.stored[number]
+
+    @rule()
+    def reclaim(self) -> None:
+        self.bench.reclaim()
+
+    @rule(number=st.integers(0, 9), way=st.sampled_from(["get", "verified"]))
+    def get(self, number: int, way: str) -> None:
+        generation = self.stored.get(number)
+        if way == "verified" and generation == 0:
+            with pytest.raises(Corrupt):
+                self.view.verified(key(number))
+            return
+        lease = gets(self.view)[way](number)
+        assert (lease is not None) == bool(generation)
+        if lease is not None and generation:
+            self.held.append((lease.tree, payload(number, generation)))
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=6))
+    def get_many(self, numbers: list[int]) -> None:
+        batch = self.view.get_many(as_keys(*numbers))
+        assert batch.found.tolist() == [bool(self.stored.get(number)) for number in numbers]
+        for number, lease in zip(numbers, batch, strict=True):
+            if lease is not None:
+                self.held.append((lease.tree, payload(number, self.stored[number])))
+        self.batches.append(batch)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        del self.held[data.draw(st.integers(0, len(self.held) - 1))]
+
+    @precondition(lambda self: self.batches)
+    @rule()
+    def let_a_batch_go(self) -> None:
+        del self.batches[0]
+
+    @invariant()
+    def all_that_is_held_stays_right(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        assert all(np.array_equal(tree, expected) for tree, expected in self.held)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.held.clear()
+        self.batches.clear()
+        gc.collect(0)
+        assert not self.bench.pins()
+        for number in list(self.stored):
+            self.bench.evict(key(number))
+        self.bench.reclaim()
+        assert self.bench.ring.used_bytes == 0
+        assert self.view.lane.in_use == 0
+        with self.bench:
+            pass
+
+
+TestReaders = Readers.TestCase
+TestReaders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
