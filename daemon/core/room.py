@@ -352,7 +352,8 @@ class Room:
         # The coldest is asked for first.
         prices.of(coldest)
         plan = Moving(memory, prices, self.may_go, self._of(owners)).best(need.span_bytes)
-        if plan is None:
+        if plan is None or not plan.moves:
+            # No move helps. Windows choose as well, and let more go at once, so that one scan serves many puts.
             return None
         spare_bytes = (need.span_bytes >> 1) + ring.capacity_bytes // SPARE_SHARE
         if plan.victims and ring.free_bytes < need.span_bytes + spare_bytes:

@@ -187,3 +187,19 @@ def test_large_and_small_puts_in_turn_lose_nothing_that_is_hotter_than_what_went
     assert stand.store.status()["moves"] > 0
     used = stand.store.memory.ring.used_bytes
     assert used > 0.85 * 64 * SPAN, "holes are filled"
+
+
+def test_one_scan_serves_many_puts_though_small_holes_stay_between_large_entries(make: Make) -> None:
+    entries = 512
+    stand = make(entries * 2 * SPAN + 2 * SPAN)
+    # A hole at each end: together as large as an entry, and apart of no use to one.
+    stand.put(0)
+    for number in range(1, entries + 1):
+        assert stand.put(number, LARGE) == "stored"
+    stand.send(1, evict(0))
+    stand.settle()
+    before = stand.store.status()["scans"]
+    for number in range(1000, 1064):
+        assert stand.put(number, LARGE) == "stored"
+    assert stand.store.status()["moves"] == 0
+    assert stand.store.status()["scans"] - before <= 64 / 4
