@@ -160,6 +160,13 @@ def build_graph(state: dict[str, Array]) -> bytes:
     x = node("Transpose", x, result="rows", perm=[0, 2, 3, 1])
     node("Reshape", x, constant("token_shape", [-1, TOKEN_FLOATS], np.int64), result="tokens")
 
+    return _serialised(nodes, constants, classes=len(state["_fc.bias"]))
+
+
+def _serialised(nodes: list[Any], constants: list[Any], classes: int) -> bytes:
+    """The ONNX model of a graph of these nodes."""
+    from onnx import TensorProto, helper
+
     def value(name: str, kind: int, shape: list[int | str]) -> Any:
         return helper.make_tensor_value_info(name, kind, shape)
 
@@ -169,7 +176,7 @@ def build_graph(state: dict[str, Array]) -> bytes:
         [value("pixels", TensorProto.UINT8, ["height", "width", 3])],
         [
             value("tokens", TensorProto.FLOAT, ["tokens", TOKEN_FLOATS]),
-            value("logits", TensorProto.FLOAT, [1, len(state["_fc.bias"])]),
+            value("logits", TensorProto.FLOAT, [1, classes]),
         ],
         constants,
     )

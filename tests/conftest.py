@@ -1,4 +1,4 @@
-"""What every part's tests share: a real daemon, ready to serve."""
+"""Fixtures that the tests of several parts share: a real daemon that serves, and a card of host memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tensord.testing import FakeCard
+
+from .client.device.card import CARD, TOTAL_BYTES, card_folder
 from .daemon_process import Daemon
 
 # How long an example takes says how busy the machine is.
@@ -31,3 +34,10 @@ def daemon() -> Iterator[Daemon]:
     """A daemon with a ring of 16 MiB."""
     with Daemon() as running:
         yield running.start()
+
+
+@pytest.fixture
+def card() -> Iterator[FakeCard]:
+    """A card of TOTAL_BYTES for tests of the device cache, in a folder of its own."""
+    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
+        yield opened

@@ -16,8 +16,6 @@ from tensord.testing.fake_vram import FakeCard, FakeVram
 from ..client.device.card import (
     CARD,
     ENTRY_BYTES,
-    TOTAL_BYTES,
-    card_folder,
     filled,
     filled_until,
     held,
@@ -31,12 +29,6 @@ from ..daemon_process import Daemon, until
 from ..processes import Child, Stage
 
 ENTRIES = 4
-
-
-@pytest.fixture
-def card() -> Iterator[FakeCard]:
-    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
-        yield opened
 
 
 @pytest.fixture

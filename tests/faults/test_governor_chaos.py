@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from tensord.errors import DeviceFull, Unavailable
 from tensord.ipc import messages
 from tensord.testing.fake_vram import FakeCard, FakeVram
 
-from ..client.device.card import CARD, TOTAL_BYTES, card_folder, filled, host_values, key, values, watching
+from ..client.device.card import CARD, filled, host_values, key, values, watching
 from ..daemon_process import MIB, SHM_FOLDER, Daemon, until
 from ..processes import Child, Stage
 from . import payloads
@@ -31,12 +30,6 @@ from .raw import RawClient
 
 KEYS = 24
 SHARES = (0.1, 0.75, 0.88, 0.94, 0.99)
-
-
-@pytest.fixture
-def card() -> Iterator[FakeCard]:
-    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
-        yield opened
 
 
 def owner(stage: Stage, socket: Path, folder: Path, first: int, seed: int, faults: bool) -> None:

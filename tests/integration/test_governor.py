@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import tensord
 from tensord.errors import DeviceFull
@@ -18,7 +16,6 @@ from ..client.device.card import (
     CARD,
     ENTRY_BYTES,
     TOTAL_BYTES,
-    card_folder,
     filled,
     filled_until,
     held,
@@ -32,12 +29,6 @@ from ..daemon_process import Daemon, until
 from ..processes import Child, Stage
 
 ENTRIES = 5
-
-
-@pytest.fixture
-def card() -> Iterator[FakeCard]:
-    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
-        yield opened
 
 
 def engine(stage: Stage, socket: Path, folder: Path, first: int) -> None:

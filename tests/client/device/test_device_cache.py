@@ -21,7 +21,6 @@ from .card import (
     CARD,
     ENTRY_BYTES,
     TOTAL_BYTES,
-    card_folder,
     filled,
     filled_until,
     held,
@@ -31,12 +30,6 @@ from .card import (
     values,
     watching,
 )
-
-
-@pytest.fixture
-def card() -> Iterator[FakeCard]:
-    with card_folder() as folder, FakeCard(folder, CARD, TOTAL_BYTES) as opened:
-        yield opened
 
 
 @pytest.fixture
