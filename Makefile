@@ -118,7 +118,7 @@ soak: $(STAMPS)/test
 
 lint: $(STAMPS)/check
 	$(BIN)/ruff check
-	$(BIN)/mypy tensord tests $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
+	$(BIN)/mypy tensord tests $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py docs/*.py))))
 	$(BIN)/lint-imports
 
 # Warnings are errors elsewhere; vLLM and what it imports have several of their own.

@@ -10,35 +10,43 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+API: Final = ROOT / "docs" / "api.md"
+"""Its examples are those of docstrings, which test_docstrings.py runs."""
+PAGES: Final = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {API})]
 GPU: Final = "it needs a GPU: test_pages.py runs it where there is one, and elsewhere checks its names"
 VLLM: Final = "it needs vLLM: tests/vllm/test_pages.py runs it"
 TRANSFORMERS: Final = "it needs transformers: tests/transformers/test_pages.py runs it"
+CHECKOUT: Final = "tests/systemd/test_booted.py installs it in this way"
+STARTS: Final = "test_pages.py starts the daemon in this way"
 PUBLISHED: Final = "tensord is in no package registry yet: test_pages.py checks that it has the extras"
 SERVES: Final = "it installs and serves a model by gigabytes: tests/vllm/test_pages.py gives its words to vLLM's parser"
 ELSEWHERE: Final = {
-    ("README.md", "make demo"): "it would run these tests: .ci/run runs it, and test_pages.py checks the targets",
+    ("README.md", "pip install ."): CHECKOUT,
+    ("README.md", "tensord &"): STARTS,
     ("README.md", "vllm serve"): SERVES,
-    ("README.md", "pip install 'tensord[transformers]'"): PUBLISHED,
-    ("README.md", "import cached"): TRANSFORMERS,
-    ("README.md", "TorchDevice(0)"): GPU,
-    ("encoder_cache.md", "from vllm import"): VLLM,
-    ("prefix_cache.md", "TorchDevice(0)"): GPU,
-    ("pressure.md", "TorchDevice(0)"): GPU,
-    ("processor_cache.md", "vllm serve"): SERVES,
-    ("systemd.md", "systemctl enable --now"): "tests/systemd/test_booted.py runs it under a real systemd",
-    ("systemd.md", "tensorctl purge"): "tests/systemd/test_booted.py runs it under a real systemd",
-    ("systemd.md", "systemctl reset-failed"): "tests/systemd/test_booted.py runs it under a real systemd",
-    ("transformers.md", "pip install"): PUBLISHED,
-    ("transformers.md", "import cached"): TRANSFORMERS,
-    ("vllm.md", "vllm serve"): SERVES,
-    ("vllm.md", "from vllm import"): VLLM,
+    ("README.md", "make demo"): "it would run these tests: .ci/run runs it, and test_pages.py checks the targets",
+    ("docs/installing.md", "pip install ."): CHECKOUT,
+    ("docs/quickstart.md", "tensord &"): STARTS,
+    ("docs/encoder_cache.md", "from vllm import"): VLLM,
+    ("docs/prefix_cache.md", "TorchDevice(0)"): GPU,
+    ("docs/pressure.md", "TorchDevice(0)"): GPU,
+    ("docs/processor_cache.md", "vllm serve"): SERVES,
+    ("docs/systemd.md", "systemctl enable --now"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("docs/systemd.md", "tensorctl purge"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("docs/systemd.md", "systemctl reset-failed"): "tests/systemd/test_booted.py runs it under a real systemd",
+    ("docs/transformers.md", "pip install"): PUBLISHED,
+    ("docs/transformers.md", "import cached"): TRANSFORMERS,
+    ("docs/vllm.md", "vllm serve"): SERVES,
+    ("docs/vllm.md", "from vllm import"): VLLM,
 }
 """By its page and by words that only this block of the page has: why a block is not simply run."""
 
 
 class Block(NamedTuple):
-    """A code block: its page's name, the language after its fence, its number on the page from 0, and its text."""
+    """A code block: its page, the language after its fence, its number on the page from 0, and its text.
+
+    `page` is the page's path from the root. The language "text" marks pictures and output, which nobody runs.
+    """
 
     page: str
     language: str
@@ -61,7 +69,8 @@ def blocks() -> list[Block]:
     found = []
     for page in PAGES:
         fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-        found += [Block(page.name, language, number, text) for number, (language, text) in enumerate(fenced)]
+        name = str(page.relative_to(ROOT))
+        found += [Block(name, language, number, text) for number, (language, text) in enumerate(fenced)]
     return found
 
 

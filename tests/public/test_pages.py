@@ -23,8 +23,11 @@ from ..daemon_process import PATIENCE_S, Daemon
 from .pages import ELSEWHERE, GPU, PAGES, ROOT, Block, blocks, commands
 
 BLOCKS = blocks()
-PYTHON = {page.name: [each for each in BLOCKS if (each.page, each.language) == (page.name, "python")] for page in PAGES}
-COMMANDS = [command for block in BLOCKS if block.language != "python" for command in commands(block)]
+PYTHON = {
+    name: [each for each in BLOCKS if (each.page, each.language) == (name, "python")]
+    for name in (str(page.relative_to(ROOT)) for page in PAGES)
+}
+COMMANDS = [command for block in BLOCKS if block.language not in ("python", "text") for command in commands(block)]
 
 
 def is_run(block: Block) -> bool:
@@ -88,7 +91,8 @@ def test_what_needs_a_gpu_uses_only_names_that_the_page_defines(page: str, socke
 
 
 def test_every_block_that_is_not_python_is_named_with_where_it_is_run() -> None:
-    assert [block for block in BLOCKS if block.language != "python" and block.elsewhere is None] == []
+    assert {block.language for block in BLOCKS} <= {"", "python", "text"}
+    assert [block for block in BLOCKS if block.language == "" and block.elsewhere is None] == []
 
 
 @pytest.mark.parametrize(("page", "words"), list(ELSEWHERE), ids=str)
@@ -98,7 +102,8 @@ def test_a_block_that_is_named_is_one_of_its_page(page: str, words: str) -> None
 
 def test_the_extras_that_pip_is_asked_for_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = [extra for command in COMMANDS for extra in re.findall(r"^pip install ['\"]?tensord\[(\w+)\]", command)]
+    install = re.compile(r"^pip install ['\"]?(?:tensord|\.)\[(\w+)\]")
+    asked = [found[1] for command in COMMANDS if (found := install.match(command))]
     assert asked
     assert set(asked) <= set(extras)
 
