@@ -1,12 +1,14 @@
-"""Which bytes of the ring are taken: spans, the holes between them, what is withdrawn, and what to free for more room.
+"""The allocator of the ring's bytes: spans, the holes between them, and withdrawn extents. It also proposes which spans
+to free for a larger hole.
 
-Owns the map of the ring, not its memory, and knows nothing of keys, pins or policies: those come as arguments.
-Spans, holes and withdrawn extents follow one another without gaps: every byte belongs to exactly one of them, no two
-holes touch, and no two withdrawn extents. Sizes and offsets are multiples of 64 bytes; those of withdrawn extents of
-whole pages, since they are what the system has back.
+Owns: the map of the ring. Does not own: the ring's memory, nor keys, pins and policies; those come as arguments.
 
-Best fit: the smallest hole that is large enough, the lowest of equals. A search is a bisection; neighbours are found
-through the tables of where blocks begin and end.
+Allocation is best fit: the smallest hole that is large enough, the lowest of equals. A search is a bisection.
+Neighbours are found in tables of starts and ends.
+
+Invariants: spans, holes and withdrawn extents follow one another without gaps, so every byte belongs to exactly one of
+them. No two holes touch, and no two withdrawn extents. Sizes and offsets are multiples of 64 bytes, those of withdrawn
+extents whole pages, since the operating system gets these back.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from .extents import Extents
 from .layout import ALIGN_BYTES, PAGE_BYTES, RING_BYTES_MAX
 
 LOOKS_MAX: Final = 256
-"""Holes of less than two pages that are looked at for a whole one."""
+"""Limit on holes smaller than two pages that one search for a whole page examines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch [low, high) of the ring in which only `spans` (offsets, in the order chosen) stand in the way.
+    """A range [low, high) of the ring that becomes free once `spans` are freed: their offsets, in the order chosen.
 
-    `enough` says whether it has the bytes asked for, or only as many as the allowed number of spans could give.
+    `enough`: whether the range has the bytes asked for. If not, the limit on the number of spans was reached first.
     """
 
     spans: list[int]
@@ -36,7 +38,7 @@ class Window:
 
 
 class SpanAllocator:
-    """The map of a ring of `capacity_bytes`, empty at first. `page_bytes`: what is withdrawn in one piece."""
+    """The map of a ring of `capacity_bytes`, initially empty. `page_bytes` is the unit of withdrawal."""
 
     def __init__(self, capacity_bytes: int, page_bytes: int = PAGE_BYTES) -> None:
         assert capacity_bytes % ALIGN_BYTES == 0 and 0 <= capacity_bytes <= RING_BYTES_MAX, capacity_bytes
@@ -50,7 +52,7 @@ class SpanAllocator:
         self._withdrawn = Extents(ordered=True)
         self._at = 0
         self.freed = 0
-        """How often bytes became free: while it stays, no hole has grown."""
+        """Counts the times that bytes became free. While it is unchanged, no hole has grown."""
         self.grow(capacity_bytes)
 
     @property
@@ -71,7 +73,7 @@ class SpanAllocator:
 
     @property
     def free_bytes(self) -> int:
-        """Of all holes together."""
+        """Total bytes of all holes."""
         return self._holes.total_bytes
 
     @property
@@ -87,7 +89,7 @@ class SpanAllocator:
         return len(self._holes)
 
     def size_at(self, offset: int) -> int:
-        """Bytes of the span at `offset`."""
+        """Bytes of the span that begins at `offset`."""
         return self._spans[offset]
 
     def is_free(self, offset: int) -> bool:
@@ -95,19 +97,19 @@ class SpanAllocator:
         return offset in self._holes.sizes or offset in self._withdrawn.sizes
 
     def withdrawn(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of every withdrawn extent, in order."""
+        """(offset, bytes) of every withdrawn extent, in ascending order."""
         return sorted(self._withdrawn.sizes.items())
 
     def hole_before(self, offset: int) -> int | None:
-        """Where the hole begins that ends at `offset`."""
+        """Offset of the hole that ends at `offset`, or None."""
         return self._holes.starts.get(offset)
 
     def hole_bytes(self, offset: int) -> int:
-        """Bytes of the hole that begins at `offset`; 0 where none does."""
+        """Bytes of the hole that begins at `offset`; 0 if there is none."""
         return self._holes.sizes.get(offset, 0)
 
     def span_before(self, offset: int) -> int | None:
-        """Where the span begins that ends at `offset`."""
+        """Offset of the span that ends at `offset`, or None."""
         return self._span_at_end.get(offset)
 
     def is_span(self, offset: int) -> bool:
@@ -115,15 +117,15 @@ class SpanAllocator:
         return offset in self._spans
 
     def pages_in(self, low: int, high: int) -> int:
-        """Bytes of the whole pages in [low, high)."""
+        """Total bytes of the whole pages within [low, high)."""
         page = self.page_bytes
         return max(0, high // page * page - -(-low // page) * page)
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Takes a span in the hole that fits best.
+        """Allocates a span in the hole that fits best.
 
         Returns:
-            Its offset, or None where no hole is large enough.
+            The span's offset, or None if no hole is large enough.
         """
         assert size_bytes > 0 and size_bytes % ALIGN_BYTES == 0, size_bytes
         offset = self._holes.best_fit(size_bytes)
@@ -132,10 +134,10 @@ class SpanAllocator:
         return offset
 
     def take_hole(self, offset: int, size_bytes: int) -> bool:
-        """Takes a span at the beginning of the hole at `offset`.
+        """Allocates a span at the beginning of the hole at `offset`.
 
         Returns:
-            False, and nothing is changed, where no hole of so many bytes begins there.
+            False, without a change, if no hole of at least `size_bytes` begins there.
         """
         if self.hole_bytes(offset) < size_bytes:
             return False
@@ -143,21 +145,21 @@ class SpanAllocator:
         return True
 
     def largest_holes(self, most: int) -> list[int]:
-        """Where the `most` largest holes begin, the largest first."""
+        """Offsets of the `most` largest holes, the largest first."""
         return self._holes.largest(most)
 
     def places(self, sizes: Iterable[int], low: int, high: int) -> list[int | None]:
-        """Where spans of these sizes, the largest first, could be taken one after the other (`take_hole`) outside of
-        [low, high); None for each that fits nowhere."""
+        """Offsets for spans of these sizes, given the largest first, if `take_hole` allocates them one after the other
+        outside [low, high). None for each size that fits nowhere."""
         return self._holes.fits(sizes, low, high)
 
     def take(self, offset: int, size_bytes: int) -> bool:
-        """Takes a span at a given place, as a restarted daemon does with those that it finds.
+        """Allocates a span at a given offset, as a restarted daemon does for the spans that it finds.
 
-        Quick where the offsets come in ascending order.
+        Fast if the offsets ascend from call to call.
 
         Returns:
-            False, and nothing is changed, where any of its bytes are taken, withdrawn or beyond the ring.
+            False, without a change, if any of the bytes are allocated, withdrawn or beyond the ring.
         """
         hole = self._hole_around(offset, size_bytes, ALIGN_BYTES)
         if hole is None:
@@ -166,14 +168,14 @@ class SpanAllocator:
         return True
 
     def free(self, offset: int) -> None:
-        """Gives a span back; it grows together with the holes beside it."""
+        """Frees a span and merges it with the holes beside it."""
         size = self._spans.pop(offset)
         del self._span_at_end[offset + size]
         self._used_bytes -= size
         self._add_hole(offset, size)
 
     def grow(self, to_bytes: int) -> None:
-        """Adds bytes at the end, up to a capacity of `to_bytes`."""
+        """Raises the capacity to `to_bytes`, by a hole at the end."""
         assert self._capacity_bytes <= to_bytes <= RING_BYTES_MAX, (self._capacity_bytes, to_bytes)
         assert to_bytes % ALIGN_BYTES == 0, to_bytes
         added = to_bytes - self._capacity_bytes
@@ -182,10 +184,10 @@ class SpanAllocator:
             self._add_hole(start, added)
 
     def withdraw(self, offset: int, size_bytes: int) -> bool:
-        """Withdraws whole pages of a hole at a given place. Quick where the offsets come in ascending order.
+        """Withdraws whole pages of a hole at a given offset. Fast if the offsets ascend from call to call.
 
         Returns:
-            False, and nothing is changed, where any of them are not free.
+            False, without a change, if any of the bytes are not free.
         """
         hole = self._hole_around(offset, size_bytes, self.page_bytes)
         if hole is None:
@@ -195,13 +197,14 @@ class SpanAllocator:
         return True
 
     def withdraw_some(self, most_bytes: int, spared: tuple[int, int] = (0, 0)) -> tuple[int, int] | None:
-        """Withdraws up to `most_bytes` (whole pages) of the largest hole, beside what is withdrawn already if it can.
+        """Withdraws up to `most_bytes` in whole pages from the largest hole, if possible next to a withdrawn extent.
 
         Args:
-            spared: a stretch [low, high) in which nothing is withdrawn.
+            spared: a range [low, high) in which nothing is withdrawn.
 
         Returns:
-            (offset, bytes), or None where no hole has a whole page.
+            (offset, bytes), or None if no examined hole has a whole page outside `spared`. At most LOOKS_MAX holes
+            smaller than two pages are examined.
         """
         looks = 0
         for rank in range(1, len(self._holes) + 1):
@@ -221,17 +224,17 @@ class SpanAllocator:
         return None
 
     def restore(self, offset: int, size_bytes: int) -> None:
-        """Makes withdrawn bytes a hole again; their pages are there again."""
+        """Makes withdrawn bytes a hole again. The caller has allocated their pages again."""
         within = self._withdrawn.around(offset)
         assert within is not None, f"{offset} is not withdrawn"
         self._withdrawn.cut(within, offset, size_bytes)
         self._add_hole(offset, size_bytes)
 
     def restorable(self, most_bytes: int) -> tuple[int, int] | None:
-        """What to take back next: of the smallest withdrawn extent, up to `most_bytes`; few large ones are left so.
+        """Up to `most_bytes` of the smallest withdrawn extent, as the next bytes to restore. Few large extents remain.
 
         Returns:
-            (offset, bytes), or None where nothing is withdrawn.
+            (offset, bytes), or None if nothing is withdrawn.
         """
         if not self._withdrawn:
             return None
@@ -240,7 +243,7 @@ class SpanAllocator:
         return (offset if offset in self._holes.starts else offset + size - take), take
 
     def withdrawn_within(self, low: int, high: int) -> list[tuple[int, int]]:
-        """What of [low, high), in which no span stands, is withdrawn, in order: (offset, bytes) of whole pages."""
+        """(offset, bytes) of the withdrawn pages within [low, high), in order. No span may lie in that range."""
         found = []
         at = low
         while at < high:
@@ -258,7 +261,7 @@ class SpanAllocator:
         return found
 
     def narrowed(self, low: int, high: int, size_bytes: int) -> tuple[int, int]:
-        """[low, high) without the withdrawn pages at its edges that `size_bytes` do not need."""
+        """[low, high) without those withdrawn pages at its edges that `size_bytes` do not need."""
         page = self.page_bytes
         spare = (high - low - size_bytes) // page * page
         at_low = min(spare, self._withdrawn.sizes.get(low, 0))
@@ -276,14 +279,16 @@ class SpanAllocator:
         through: bool = False,
         take: Callable[[int], object] = lambda _: None,
     ) -> Window | None:
-        """Spans to free so that `size_bytes` lie free in one piece at `around`, the offset of any block.
+        """Chooses spans to free so that one hole of `size_bytes` forms around the block at offset `around`.
 
-        Of the two neighbours the colder is taken next, `warmth(offset)` being lower; one that may not go closes its
-        side, and so does what is withdrawn, unless the window goes `through` it: it has to be taken back then.
-        `take` hears of each span that is taken, before the next is asked for.
+        The window grows by the colder of its two neighbouring spans, which is the one with the lower `warmth(offset)`.
+        A span for which `may_go(offset)` is false ends the window on its side. A withdrawn extent ends it too, unless
+        `through` is true; the caller then has to restore that extent. `take(offset)` is called for each chosen span
+        before the next span is judged.
 
         Returns:
-            The window, or None where spans that may not go, or the ring's ends, leave too little between them.
+            The window, with `enough=False` if `spans_max` spans do not suffice. None if spans that may not go, or the
+            ring's ends, leave too little between them.
         """
         spans = []
         if around in self._spans:
@@ -315,14 +320,15 @@ class SpanAllocator:
         return self._trimmed(spans, low, high, size_bytes, around)
 
     def widest_withdrawn(self, size_bytes: int) -> Window | None:
-        """The stretch at the largest withdrawn extent, if it has `size_bytes` without any span."""
+        """The range around the largest withdrawn extent that contains no span; None if it has fewer than
+        `size_bytes`."""
         if not self._withdrawn:
             return None
         offset, _ = self._withdrawn.ranked(-1)
         return self.window(offset, size_bytes, lambda _: False, lambda _: 0, 1, through=True)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
+        """Asserts the invariants of the module's docstring."""
         blocks = sorted([*self._spans.items(), *self._holes.sizes.items(), *self._withdrawn.sizes.items()])
         at = 0
         for offset, size in blocks:
@@ -349,7 +355,8 @@ class SpanAllocator:
         self.freed += 1
 
     def _hole_around(self, offset: int, size_bytes: int, unit_bytes: int) -> int | None:
-        """The hole that [offset, offset + size_bytes) lies in; None where it is in none, or not of whole units."""
+        """Offset of the hole that contains [offset, offset + size_bytes); None if there is none, or if the range is not
+        in units of `unit_bytes`."""
         if size_bytes <= 0 or size_bytes % unit_bytes or offset < 0 or offset % unit_bytes:
             return None
         if offset + size_bytes > self._capacity_bytes:
@@ -359,7 +366,7 @@ class SpanAllocator:
         return at if size is not None and offset + size_bytes <= at + size else None
 
     def _block_around(self, offset: int) -> int:
-        """Where the block begins that `offset` lies in: looked for from where the last search ended."""
+        """Offset of the block that contains `offset`. The search starts from the block that the last search found."""
         at = self._at if self._at <= offset and self._is_block(self._at) else 0
         while (end := at + self._block_bytes(at)) <= offset:
             at = end
@@ -377,7 +384,8 @@ class SpanAllocator:
         raise KeyError(offset)
 
     def _widened(self, low: int, high: int, size_bytes: int, *, through: bool) -> tuple[int, int]:
-        """The stretch with the holes at its edges, and the withdrawn extents too if it goes `through` them."""
+        """The range extended by adjacent holes, and with `through` by adjacent withdrawn extents while it is too
+        small."""
         kinds = (self._holes, self._withdrawn) if through else (self._holes,)
         while True:
             before = low, high
@@ -388,17 +396,17 @@ class SpanAllocator:
                 return low, high
 
     def _outside(self, low: int, high: int, spared: tuple[int, int]) -> tuple[int, int]:
-        """The larger part of [low, high) that is not spared, its whole pages."""
+        """The whole pages of the larger part of [low, high) outside `spared`."""
         page = self.page_bytes
         sides = ((low, min(high, spared[0])), (max(low, spared[1]), high)) if spared[0] < spared[1] else ((low, high),)
         parts = [(-(-begin // page) * page, end // page * page) for begin, end in sides]
         return max(parts, key=lambda part: part[1] - part[0])
 
     def _trimmed(self, spans: list[int], low: int, high: int, size_bytes: int, around: int) -> Window:
-        """Without spans at the edges that turned out to be unneeded, once a large one was taken on the other side.
+        """The window without spans at its edges that a later, larger span on the other side made unnecessary.
 
-        The one it began with goes all the same: it is the coldest. Were it spared, the next window would begin there
-        again, and find beside it what was stored last.
+        The span at `around` stays in any case, as the coldest. Otherwise the next window would start there again and
+        grow into its neighbours, which are the spans stored last.
         """
         spans = sorted(spans)
         while spans and high - (spans[0] + self._spans[spans[0]]) >= size_bytes:

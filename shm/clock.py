@@ -1,7 +1,7 @@
 """The clock of all times in shared memory: CLOCK_BOOTTIME, in seconds.
 
-Nobody can set it, and it goes on while the machine sleeps; shared memory does not outlive a boot. So a time that one
-daemon wrote is right for the next one and for every client, whatever became of the wall clock in between.
+Nobody can set this clock, it continues during suspend, and shared memory does not outlive a boot. So a time written by
+one daemon is right for the next daemon and for every client, even if the wall clock was set in between.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ def boot_s() -> float:
 
 
 def unix_at_boot_s() -> float:
-    """The Unix time of the boot, by the wall clock as it is now."""
+    """The Unix time of the boot, according to the wall clock's present setting."""
     return time.time() - boot_s()

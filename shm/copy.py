@@ -1,7 +1,9 @@
-"""Copies into the ring with the checksum taken along, never holding the GIL for long.
+"""Copies payloads into the ring and computes their checksum on the way, without holding the GIL for long.
 
-A piece is read back for its checksum while it is still in the processor's cache; copying 16 MiB whole and checking it
-afterwards took 1.4 times as long.
+Owns: the chunk size of copies and checksums. Does not own: the memory, nor the checksum's place in it.
+
+Each chunk is checksummed while it is still in the CPU cache. Copying 16 MiB in one step and checksumming it afterwards
+took 1.4 times as long.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ PIECE_BYTES: Final = 1 << 20
 
 
 def copy_checked(to: Bytes, source: Bytes, checksum: xxhash.xxh3_64) -> None:
-    """Copies `source` to `to`, both (n,) uint8, and feeds `checksum` from what arrived in `to`."""
+    """Copies `source` to `to`, both (n,) uint8, and updates `checksum` from the bytes that arrived in `to`."""
     for start in range(0, len(source), PIECE_BYTES):
         piece = to[start : start + PIECE_BYTES]
         np.copyto(piece, source[start : start + PIECE_BYTES])
@@ -25,14 +27,14 @@ def copy_checked(to: Bytes, source: Bytes, checksum: xxhash.xxh3_64) -> None:
 
 
 def checksum_of(payload: Bytes) -> int:
-    """xxh3-64 of a payload as it lies in the ring."""
+    """xxh3-64 of a payload, (n,) uint8, as it lies in the ring."""
     return checksum_of_pieces(
         payload[start : start + PIECE_BYTES].data for start in range(0, len(payload), PIECE_BYTES)
     )
 
 
 def checksum_of_pieces(pieces: Iterable[bytes | memoryview]) -> int:
-    """The same of a payload that comes in pieces of PIECE_BYTES at most, taken one at a time."""
+    """xxh3-64 of a payload that arrives in chunks of at most PIECE_BYTES. Takes one chunk at a time."""
     checksum = xxhash.xxh3_64()
     for piece in pieces:
         checksum.update(piece)

@@ -1,11 +1,11 @@
-"""Which dtypes a leaf may have, and the name under which a tree header speaks of each.
+"""The dtypes that a leaf may have, and their names in a tree header.
 
-Owns: the table between names, numpy dtypes and torch dtypes. Imports no torch: a torch dtype is
-looked up in the torch that the process has loaded.
+Owns: the table of names, numpy dtypes and torch dtypes. Does not own: torch. A torch dtype is looked up in the torch
+module that the caller passes.
 
-Invariants: a name means one dtype and a dtype has one name, on every machine. A numpy dtype's name
-is its `str` with the byte order in it ("<f4"); those that numpy has only through ml_dtypes have
-torch's name ("bfloat16", "float8_e4m3fn"), since their `str` is ambiguous ("<V2", and even "<f1").
+Invariants: each name means one dtype and each dtype has one name, on every machine. A numpy dtype's name is its `str`
+with the byte order ("<f4"). Dtypes that numpy has only through ml_dtypes have torch's name ("bfloat16",
+"float8_e4m3fn"), since their `str` is ambiguous ("<V2", even "<f1").
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _DTYPES: Final[dict[str, DType]] = {name: np.dtype(name) for name in _PLAIN} | {
 }
 _NAMES: Final[dict[DType, str]] = {dtype: name for name, dtype in _DTYPES.items()}
 
-# What the narrow ones are copied as: numpy moves its own integers without the GIL, a registered
-# dtype's items with it.
+# The integer dtype as which an ml_dtypes array is copied: numpy copies its own integers without the GIL, but a
+# registered dtype with it.
 COPIED_AS: Final[dict[DType | None, DType]] = {
     _DTYPES[name]: np.dtype(f"u{_DTYPES[name].itemsize}") for name in _NARROW if name in _DTYPES
 }
 
 
 def name_of(dtype: DType) -> str | None:
-    """The header's name of a numpy dtype; None for one that no leaf can have."""
+    """The header name of a numpy dtype; None if no leaf can have that dtype."""
     name = _NAMES.get(dtype)
     if name is None and dtype.type in (np.str_, np.bytes_, np.datetime64, np.timedelta64):
         return dtype.str if _SIZED.fullmatch(dtype.str) else None
@@ -76,8 +76,7 @@ def name_of(dtype: DType) -> str | None:
 
 
 def dtype_named(name: str) -> DType | None:
-    """The numpy dtype that a header's name means; None for anything that `name_of` would not have
-    written."""
+    """The numpy dtype of a header name; None for any name that `name_of` does not produce."""
     dtype = _DTYPES.get(name)
     if dtype is None and _SIZED.fullmatch(name):
         try:
@@ -89,11 +88,11 @@ def dtype_named(name: str) -> DType | None:
 
 
 def torch_dtype_named(torch: ModuleType, name: str) -> Any:
-    """The torch dtype of a name; None where torch, or this torch, has none."""
+    """The torch dtype of a header name; None if this version of torch has none."""
     return getattr(torch, _TORCH_NAMES.get(name, ""), None)
 
 
 @cache
 def name_of_torch(torch: ModuleType, dtype: Any) -> str | None:
-    """The header's name of a torch dtype; None for one that no leaf can have."""
+    """The header name of a torch dtype; None if no leaf can have that dtype."""
     return next((name for name in _TORCH_NAMES if torch_dtype_named(torch, name) is dtype), None)

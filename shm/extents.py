@@ -1,7 +1,11 @@
-"""Stretches of one kind, none of which touches another: by where they begin, by where they end, and by size.
+"""A set of extents of one kind, none of which touch, indexed by start, by end and by size.
 
-Owns no bytes and knows no other kind. Sorted by `bytes << 48 | offset` in one list, so a search is a bisection, and a
-change moves at most 8 bytes an extent (some 20 µs at 100,000); by offset in another, where that is wanted.
+Owns: the three indexes. Does not own: any memory, nor other kinds of extents.
+
+One sorted list of `bytes << 48 | offset` makes a search by size a bisection; a change moves at most 8 bytes an extent
+(about 20 µs at 100,000 extents). A second list, sorted by offset, exists only if asked for.
+
+Invariants: no two extents touch or overlap; all indexes agree.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 
 
 class Extents:
-    """None at first. `sizes` maps offset to bytes; `starts` maps an end to the offset. `ordered`: for `around`."""
+    """An empty set of extents. `sizes` maps an offset to bytes, `starts` an end to its offset. `ordered=True` keeps the
+    list by offset, which `around` needs."""
 
     def __init__(self, *, ordered: bool = False) -> None:
         self.sizes: dict[int, int] = {}
@@ -32,22 +37,22 @@ class Extents:
         return self._by_size[-1] >> _OFFSET_BITS if self._by_size else 0
 
     def ranked(self, rank: int) -> tuple[int, int]:
-        """(offset, bytes) of the one at a place in the order of size: 0 is the smallest, -1 the largest."""
+        """(offset, bytes) of the extent with a rank in the order of size: 0 is the smallest, -1 the largest."""
         word = self._by_size[rank]
         return word & _OFFSET_MASK, word >> _OFFSET_BITS
 
     def best_fit(self, size_bytes: int) -> int | None:
-        """The smallest that is large enough, the lowest of equals; None where none is."""
+        """Offset of the smallest extent with at least `size_bytes`, the lowest of equals; None if there is none."""
         at = bisect_left(self._by_size, size_bytes << _OFFSET_BITS)
         return None if at == len(self._by_size) else self._by_size[at] & _OFFSET_MASK
 
     def largest(self, most: int) -> list[int]:
-        """Where the `most` largest begin, the largest first."""
+        """Offsets of the `most` largest extents, the largest first."""
         return [word & _OFFSET_MASK for word in reversed(self._by_size[-most:])]
 
     def fits(self, sizes: Iterable[int], low: int, high: int) -> list[int | None]:
-        """Where stretches of these sizes, the largest first, would fit best one after the other, outside [low, high);
-        None for each that fits nowhere. Nothing is changed."""
+        """Offsets for spans of these sizes, given the largest first and placed in turn by best fit, outside [low,
+        high). None for each size that fits nowhere. Changes nothing."""
         taken: set[int] = set()
         rests: list[int] = []
         found: list[int | None] = []
@@ -74,7 +79,7 @@ class Extents:
         return found
 
     def around(self, offset: int) -> int | None:
-        """Where the extent begins that `offset` lies in."""
+        """Offset of the extent that contains `offset`, or None."""
         assert self._by_offset is not None, "not in order"
         at = bisect_right(self._by_offset, offset) - 1
         if at < 0:
@@ -83,7 +88,7 @@ class Extents:
         return start if offset < start + self.sizes[start] else None
 
     def add(self, offset: int, size_bytes: int) -> None:
-        """Adds a stretch; it grows together with those beside it."""
+        """Adds an extent and merges it with its neighbours."""
         self.total_bytes += size_bytes
         before = self.starts.get(offset)
         if before is not None:
@@ -97,7 +102,7 @@ class Extents:
         self._insert(offset, size_bytes)
 
     def cut(self, within: int, offset: int, size_bytes: int) -> None:
-        """Takes [offset, offset + size_bytes) out of the extent that begins at `within`; the rests stay."""
+        """Removes [offset, offset + size_bytes) from the extent at `within`; the remainders stay as extents."""
         end = within + self.sizes[within]
         assert within <= offset and offset + size_bytes <= end, (within, end, offset, size_bytes)
         self._remove(within)
@@ -108,7 +113,7 @@ class Extents:
             self._insert(offset + size_bytes, end - offset - size_bytes)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
+        """Asserts the invariants of the module's docstring."""
         assert self.starts == {o + size: o for o, size in self.sizes.items()}
         assert self._by_size == sorted(size << _OFFSET_BITS | o for o, size in self.sizes.items())
         assert self._by_offset is None or self._by_offset == sorted(self.sizes)

@@ -1,11 +1,14 @@
-"""The asymmetric fence: readers pay nothing, the daemon pays once per reclaim batch.
+"""The asymmetric fence between readers and the daemon: readers pay nothing, the daemon pays once per reclaim batch.
 
-A reader stores its pin, then loads the slot's seq; the daemon stores the seq, then loads the pins. x86-64 may let
-each load overtake the store before it, and then both sides would miss the other. membarrier(2) makes every running
-thread of every registered process execute a full fence between the daemon's store and its loads, which is enough:
-whatever a reader stored before it is seen, and whatever it loads after it is new.
+Owns: the calls of membarrier(2). Does not own: the stores and loads that the fence orders (index.py, lanes.py).
 
-SYNC POINT: the C litmus in tests/shm shows the forbidden outcome without this call, and none with it.
+A reader stores its pin, then loads the slot's seq. The daemon stores the seq, then loads the pins. x86-64 may execute
+each load before the preceding store is visible, and then neither side would see the other. membarrier(2) makes every
+running thread of every registered process execute a full fence between the daemon's store and its loads. This is
+enough: the daemon sees every pin that a reader stored before the fence, and a reader that loads after the fence sees
+the new seq.
+
+SYNC POINT: the C litmus in tests/shm shows the forbidden outcome without this call, and never with it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def _membarrier(command: int) -> int:
 
 
 def supported() -> tuple[bool, bool]:
-    """(GLOBAL, GLOBAL_EXPEDITED with its registration): what this kernel offers this process."""
+    """Whether the kernel offers this process (GLOBAL, GLOBAL_EXPEDITED and its registration)."""
     try:
         commands = _membarrier(_QUERY)
     except OSError:
@@ -41,10 +44,10 @@ def supported() -> tuple[bool, bool]:
 
 
 def check(*, expedited: bool) -> None:
-    """Makes one fence of the kind, for nothing but to see that it can be made.
+    """Makes one fence, to test that this process may make it.
 
     Raises:
-        NoFence: the kernel or a sandbox refuses; the message says what is missing and what to do.
+        NoFence: the kernel or a sandbox refuses; the message says which requirement is missing and what to do.
     """
     try:
         fence(expedited=expedited)
@@ -58,7 +61,7 @@ def check(*, expedited: bool) -> None:
 
 
 def works(*, expedited: bool) -> bool:
-    """Whether `check` passes."""
+    """Whether `check` succeeds."""
     try:
         check(expedited=expedited)
     except NoFence:
@@ -67,10 +70,10 @@ def works(*, expedited: bool) -> bool:
 
 
 def register() -> bool:
-    """Makes this process one that an expedited fence reaches. Survives fork, not exec.
+    """Registers this process for the expedited fence. The registration survives fork, but not exec.
 
     Returns:
-        False where the kernel or a sandbox refuses; the daemon then uses the slow fence (8-16 ms) for us.
+        False if the kernel or a sandbox refuses; the daemon then uses the slow fence (8-16 ms) for this process.
     """
     try:
         _membarrier(_REGISTER_GLOBAL_EXPEDITED)
@@ -80,9 +83,9 @@ def register() -> bool:
 
 
 def fence(*, expedited: bool) -> None:
-    """Orders all our stores so far before all our loads from here on, as every reader on the host sees them.
+    """Orders all earlier stores of this process before all its later loads, with respect to every reader on the host.
 
     Args:
-        expedited: microseconds, and reaches only processes that registered; False waits 8-16 ms for all of them.
+        expedited: True takes microseconds and reaches only registered processes. False takes 8-16 ms and reaches all.
     """
     _membarrier(_GLOBAL_EXPEDITED if expedited else _GLOBAL)

@@ -1,15 +1,15 @@
-"""The generations of invalidated namespaces, in the index segment: written by the daemon, read by clients as they are.
+"""The table of generations of invalidated namespaces, in the index segment. The daemon writes it; clients read it.
 
     count, 0 │ tag, generation, uid │ tag, generation, uid │ …        (words of 8 bytes)
 
-The count's and a generation's word have the number in their lower half, and its check in the upper one: the CRC-32 of
-the number, behind the tag. One store writes both, so that a kill leaves none without the other. The uid is whoever
-invalidated the namespace first, for whose quota the entry counts.
+The count's word and each generation's word hold the number in the lower half and a check in the upper half: the CRC-32
+of the tag followed by the number. One store writes both halves, so a kill cannot separate them. `uid` is the user who
+invalidated the namespace first; the table entry counts against that user's quota.
 
-Owns the table. Does not own who may raise a generation, nor what happens to entries of a past one.
+Owns: the table. Does not own: who may raise a generation, and the fate of entries of a past generation.
 
-Invariants: a generation only rises; an entry of the table never moves and never goes, so that the table survives every
-daemon of the memory; a namespace without an entry was never invalidated: all generations of it are welcome.
+Invariants: a generation only rises. A table entry never moves and is never removed, so the table survives every daemon
+of the memory. A namespace without an entry was never invalidated, and keys of all its generations are valid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER: Final = (1 << _CHECK_SHIFT) - 1
 
 
 class GenerationReader:
-    """The table as a client sees it, over a (read-only) mapping of the index segment."""
+    """A client's view of the table, over a read-only mapping of the index segment."""
 
     __slots__ = ("_count_at", "_first", "_memory", "_most", "_words")
 
@@ -44,8 +44,9 @@ class GenerationReader:
         self._most = geometry.namespaces_max
 
     def current(self, tag: bytes) -> int:
-        """The namespace's generation now; 0 if it was never invalidated."""
-        # SYNC POINT: the count is loaded before the entries, which were stored before it; x86-64 keeps both in order.
+        """The namespace's present generation; 0 if it was never invalidated."""
+        # SYNC POINT: the count is loaded before the entries, which were stored before the count; x86-64 keeps both
+        # orders.
         end = self._first + min(self._words[self._count_at] & _NUMBER, self._most) * GENERATION_BYTES
         at = self._memory.find(tag, self._first, end)
         while at >= 0:
@@ -55,31 +56,32 @@ class GenerationReader:
         return 0
 
     def refusal(self, key: bytes) -> Invalidated | None:
-        """Why nothing is stored under the key any more; None if its generation is not past."""
+        """The reason why nothing can be stored under the key any more; None if its generation is current."""
         return _refusal(key, self.current(key[:NAMESPACE_TAG_BYTES]))
 
 
 class GenerationWriter:
-    """The daemon's side: the only one that changes the table."""
+    """The daemon's side, the only writer of the table."""
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
-        """Takes over the table as a former daemon left it.
+        """Takes over the table of an earlier daemon, or a new one (`create`).
 
         Raises:
-            LayoutMismatch: it is damaged. Without it, results of old weights could be taken for those of new ones.
+            LayoutMismatch: the table is damaged. Without it, results of old weights could pass as those of new weights.
         """
         self._memory = memoryview(memory).cast("B")
         self._words = self._memory.cast("Q")
         self._count_at = geometry.generations_at >> 3
         self._first = geometry.generations_at + _TABLE_AT
         self._most = geometry.namespaces_max
-        # Where each namespace's generation stands, as the number of its word.
+        # By namespace tag: the index of the word with its generation.
         self._at: dict[bytes, int] = {}
         self.of_uid: Counter[int] = Counter()
-        """How many namespaces each uid invalidated first."""
+        """Number of table entries by uid, each entry counted for the user who invalidated the namespace first."""
         count = self._words[self._count_at]
         known = self._find()
-        # A daemon that was killed before it counted its last entry: nobody was told, and nobody is harmed.
+        # The count may be one less than the entries: a daemon was killed before it counted its last entry. That daemon
+        # had not answered the request yet.
         if not any(count == _checked(counted) for counted in (known, known - 1) if counted >= 0):
             raise LayoutMismatch(
                 f"the table of generations of namespaces is damaged: its count says {count & _NUMBER}, with room for "
@@ -88,8 +90,11 @@ class GenerationWriter:
         self._words[self._count_at] = _checked(known)
 
     def _find(self) -> int:
-        """Makes the sound entries known that stand before the first which is none. Returns how many; -1 if there are
-        others behind."""
+        """Registers the valid entries at the start of the table.
+
+        Returns:
+            The number of entries; -1 if an invalid or misplaced entry exists.
+        """
         words = np.frombuffer(self._memory, "u8", self._most * GENERATION_BYTES >> 3, self._first)
         used = np.flatnonzero(words.reshape(self._most, -1)[:, 1]).tolist()
         for number in used:
@@ -102,37 +107,39 @@ class GenerationWriter:
 
     @staticmethod
     def create(memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
-        """Makes zeroed memory a table without entries."""
+        """Initialises zeroed memory as an empty table."""
         struct.pack_into("=Q", memory, geometry.generations_at, _checked(0))
 
     def __len__(self) -> int:
-        """How many namespaces were ever invalidated."""
+        """Number of namespaces that were ever invalidated."""
         return len(self._at)
 
     def current(self, tag: bytes) -> int:
-        """The namespace's generation now; 0 if it was never invalidated."""
+        """The namespace's present generation; 0 if it was never invalidated."""
         at = self._at.get(tag)
         return 0 if at is None else self._words[at] & GENERATION_MAX
 
     def __contains__(self, tag: bytes) -> bool:
-        """Whether the namespace was ever invalidated, so that it has its entry."""
+        """Whether the namespace was ever invalidated, and so has an entry."""
         return tag in self._at
 
     def is_past(self, key: bytes) -> bool:
-        """Whether the key was made before its namespace was last invalidated."""
+        """Whether the key's generation is older than its namespace's present one."""
         return generation_of(key) < self.current(key[:NAMESPACE_TAG_BYTES])
 
     def refusal(self, key: bytes) -> Invalidated | None:
-        """Why nothing is stored under the key any more; None if its generation is not past."""
+        """The reason why nothing can be stored under the key any more; None if its generation is current."""
         at = self._at.get(key[:NAMESPACE_TAG_BYTES])
         return None if at is None else _refusal(key, self._words[at] & GENERATION_MAX)
 
     def raise_to(self, tag: bytes, generation: int, uid: int = 0) -> None:
-        """The namespace is at `generation` from now on, for every process that looks. `uid`: whoever says so.
+        """Raises the namespace's generation to `generation`, visible to every process at once.
+
+        Args:
+            uid: the user who asks; counted if this is the namespace's first invalidation.
 
         Raises:
-            LimitReached: as many namespaces as the table holds were invalidated before, or there is no such
-                generation.
+            LimitReached: the table is full, or `generation` is over GENERATION_MAX.
         """
         if generation > GENERATION_MAX:
             raise LimitReached(
@@ -153,13 +160,13 @@ class GenerationWriter:
         self._memory[place : place + NAMESPACE_TAG_BYTES] = tag
         self._words[(place >> 3) + 1] = _checked(generation, tag)
         self._words[(place >> 3) + 2] = uid
-        # SYNC POINT: last, so that clients, and the next daemon wherever we are killed, see whole entries only; x86-64
-        # keeps stores in order. ARM needs a release store here.
+        # SYNC POINT: the count is stored last, so that clients, and the next daemon after a kill at any instruction,
+        # see complete entries only; x86-64 keeps stores in order. ARM needs a release store here.
         self._words[self._count_at] = _checked(len(self._at) + 1)
         self._know(tag, (place >> 3) + 1)
 
     def check_invariants(self) -> None:
-        """Asserts that the table says what is known here."""
+        """Asserts that the table and this object's copy of it agree."""
         assert self._words[self._count_at] & _NUMBER == len(self._at) <= self._most
         for tag, at in self._at.items():
             assert bytes(self._memory[(at - 1) * 8 : at * 8]) == tag
@@ -172,7 +179,7 @@ class GenerationWriter:
 
 
 def _checked(number: int, tag: bytes = b"") -> int:
-    """The number with its check."""
+    """A table word: `number` in the lower half, its CRC-32 in the upper half."""
     return crc32(tag + number.to_bytes(4, "little")) << _CHECK_SHIFT | number
 
 

@@ -1,24 +1,22 @@
-"""The form of a tree header, and the judgement of headers: they come from whoever made a put.
+"""The format of tree headers, and their validation. Headers come from clients and are not trusted.
 
-A header is a sequence of msgpack scalars, no array and no map among them, so that a reader can take
-it apart in one bounded step before it believes any of it. First the format's number, then one node:
+A header is a sequence of msgpack scalars, without arrays and maps, so that a reader can split it in one bounded step
+before it interprets any of it. The format's number comes first, then one node:
 
     None, bool, float, short str or bytes      itself
-    INT value                                  an int, since a bare one begins one of these:
+    INT value                                  an int; a bare int would be a tag
     LIST | TUPLE n, n nodes                    LIST_RUN | TUPLE_RUN n, n scalars as they are
     DICT n, n × (key, node)
     ARRAY | TENSOR dtype, ndim, ndim × length  the next leaf
-    BYTES | TEXT length                        the next leaf, for what would only swell the header
+    BYTES | TEXT length                        the next leaf, for long bytes or str
 
-Where a leaf lies is not written: in the header's order, each at the first multiple of 64 after what
-precedes it. So no header can speak of leaves that overlap or run backwards, and payloads of one
-shape have one header, byte for byte.
+Offsets of leaves are not stored: leaves follow in the header's order, each at the next multiple of 64. So a header
+cannot describe overlapping or reordered leaves, and payloads of one shape have identical headers.
 
-Owns: that form and its limits, and reading it. Does not own writing it (tree.py), nor what readers
-make of it (recipe.py).
+Owns: the format, its limits, and reading it. Does not own: writing it (tree.py), and making trees from it (recipe.py).
 
-Invariant: `read` believes nothing. Whatever the bytes, it ends within a bounded number of steps
-with a node or a BadTree, and no leaf of the node lies outside [len(header), end).
+Invariants: for any input bytes, `read` ends within a bounded number of steps with a node or BadTree, and every leaf of
+the node lies within [len(header), end).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ FORMAT: Final = 1
 LIST, TUPLE, LIST_RUN, TUPLE_RUN, DICT, ARRAY, TENSOR, BYTES, TEXT, INT = range(10)
 
 DEPTH_MAX: Final = 64
-NODES_MAX: Final = 4096  # with the next, a bound on the time to judge any header
+NODES_MAX: Final = 4096  # with LEAVES_MAX, bounds the time to validate any header
 LEAVES_MAX: Final = 2048
 NDIM_MAX: Final = 64
 INLINE_BYTES_MAX: Final = 256
@@ -49,9 +47,9 @@ _BYTE: Final[DType] = np.dtype(np.uint8)
 
 
 class LeafAt(NamedTuple):
-    """What stands at `offset` of a payload: an array, or (BYTES, TEXT) the bytes of a long str.
+    """One leaf at `offset`, in bytes from the payload's start: an array, or the bytes of a long str or bytes value.
 
-    `tag` is ARRAY, TENSOR, BYTES or TEXT; bytes and text have shape (length,) and dtype uint8.
+    `tag` is ARRAY, TENSOR, BYTES or TEXT. BYTES and TEXT leaves have shape (length,) and dtype uint8.
     """
 
     tag: int
@@ -78,10 +76,13 @@ class RunNode(NamedTuple):
 
 
 def read(header: bytes, depth_max: int) -> tuple[Any, int]:
-    """A header's root node, and where the last leaf ends, in bytes from the payload's start.
+    """Parses and validates a header. `depth_max` limits the nesting of containers.
+
+    Returns:
+        (root node, end of the last leaf in bytes from the payload's start).
 
     Raises:
-        BadTree: these bytes describe no tree, or one over a limit; the message says which.
+        BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
     """
     if len(header) > TREE_BYTES_MAX:
         raise BadTree(f"a tree header has {len(header)} bytes, the limit is {TREE_BYTES_MAX}")
@@ -104,7 +105,8 @@ def _tokens(header: bytes) -> list[Any]:
     try:
         unpacker.feed(header)
         tokens = list(unpacker)
-        # A scalar cut off at the end gives no error; it would swallow this one, or change it.
+        # A scalar that is cut off at the end raises no error. It would swallow or change this byte, which is 'true'
+        # alone.
         unpacker.feed(b"\xc3")
         whole = [token is True for token in unpacker] == [True]
     except (ValueError, UnpackException) as error:
@@ -121,7 +123,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 class _Reader:
-    """One pass over a header's tokens: each step takes one or more, so the steps are bounded."""
+    """One pass over a header's tokens. Each step consumes at least one token, so the number of steps is bounded."""
 
     def __init__(self, tokens: list[Any], header_bytes: int, depth_max: int) -> None:
         self._tokens = tokens
@@ -181,7 +183,7 @@ class _Reader:
         if dtype is None:
             raise BadTree(f"a leaf has the unknown dtype {name!r:.40}")
         shape = tuple(self._take(self._count(NDIM_MAX)))
-        # A length of 0 counts as 1, as numpy has it: it makes no array of (0, 1 << 60) either.
+        # A length of 0 counts as 1, as in numpy, which refuses an array of shape (0, 1 << 60) too.
         extent = dtype.itemsize
         for length in shape:
             if type(length) is not int or not 0 <= length <= RING_BYTES_MAX:

@@ -1,15 +1,15 @@
-"""The key → span table in shared memory: one writer, any number of readers, no locks.
+"""The table of keys and spans in shared memory: one writer, any number of readers, no locks.
 
-Owns: finding a key's two buckets, the fingerprint line that says which of a bucket's eight slots to read, and the
-seqlock of each slot. Does not own what a span holds, nor who may reuse it.
+Owns: choosing a key's two buckets, the fingerprint line that says which of a bucket's eight slots to read, and the
+seqlock of each slot. Does not own: the contents of a span, nor the decision to reuse one.
 
-A slot's life, with `seq` only ever rising, across restarts too:
+States of a slot. `seq` only rises, across restarts too:
 
     free (odd, span id 0) → reserved (odd) → published (even) → unpublished (odd) → free
                                                  ↑________________________│ republished, if a scan finds it pinned
 
-Invariants: even means that key, span id, place and length are whole and belong together; a slot with a span id is
-allocated, whatever its seq; a key is published in one slot at most.
+Invariants: an even seq means that key, span id, place and length are complete and belong together. A slot with a span
+id is allocated, whatever its seq. A key is published in at most one slot.
 """
 
 from __future__ import annotations
@@ -45,30 +45,31 @@ from .layout import (
     unpack_reuse,
 )
 
-# A key's bytes are a digest's, so its own bits choose its buckets. The first eight are the namespace's.
+# A key's bytes 8 to 24 come from a digest, so they serve as its hashes. The first eight bytes are the namespace's tag.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
 SLOT: Final = struct.Struct("@Q32sQQQ")
 _USE: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
-"""What a reuse word tells of uses."""
+"""The bits of a reuse word that record uses: their number and the time of the last one."""
 _SEQ_MAX: Final = (1 << 64) - 1
-"""Behind it comes 0. No daemon counts so far, but a damaged slot may stand there."""
+"""0 follows this value. No daemon counts this far, but a damaged slot may hold it."""
 _SLOT_KEY: Final = struct.Struct("@32s")
 _SPAN, _PLACE, _LENGTH = 5, 6, 7
 _BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
-_ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them true
+_ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them True
 
 SPAN_IDS_AT_ONCE: Final = 32_768
-"""Slots that one step over all of them looks at: 1 to 2 ms."""
+"""Slots that one step of a scan over all slots reads: 1 to 2 ms."""
 
 Array = np.ndarray[Any, Any]
 
 Hit = tuple[int, int, int, int, int]
-"""(seq word's index, seq, span id, place, payload bytes) of a published slot."""
+"""(index of the seq word, seq, span id, place word, payload bytes) of a published slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot as read: `offset` and `payload_bytes` in bytes, `tree_bytes` of the payload's tree header."""
+    """A copy of one slot. `offset` (of the span in the ring), `tree_bytes` (of the tree header) and `payload_bytes` are
+    in bytes."""
 
     number: int
     seq: int
@@ -85,8 +86,8 @@ class Slot:
 
 
 class IndexReader:
-    """Lookups over a (read-only) mapping of the index segment. Its parts are open to the one function that every hit
-    runs through, which repeats the common case of `find` without the call."""
+    """Lookups over a read-only mapping of the index segment. Its attributes are public for the client's view of the
+    ring, which repeats the common case of `find` without a call."""
 
     __slots__ = ("_cells", "_reuse_at", "buckets_at", "generations", "mask", "memory", "words")
 
@@ -100,7 +101,7 @@ class IndexReader:
         self._cells = _cells(memory, geometry)
 
     def find(self, key: bytes) -> Hit | None:
-        """The published slot of `key`. Whoever acts on it must see `words[at] == seq` afterwards.
+        """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has acted on the result.
 
         Raises:
             BadKey: `key` is not 32 bytes.
@@ -125,26 +126,27 @@ class IndexReader:
         return None
 
     def reuse(self, at: int) -> tuple[int, int]:
-        """(uses, holders) of the slot whose seq word is at `at`, as `find` gives it; believed if seq still stands."""
+        """(uses, holders) of the slot whose seq word is at index `at`, as returned by `find`. Valid if seq is still
+        unchanged afterwards."""
         bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, _BUCKET_CELLS)
         return unpack_reuse(self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1])
 
     def find_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-        """`find` for (n, 32) uint8 keys at once.
+        """`find` for many keys, (n, 32) uint8.
 
         Returns:
-            (found, at, seq, span_id, place, payload_bytes): `found` (n,) bool, the others (n,) integers, defined where
-            `found`. As with `find`, `words[at] == seq` must hold afterwards.
+            (found, at, seq, span_id, place, payload_bytes): `found` (n,) bool; the others (n,) integers, defined where
+            `found` is True. As with `find`, the caller checks `words[at] == seq` afterwards.
         """
         wide = keys.view("<u8")
         hashes = keys.view("<u4")[:, 2:4] & np.uint32(self.mask)
         fingerprints = wide[:, 2]
         first = hashes[:, 0].astype(np.intp)
-        # Cells of 64 bytes: nine to a bucket, of which the first is the line of fingerprints.
+        # Cells of 64 bytes. A bucket has nine: its line of fingerprints, then eight slots.
         line = first * _BUCKET_CELLS
         same = self._cells.take(line, axis=0) == fingerprints[:, None]
         cell = line + 1 + same.argmax(axis=1)
-        # Eight bools are one word: zero where the first bucket has no such fingerprint.
+        # Eight bools are read as one word. It is zero if the first bucket lacks the fingerprint.
         rest = np.flatnonzero(same.view(np.uint64)[:, 0] == 0)
         if len(rest):
             second = hashes[rest, 1].astype(np.intp)
@@ -162,7 +164,8 @@ class IndexReader:
         return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
 
     def later_than(self, epoch: int) -> Iterator[Slot]:
-        """Allocated slots, published or not, whose span ids have a higher epoch than `epoch`; the highest id first."""
+        """Allocated slots, published or not, whose span ids have an epoch above `epoch`, in descending order of span
+        id."""
         spans = _slots(self._cells)[:, :, _SPAN].reshape(-1)
         later = np.flatnonzero(spans >> np.uint64(SPAN_COUNTER_BITS) > epoch)
         for number in later[np.argsort(spans[later])[::-1]].tolist():
@@ -170,7 +173,7 @@ class IndexReader:
 
 
 class IndexWriter:
-    """The daemon's side: the only one that changes a slot."""
+    """The daemon's side, the only writer of slots."""
 
     def __init__(self, memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> None:
         self.geometry = geometry
@@ -186,17 +189,18 @@ class IndexWriter:
 
     @classmethod
     def create(cls, geometry: IndexGeometry, memory: memoryview | mmap | bytearray | None = None) -> IndexWriter:
-        """An empty index over zeroed `memory` (its own where none is given): every slot's seq becomes 1."""
+        """An empty index over zeroed `memory`, or over new private memory if none is given. Every slot's seq becomes
+        1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
         _slots(_cells(memory, geometry))[:, :, 0] = 1
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
     def reserve(self, key: bytes, span_id: int, offset: int, tree_bytes: int, payload_bytes: int) -> int | None:
-        """Takes a free slot for a span that is being filled; readers do not see it yet.
+        """Takes a free slot for a span that is being written. Readers do not see it yet.
 
         Returns:
-            The slot's number, or None where both of the key's buckets are full.
+            The slot's number, or None if both of the key's buckets are full.
         """
         first, second = self._buckets(key)
         bucket = first if self._filled[first] <= self._filled[second] else second
@@ -209,107 +213,110 @@ class IndexWriter:
                 _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
                 self._words[at + _PLACE] = pack_place(offset, tree_bytes)
                 self._words[at + _LENGTH] = payload_bytes
-                # SYNC POINT: last, so that the next daemon finds a slot either free or whole, wherever we are killed.
+                # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds
+                # the slot either free or complete.
                 self._words[at + _SPAN] = span_id
                 self._filled[bucket] += 1
                 return slot
         raise AssertionError(f"bucket {bucket} counts {self._filled[bucket]} slots, but all eight are taken")
 
     def publish(self, slot: int) -> None:
-        """Shows the reserved (or unpublished) slot to readers."""
+        """Makes a reserved or unpublished slot visible to readers."""
         at = self._slot_at(slot)
         seq = self._words[at]
         assert seq & 1 and self._words[at + _SPAN], f"slot {slot} with seq {seq} has nothing to publish"
-        # SYNC POINT: the span's bytes and the slot's body were stored before; x86-64 keeps stores in order, so who
-        # sees the even seq sees them. ARM needs a release store here.
+        # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
+        # reader that sees the even seq sees them too. ARM needs a release store here.
         self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = self._words[at + 3]
 
     republish = publish
 
     def move(self, slot: int, to: int) -> None:
-        """Shows the reserved slot `to` in place of the published `slot`, whose key and payload it has."""
+        """Publishes the reserved slot `to` and unpublishes `slot`, which has the same key and payload."""
         self._reuse[to] = self._reuse[slot] & _USE
         self.mark(to, unverified=self.read(slot).unverified)
-        # SYNC POINT: in this order, so that the next daemon finds one of them, or both, wherever we are killed.
+        # SYNC POINT: publish before unpublish, so that after a kill at any instruction the next daemon finds at least
+        # one of the two published.
         self.publish(to)
         self.unpublish(slot)
 
     def unpublish(self, slot: int) -> None:
-        """Hides a published slot. Its span stays allocated until `release`."""
+        """Hides a published slot from readers. Its span stays allocated until `release`."""
         at = self._slot_at(slot)
         seq = self._words[at]
         assert not seq & 1, f"slot {slot} with seq {seq} is not published"
-        # SYNC POINT: this store must be seen by every reader before its lane is scanned; the fence between them
-        # (fence.py) orders the reader's "publish pin, load seq" against our "store seq, scan lanes".
+        # SYNC POINT: every reader must see this store before its lane is scanned. The fence between store and scan
+        # (fence.py) orders the reader's "publish pin, load seq" against the daemon's "store seq, scan lanes".
         self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = 0
 
     def release(self, slot: int) -> None:
-        """Frees a slot whose span nobody can reach any more."""
+        """Frees an unpublished slot whose span no reader can reach any more."""
         at = self._slot_at(slot)
         assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
-        # Before the span: a slot that is found free has nothing of another's.
+        # The reuse word is cleared before the span id, so that a free slot never has the uses of an earlier entry.
         self._reuse[slot] = 0
         self._words[at + _SPAN] = 0
         self._filled[slot // BUCKET_SLOTS] -= 1
 
     def mark(self, slot: int, *, unverified: bool) -> None:
-        """Sets or clears the flag that makes readers check the span's checksum first. One word, so seq may stay."""
+        """Sets or clears the flag that makes readers verify the span's checksum first. It is part of one word, so seq
+        stays."""
         at = self._slot_at(slot) + _PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def show_uses(self, uses: dict[int, int], used_s: float) -> None:
-        """Tells readers how often the entries of slots were used in all, `uses` by slot, and the next daemon that they
-        were used at `used_s`."""
+        """Stores for each slot in `uses` the entry's total number of uses, for readers, and the time of their last use,
+        `used_s`, for the next daemon."""
         slots = np.fromiter(uses.keys(), np.intp, len(uses))
         counts = np.minimum(np.fromiter(uses.values(), np.uint64, len(uses)), np.uint64(REUSE_USES_MAX))
         ticks = np.uint64(reuse_ticks(used_s) << REUSE_USED_SHIFT)
         self._reuse[slots] = self._reuse[slots] & ~_USE | ticks | counts
 
     def show_holders(self, slot: int, holders: int) -> None:
-        """Tells readers how many clients hold the slot's entry now."""
+        """Stores the number of clients that hold the slot's entry now, for readers."""
         self._reuse[slot] = pack_reuse(self.uses(slot), holders, self.used_s(slot))
 
     def uses(self, slot: int) -> int:
-        """What `show_uses` told last, be it a former daemon's."""
+        """The number of uses stored last by `show_uses`, also by an earlier daemon."""
         return unpack_reuse(int(self._reuse[slot]))[0]
 
     def used_s(self, slot: int) -> float:
-        """When the slot's entry was used last, by `show_uses`, be it a former daemon's; 0.0: never."""
+        """The time of last use stored last by `show_uses`, also by an earlier daemon, in seconds; 0.0 for never."""
         return reuse_used_s(int(self._reuse[slot]))
 
     def held(self) -> tuple[Array, Array]:
-        """(span ids, holders) of all slots for which `show_holders` told more than none last, (n,) uint64 each."""
+        """(span ids, holders) of all slots for which `show_holders` last stored more than 0; (n,) uint64 each."""
         holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
         slots = np.flatnonzero(holders)
         spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
         return spans[slots], holders[slots]
 
     def span_ids(self) -> Iterator[Array]:
-        """The ids of all allocated slots, published or not, in pieces of up to SPAN_IDS_AT_ONCE: (n,) uint64, each
-        sorted. What is allocated throughout is in one of them."""
+        """The span ids of all allocated slots, published or not, in sorted arrays of up to SPAN_IDS_AT_ONCE, (n,)
+        uint64. A slot that is allocated during the whole iteration is in one of the arrays."""
         slots, step = _slots(_cells(self._memory, self.geometry)), SPAN_IDS_AT_ONCE // BUCKET_SLOTS
         for first in range(0, len(slots), step):
             spans = slots[first : first + step, :, _SPAN].reshape(-1)
             yield np.sort(spans[spans != 0])
 
     def slots_for(self, key: bytes) -> list[int]:
-        """The slots in which `key` may stand."""
+        """The numbers of the 8 or 16 slots in which `key` may be."""
         buckets = dict.fromkeys(self._buckets(key))
         return [bucket * BUCKET_SLOTS + i for bucket in buckets for i in range(BUCKET_SLOTS)]
 
     def read(self, slot: int) -> Slot:
-        """What the slot holds, published or not."""
+        """A copy of the slot, whatever its state."""
         return _slot(self._memory, self._slot_at(slot), slot)
 
     def slots(self) -> Iterator[Slot]:
-        """Every allocated slot, in order of their numbers."""
+        """Every allocated slot, in ascending order of numbers."""
         for number in np.flatnonzero(_slots(_cells(self._memory, self.geometry))[:, :, _SPAN]):
             yield self.read(int(number))
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
+        """Asserts the invariants of the module's docstring."""
         self.generations.check_invariants()
         keys: set[bytes] = set()
         filled = [0] * self.geometry.bucket_count
@@ -334,7 +341,7 @@ class IndexWriter:
         return _slot_at(self._buckets_at, slot)
 
     def _fingerprint_at(self, slot: int) -> int:
-        """The word that is a slot's fingerprint."""
+        """Index of the word with the slot's fingerprint."""
         return self._buckets_at + slot // BUCKET_SLOTS * _BUCKET_CELLS * SLOT_WORDS + slot % BUCKET_SLOTS
 
     def _count_filled(self) -> bytearray:
@@ -342,14 +349,16 @@ class IndexWriter:
         return bytearray(taken.astype(np.uint8).tobytes())
 
     def _mend_free_slots(self) -> None:
-        """A free slot with an even seq is damage: a reader could take it for an entry."""
+        """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an
+        entry."""
         slots = _slots(_cells(self._memory, self.geometry))
         seqs = slots[:, :, 0]
         wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, _SPAN] == 0))
         seqs[wrong] |= np.uint64(1)
 
     def _mend_lines(self) -> None:
-        """A daemon that was killed between a seq and its fingerprint left a line that does not agree with its slot."""
+        """Corrects fingerprint lines that disagree with their slots. A daemon leaves one if it is killed between the
+        stores of a slot's seq and its fingerprint."""
         cells = _cells(self._memory, self.geometry)
         slots = _slots(cells)
         published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, _SPAN] != 0)
@@ -371,19 +380,20 @@ def _slots(cells: Array) -> Array:
 
 
 def _slot_at(buckets_at: int, slot: int) -> int:
-    """The word at which a slot begins: behind its bucket's line of fingerprints. `buckets_at`: the first bucket's."""
+    """Index of a slot's first word. A bucket's slots follow its line of fingerprints. `buckets_at` is the first
+    bucket's word."""
     return buckets_at + (slot // BUCKET_SLOTS + slot + 1) * SLOT_WORDS
 
 
 def _slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
-    """The slot that begins at word `at`."""
+    """A copy of the slot whose first word has index `at`."""
     seq, key, span, place, payload_bytes = SLOT.unpack_from(memory, at * 8)
     unverified = bool(place & PLACE_UNVERIFIED)
     return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, payload_bytes, unverified)
 
 
 def bad_key(key: object) -> BadKey:
-    """The error for what is no key."""
+    """The error for a value that is not a key."""
     size = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray, memoryview)) else type(key).__name__
     return BadKey(f"a key is {KEY_BYTES} bytes, as Namespace.key() makes them; this one is {size}")
 

@@ -1,10 +1,10 @@
-"""How the 32 bytes of a key are divided: namespace tag 8, digest 20, generation 4.
+"""The division of a key's 32 bytes: namespace tag (8 bytes), digest (20), generation (4).
 
-Owns that division. Does not own what the digest is of (`client.namespace`, `prefix`).
+Owns: this division. Does not own: the content that the digest covers (`client.namespace`, `prefix`).
 
-The generation stands last: the index chooses a key's buckets and its fingerprint by bytes 8 to 24, which must differ
-from key to key. So the digest covers the generation too. A key that a caller brings may be any 32 bytes: its generation
-is compared with nothing unless the namespace that its first 8 bytes name is invalidated.
+The generation comes last: the index chooses a key's buckets and fingerprint by bytes 8 to 24, which must differ from
+key to key. For the same reason the digest covers the generation too. A key that a caller brings may be any 32 bytes.
+Its generation matters only if the namespace named by its first 8 bytes is invalidated.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DIGEST_BYTES: Final = _GENERATION_AT - NAMESPACE_TAG_BYTES
 
 
 def make_key(tag: bytes, digest: bytes, generation: int) -> bytes:
-    """The key of what `digest` names, in the namespace `tag` at `generation`. The digest's first 20 bytes count."""
+    """A key of the namespace `tag` (8 bytes) at `generation`, from the first 20 bytes of `digest`."""
     return tag + digest[:DIGEST_BYTES] + _GENERATION.pack(generation)
 
 
 def generation_of(key: bytes) -> int:
-    """The generation under which a key was made."""
+    """The namespace's generation at which the key was made."""
     generation: int = _GENERATION.unpack_from(key, _GENERATION_AT)[0]
     return generation

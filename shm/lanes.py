@@ -1,13 +1,13 @@
-"""A client's lane: its pin words, its access log, its counters. Only that client writes it; the daemon only reads it.
+"""A client's lane: its pin words, its access log, its counters. Only that client writes the lane; the daemon reads it.
 
-Owns: the lane's words on both sides, and when a lane may be forgotten. Does not own which spans exist.
+Owns: the lane's words on both sides, and the test that a lane is abandoned. Does not own: which spans exist.
 
-A lane's life is a kernel lock and not a socket: the daemon takes `flock(LOCK_SH)` on a file description of its own,
-hands that to the client and closes its copy. The lock then lasts while any descriptor or mapping of it lives in any
-process. The daemon may forget the lane only once `LOCK_EX` is to be had.
+Invariants: a lane's lifetime is that of a kernel lock, not of a socket. The daemon takes `flock(LOCK_SH)` on a file
+description of its own, passes the description to the client and closes its copy. The lock then lasts while any process
+has a descriptor or a mapping of it. The daemon forgets a lane only after it got `LOCK_EX`.
 
-Everything that a finalizer does here is a handful of operations that the GIL makes atomic, and never a lock, which a
-finalizer running inside the locked region would deadlock on.
+Finalizers here use a few operations that the GIL makes atomic, and never a lock: a finalizer that runs in a thread
+which holds the lock would deadlock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .layout import (
     unpack_lane_header,
 )
 
-# Where a lane's words stand, counted in words from its beginning.
+# Offsets of a lane's fields, in words from the lane's beginning.
 HEAD_AT: Final = 8
 MISSES_AT: Final = 16
 PINS_AT: Final = LANE_HEADER_WORDS
@@ -48,14 +48,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Lane:
-    """The client's side of its lane. Its parts are open to the one function that every hit runs through.
+    """The client's side of its lane. Its attributes are public for the client's view of the ring.
 
-    `free` holds the numbers of the words that pin nothing: taking one is `free.pop()`, giving it back is what
-    `releases[number]` does when it is called for the last view. `refs` keeps the weak references that call
-    it, `heads` counts the records of the log.
+    `free` holds the numbers of the words that pin nothing. `free.pop()` takes a word; `releases[number]` is the
+    finalizer that clears the word and returns it when the last view is collected. `refs` keeps the weak references that
+    call the finalizers. `heads` counts the records of the log.
 
-    Invariant: words come back to `_state[1]`, which is `free` itself unless the lane is suspended or frozen: then
-    `free` stays empty, whoever gives words back.
+    Invariant: words return to `_state[1]`. It is `free` itself unless the lane is suspended or frozen; then `free`
+    stays empty, whichever thread returns words.
     """
 
     __slots__ = (
@@ -76,10 +76,10 @@ class Lane:
     )
 
     def __init__(self, fd: int) -> None:
-        """Maps the lane behind `fd`, which stays the caller's.
+        """Maps the lane behind `fd`. The caller keeps `fd`.
 
         Raises:
-            LayoutMismatch: not a lane of this layout version.
+            LayoutMismatch: the memory is not a lane of this layout version.
         """
         if os.fstat(fd).st_size != LANE_BYTES:
             raise LayoutMismatch(f"a lane of {os.fstat(fd).st_size} bytes, expected {LANE_BYTES}")
@@ -88,26 +88,26 @@ class Lane:
         self.words = memoryview(self._map).cast("Q")
         self.free = list(range(PINS_AT + LANE_WORDS - 1, PINS_AT - 1, -1))
         self.frozen = False
-        # The free list while the lane is suspended, and the words that were in it.
+        # While the lane is suspended: the free list from before, and the words that were in it.
         self._home: list[int] | None = None
         self._kept: list[int] = []
         self.heads = count()
         self._misses = count(1)
-        # By their first words: the reference to each batch's array, all of its words, its finalizer.
+        # By the first word of each batch: the reference to its array, all of its words, its finalizer.
         self._batches: dict[int, tuple[ref[Array], list[int], Callable[[object], None]]] = {}
-        # The finalizers hold this, and not the lane: a lane must die with its last view, not with a later run of the
-        # cycle collector.
+        # The finalizers hold this list, not the lane. A lane must be collected with its last view, not in a later run
+        # of the cycle collector.
         self._state: list[Any] = [self.words, self.free, self._batches]
         self.releases: list[Callable[[object], None]] = [_releaser(self._state, w) for w in range(LOG_AT)]
         self.refs: list[ref[Array] | None] = [None] * LOG_AT
 
     @property
     def in_use(self) -> int:
-        """How many words pin something, or are in the hands of a thread that takes or gives one back."""
+        """Number of words that pin a span or that a thread is just taking or returning."""
         return LANE_WORDS - len(self._state[1]) - len(self._kept)
 
     def pin(self, span_id: int) -> int:
-        """Publishes a pin. The caller then sees whether the slot's seq still stands, else `unpin`s.
+        """Publishes a pin of the span. The caller then checks that the slot's seq is unchanged, and else calls `unpin`.
 
         Returns:
             The word's number.
@@ -115,24 +115,26 @@ class Lane:
         Raises:
             IndexError: every word is taken.
         """
-        # The words before the free list: a lane frozen in between has an empty one, so that no pin goes to scratch.
+        # `words` is loaded before the free list. If `freeze` replaces the words in between, the free list is empty, so
+        # no pin goes to the replacement.
         words = self.words
         word = self.free.pop()
-        # SYNC POINT: this store and the caller's load of seq may pass each other here; the daemon's fence settles it.
+        # SYNC POINT: this store and the caller's load of seq may be reordered here; the daemon's fence makes both
+        # orders safe.
         words[word] = span_id
         return word
 
     def unpin(self, word: int) -> None:
-        """Takes a pin back that no view has been tied to."""
+        """Releases a pin that is not tied to any view."""
         self.words[word] = 0
         self._state[1].append(word)
 
     def tie(self, word: int, root: Array) -> None:
-        """Ties the word's pin to `root`, to be released when the last view of it is collected."""
+        """Ties the word's pin to `root`: the pin is released when `root` and all views of it are collected."""
         self.refs[word] = ref(root, self.releases[word])
 
     def tie_many(self, words: list[int], root: Array) -> Array:
-        """`tie` for a batch: all of `words` are released with `root`.
+        """`tie` for a batch: all pins of `words` are released together with `root`.
 
         Returns:
             The words as (n,) integers.
@@ -146,30 +148,32 @@ class Lane:
             state[1].extend(words)
 
         if words:
-            # The first word's place is free for it, since the batch holds that word.
+            # The batch owns its first word, so that word's place in `refs` is unused.
             tied = self.refs[words[0]] = ref(root, release)
             self._batches[words[0]] = tied, words, release
         return numbers
 
     def take_many(self, wanted: int) -> list[int]:
-        """Up to `wanted` free words, fewer where the lane is nearly full."""
+        """Takes up to `wanted` free words; fewer if fewer are free."""
         words: list[int] = []
-        # list.extend keeps what it got before the free list ran dry.
+        # list.extend keeps the words taken before the free list was empty.
         with suppress(IndexError):
             words.extend(islice(iter(self.free.pop, None), wanted))
         return words
 
     def log(self, span_id: int) -> None:
-        """Records a hit, for the daemon's recency and frequency. The oldest record of the log is overwritten."""
+        """Records a hit for the daemon's recency and frequency statistics. Overwrites the oldest record of a full
+        log."""
         head = next(self.heads)
         self.words[LOG_AT + (head & LOG_MASK)] = span_id
         self.words[HEAD_AT] = head + 1
 
     def log_many(self, span_ids: Array) -> None:
-        """`log` for a batch; (n,) uint64 span ids."""
+        """`log` for a batch; `span_ids` is (n,) uint64."""
         if not len(span_ids):
             return
-        # As many numbers as there are records. Another thread's may be among them: then one of its records is lost.
+        # Takes as many numbers as there are records. If another thread takes a number in between, one record of that
+        # thread is lost.
         first = next(self.heads)
         deque(islice(self.heads, len(span_ids) - 1), maxlen=0)
         heads = np.arange(first, first + len(span_ids))
@@ -177,18 +181,18 @@ class Lane:
         self.words[HEAD_AT] = first + len(span_ids)
 
     def log_miss(self) -> None:
-        """Counts a lookup that found nothing."""
+        """Counts a lookup without a hit."""
         self.words[MISSES_AT] = next(self._misses)
 
     def log_misses(self, misses: int) -> None:
-        """`log_miss` for a batch."""
+        """`log_miss` for a batch of `misses` lookups."""
         for number in deque(islice(self._misses, misses), maxlen=1):
             self.words[MISSES_AT] = number
 
     def suspend(self) -> None:
-        """Hands no word out until `resume`, as if all were taken. May be called again, also within itself.
+        """Gives out no word until `resume`, as if all words were taken. Calls may be repeated and nested.
 
-        A thread that loaded the free list before either takes its word before the list is drained, and the word counts
+        A thread that loaded the free list earlier either takes its word before the list is drained, and the word counts
         as in use, or finds the list empty.
         """
         home = self._home
@@ -202,10 +206,10 @@ class Lane:
             self._kept.extend(iter(home.pop, None))
 
     def resume(self) -> None:
-        """Hands words out again after `suspend`; a frozen lane stays as it is."""
+        """Ends `suspend`. A frozen lane stays frozen."""
         if self._home is None or self.frozen:
             return
-        # Words that were given back to the list of before, by a thread that had loaded it.
+        # Collects the words that a thread returned to the earlier free list, which it had loaded before `suspend`.
         self.suspend()
         kept, self._kept = self._kept, []
         self._state[1].extend(kept)
@@ -213,7 +217,7 @@ class Lane:
         self._home = None
 
     def strays(self) -> set[int]:
-        """Words that are neither free nor tied to a live array: in the hands of a thread, or lost."""
+        """Words that are neither free nor tied to a live array: a thread is using them, or they are lost."""
         strays = set(_WORDS.difference(self._state[1], self._kept))
         for tied, words, _ in list(self._batches.values()):
             if self.refs[words[0]] is tied and tied() is not None:
@@ -221,16 +225,16 @@ class Lane:
         return {word for word in strays if (own := self.refs[word]) is None or own() is None}
 
     def reclaim(self, lost: set[int], nobody_holds_words: Callable[[], bool]) -> int:
-        """Takes words back that were lost: by an exception of a signal handler's while they were taken, or given back.
+        """Takes back words that were lost when a signal handler raised while a thread took or returned them.
 
-        `nobody_holds_words()`: whether no other thread is in a function that has a word in its hands, as of one moment.
+        `nobody_holds_words()`: whether no other thread is, at one moment, inside a function of `HOLDING`.
 
-        No word is taken out of a suspended lane. So once nobody holds one, a word that is not free and not tied is
-        lost, or its finalizer has yet to begin; that is cut off. Once again nobody is in a finalizer, a word that is
-        not free is nobody's.
+        Once no thread is inside such a function, a word that is neither free nor tied is lost, or its finalizer has not
+        begun, since a suspended lane gives out no word. Such finalizers are disabled. Once again no thread is inside a
+        finalizer, a listed word that is still not free has no owner.
 
         Returns:
-            How many words are free again.
+            The number of words that are free again.
         """
         self.suspend()
         try:
@@ -256,14 +260,14 @@ class Lane:
             self.resume()
 
     def freeze(self) -> None:
-        """Never write this lane again: finalizers go on, on words that nobody reads.
+        """Stops writing this lane for ever. Finalizers continue, on a private copy of the words that no process reads.
 
-        After a fork both processes hold views under the same words. Neither may clear them; the kernel lock tells the
-        daemon when both have unmapped the lane.
+        After a fork, both processes have views that depend on the same words, so neither may clear them. The kernel
+        lock tells the daemon when both processes have unmapped the lane.
         """
         if self.frozen:
             return
-        # Before the words are exchanged, so that no pin goes to words that nobody reads.
+        # Suspends before the words are replaced, so that no pin goes to the replacement.
         self.suspend()
         self._state[0] = self.words = memoryview(bytearray(LANE_BYTES)).cast("Q")
         self.frozen = True
@@ -278,13 +282,13 @@ def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
 
 
 def _cut_off(release: Any) -> None:
-    """Has a finalizer that begins from now on do nothing to the lane. A check in the finalizer would cost every get."""
+    """Disables a finalizer that has not begun yet. A check inside the finalizer would cost time in every get."""
     cell = release.__closure__[release.__code__.co_freevars.index("state")]
     cell.cell_contents = [bytearray(LANE_BYTES), [], {}]
 
 
 def _code_within(function: Any) -> CodeType:
-    """The code of the finalizer that a function makes."""
+    """The code of the finalizer that `function` makes."""
     return next(const for const in function.__code__.co_consts if isinstance(const, CodeType))
 
 
@@ -295,13 +299,14 @@ HOLDING: Final = frozenset(
         _code_within(Lane.tie_many),
     }
 )
-"""The code in which a thread may have words in its hands."""
+"""The code in which a thread may hold words that are neither free nor tied."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRecords:
-    """What a lane recorded since it was last drained: `span_ids` of hits in order, (n,) uint64; how many records were
-    `lost`, overwritten or left out before they were read; and how many lookups found nothing."""
+    """The records of a lane since the last drain. `span_ids`: the hits in order, (n,) uint64. `lost`: the number of
+    records that were overwritten or left out before the daemon read them. `misses`: the number of lookups without a
+    hit."""
 
     span_ids: Array
     lost: int
@@ -309,15 +314,16 @@ class LaneRecords:
 
 
 class LaneReader:
-    """The daemon's side of one lane: it reads with preadv, so that a truncated lane is a short read and no SIGBUS."""
+    """The daemon's side of one lane. It reads with preadv, so that a truncated lane is a short read and not a
+    SIGBUS."""
 
     __slots__ = ("_fd", "_header", "_seen", "_seen_misses", "hits", "lane_id", "misses", "pinned")
 
     def __init__(self, fd: int, lane_id: int) -> None:
-        """Takes over `fd`, a file description of its own on which no lock is held.
+        """Takes over `fd`, a file description of its own without a lock.
 
-        What a lane recorded before it was found is not told: the daemon that read it then has counted it, and has said
-        in the index when each entry was used last.
+        Records from before are skipped: the daemon that read the lane then has counted them, and has stored the time of
+        each entry's last use in the index.
         """
         self._fd = fd
         self._header = np.zeros(LANE_HEADER_WORDS, np.uint64)
@@ -330,10 +336,11 @@ class LaneReader:
         self._seen_misses = self.misses
 
     def pins(self, into: Array) -> Array:
-        """The span ids that the lane pins now; `into` is (4096,) uint64 scratch.
+        """The span ids that the lane pins now. `into` is scratch memory, (4096,) uint64.
 
-        A word that is torn while it is read belongs to a pin made after the fence, whose reader will find its slot
-        changed; whole words are all that earlier readers left. A closed reader finds none: no process holds the lane.
+        A word that is torn during the read belongs to a pin made after the fence, whose reader will find its slot
+        changed. Pins made before the fence are read whole. A closed reader returns no pins, since no process holds the
+        lane.
         """
         if self._fd < 0:
             return into[:0]
@@ -344,21 +351,22 @@ class LaneReader:
         return found
 
     def drain(self, most: int = LANE_LOG_WORDS) -> LaneRecords | None:
-        """What was recorded since the last call, the latest `most` of it; None if nothing was."""
+        """The records since the last call, at most the newest `most`; None if there are none."""
         header = self._header
         if self._fd < 0 or os.preadv(self._fd, [header.data], 0) < header.nbytes:
             return None
         self.hits, self.misses = int(header[HEAD_AT]), int(header[MISSES_AT])
         fresh = self.hits - self._seen
         misses = self.misses - self._seen_misses
-        # Two threads may store their heads in the wrong order, so it can seem to go back; the next record mends it.
+        # Two threads may store their heads in reverse order, so the head can seem to go back. The next record corrects
+        # this.
         if fresh <= 0 and misses <= 0:
             return None
         kept = max(0, min(fresh, most, LANE_LOG_WORDS))
         ids = np.zeros(kept, np.uint64)
         first = (self.hits - kept) & LOG_MASK
-        # Two reads where the log wraps. A record that is overwritten meanwhile is told as the newer one, as it would be
-        # in one read of the whole log.
+        # Two reads, since the log may wrap. A record that is overwritten during the reads is reported as the newer one,
+        # as in a single read of the whole log.
         os.preadv(self._fd, [ids[: LANE_LOG_WORDS - first].data], (LOG_AT + first) * 8)
         os.preadv(self._fd, [ids[LANE_LOG_WORDS - first :].data], LOG_AT * 8)
         self._seen = max(self._seen, self.hits)
@@ -366,7 +374,8 @@ class LaneReader:
         return LaneRecords(ids, max(0, fresh) - kept, max(0, misses))
 
     def abandoned(self) -> bool:
-        """Whether no process holds the lane any more, by descriptor or mapping. True at most once: it stays locked."""
+        """Whether no process has a descriptor or mapping of the lane any more. If True, this reader keeps the lane
+        locked, so no other reader gets True."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -374,6 +383,6 @@ class LaneReader:
         return True
 
     def close(self) -> None:
-        """Closes its descriptor."""
+        """Closes the reader's descriptor. Later calls find no pins and no records."""
         os.close(self._fd)
         self._fd = -1

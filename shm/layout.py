@@ -1,4 +1,4 @@
-"""Where every byte of shared memory stands: one version, read back by the next daemon.
+"""The byte layout of all shared memory, in one version. The next daemon reads it back.
 
     index segment                                     ring segment
     ┌────────────────────────────┐ 0                  ┌────────────────────────────┐
@@ -16,10 +16,11 @@
                                                       └────────────────────────────┘
 
 Owns: sizes, offsets, the packed form of the superblock and of a span's header. Owns no memory.
+Owns: sizes, offsets, and the packed form of the superblock and of a span's header. Does not own: any memory.
 
-Invariants: all words are native little-endian u64 at 8-byte aligned places, so that a store or a load of one is a
-single instruction on x86-64 (SYNC POINT: ARM needs the same of `memoryview.cast("Q")`, which holds, and fences of
-its own where ordering is argued in index.py and lanes.py).
+Invariants: all words are native little-endian u64 at 8-byte aligned offsets, so one instruction loads or stores a word
+on x86-64. SYNC POINT: ARM needs single-instruction loads and stores from `memoryview.cast("Q")` too, which it has, and
+its own fences wherever index.py and lanes.py argue about ordering.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GENERATION_BYTES: Final = 24
 BUCKET_SLOTS: Final = 8
 SLOT_BYTES: Final = 64
 SLOT_WORDS: Final = SLOT_BYTES // 8
-# A bucket's fingerprints stand before its slots and not in a table of their own: a lookup in a large index then
+# A bucket's fingerprints precede its slots instead of lying in a separate table: a lookup in a large index then
 # touches one page instead of two.
 BUCKET_BYTES: Final = SLOT_BYTES * (1 + BUCKET_SLOTS)
 
@@ -73,14 +74,15 @@ _DOUBLE, _WORD = struct.Struct("@d"), struct.Struct("@Q")
 _EXPIRY_CHECK_BITS: Final = 16
 _LANE_HEADER: Final = struct.Struct("@QQQ")
 
-# A slot's place word says where the span begins (bits 6 to 47: spans are 64-byte aligned), how long its tree header is
-# (bits 48 to 63), and in bit 0 whether a restarted daemon has yet to check it: all that a hit needs to make its views.
+# A slot's place word has all that a hit needs to make its views: the span's ring offset (bits 6 to 47, since spans are
+# 64-byte aligned), the length of its tree header (bits 48 to 63), and in bit 0 whether a restarted daemon still has to
+# verify the span's checksum.
 PLACE_OFFSET_MASK: Final = (1 << 48) - ALIGN_BYTES
 PLACE_UNVERIFIED: Final = 1
 
-# A slot's reuse word: its entry's uses in all (bits 0 to 15), the time of its last use (bits 16 to 47: in ticks of the
-# daemon's clock, 0 for never), and the lanes that pin it (bits 48 to 63). All are hints of the daemon's; a number that
-# does not fit is told as the highest that does.
+# A slot's reuse word: the entry's total number of uses (bits 0 to 15), the time of its last use (bits 16 to 47, in
+# ticks of the daemon's clock, 0 for never), and the number of lanes that pin it (bits 48 to 63). All three are hints
+# written by the daemon. A number that does not fit is stored as the field's maximum.
 REUSE_USED_SHIFT: Final = 16
 REUSE_HOLDERS_SHIFT: Final = 48
 REUSE_USES_MAX: Final = (1 << REUSE_USED_SHIFT) - 1
@@ -90,30 +92,30 @@ REUSE_HOLDERS_MAX: Final = (1 << 64 - REUSE_HOLDERS_SHIFT) - 1
 
 
 def aligned(size_bytes: int) -> int:
-    """`size_bytes` rounded up to the next multiple of 64."""
+    """`size_bytes`, rounded up to the next multiple of 64."""
     return (size_bytes + ALIGN_BYTES - 1) & -ALIGN_BYTES
 
 
 def span_bytes(payload_bytes: int) -> int:
-    """Ring bytes that a span with a payload of `payload_bytes` occupies, its header included."""
+    """Ring bytes occupied by a span with a payload of `payload_bytes`, header included."""
     return SPAN_HEADER_BYTES + aligned(payload_bytes)
 
 
 def pack_place(offset: int, tree_bytes: int) -> int:
-    """A slot's place word: the span's ring offset and the length of its tree header."""
+    """A slot's place word, made of the span's ring offset and the length of its tree header, both in bytes."""
     assert not offset & ~PLACE_OFFSET_MASK, offset
     assert 0 < tree_bytes <= TREE_BYTES_MAX, tree_bytes
     return tree_bytes << 48 | offset
 
 
 def pack_reuse(uses: int, holders: int, used_s: float = 0.0) -> int:
-    """A slot's reuse word; `used_s`: the time of the last use, in seconds."""
+    """A slot's reuse word. `used_s` is the time of the last use, in seconds."""
     told = min(uses, REUSE_USES_MAX) | reuse_ticks(used_s) << REUSE_USED_SHIFT
     return min(holders, REUSE_HOLDERS_MAX) << REUSE_HOLDERS_SHIFT | told
 
 
 def reuse_ticks(used_s: float) -> int:
-    """A time in ticks, rounded up: a use is newer than all that was put before it."""
+    """`used_s` in ticks. Rounded up, so that a use is newer than every earlier put."""
     return min(ceil(used_s * REUSE_TICKS_PER_S), REUSE_TICKS_MAX)
 
 
@@ -128,14 +130,14 @@ def reuse_used_s(word: int) -> float:
 
 
 def span_id(epoch: int, counter: int) -> int:
-    """The name of one span, never given to another: its daemon's epoch, then a counter."""
+    """A unique span id, never reused: the daemon's epoch (16 bits), then a counter (48 bits)."""
     assert 0 < epoch <= EPOCH_MAX and 0 < counter <= SPAN_COUNTER_MASK, (epoch, counter)
     return epoch << SPAN_COUNTER_BITS | counter
 
 
 @dataclass(frozen=True, slots=True)
 class IndexGeometry:
-    """The sizes of one index: `bucket_count` (a power of two) buckets of 8 slots, and generations of up to
+    """The sizes of one index: `bucket_count` buckets of 8 slots (a power of two), and a table of generations for up to
     `namespaces_max` invalidated namespaces."""
 
     bucket_count: int
@@ -147,7 +149,8 @@ class IndexGeometry:
 
     @classmethod
     def for_entries(cls, max_entries: int, namespaces_max: int = 1024) -> IndexGeometry:
-        """Room for `max_entries`, filled to two thirds at most, where two choices hardly ever overflow."""
+        """The geometry for `max_entries` entries. It fills at most two thirds of the slots, so that a key's two buckets
+        are hardly ever both full."""
         slots = max(BUCKET_SLOTS, -(-max_entries * 3 // 2))
         return cls(1 << (-(-slots // BUCKET_SLOTS) - 1).bit_length(), namespaces_max)
 
@@ -157,7 +160,7 @@ class IndexGeometry:
 
     @property
     def entries_max(self) -> int:
-        """The most entries it has room for in the sense of `for_entries`."""
+        """The most entries that fill no more than two thirds of the slots, as in `for_entries`."""
         return self.slot_count * 2 // 3
 
     @property
@@ -180,11 +183,12 @@ class IndexGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """The first page of the index segment: what a client or the next daemon must know to read the rest.
+    """The first page of the index segment: the facts that a client or the next daemon needs to read the rest.
 
-    `instance_id` names the memory (a new ring has a new one), `epoch` the incarnation of the daemon that serves it.
-    `ring_bytes` is what clients map, and only rises; `limit_bytes`, never more, what may be taken of it, and
-    `max_entries` how many entries there may be: as decided when the ring was made, or configured since.
+    `instance_id` identifies the memory; a new ring has a new one. `epoch` is the incarnation of the daemon that serves
+    it. `ring_bytes` is the size that clients map; it only grows. `limit_bytes`, at most `ring_bytes`, is the part of
+    the ring that may be used, and `max_entries` the limit on entries. Both are set when the ring is made and may be
+    configured later.
     """
 
     instance_id: int
@@ -214,10 +218,11 @@ class Superblock:
 
     @classmethod
     def unpack(cls, page: bytes | memoryview) -> Superblock:
-        """Reads it back.
+        """Reads the superblock from the first page of an index.
 
         Raises:
-            LayoutMismatch: no superblock, or one of another layout version; both versions are named.
+            LayoutMismatch: the page has no superblock, or one of another layout version; the message names both
+                versions.
         """
         if len(page) < _SUPERBLOCK.size:
             raise LayoutMismatch(f"the index has {len(page)} bytes, too few for a superblock")
@@ -251,14 +256,16 @@ class Superblock:
 
 @dataclass(frozen=True, slots=True)
 class SpanHeader:
-    """The 128 bytes before a payload: enough to rebuild the index from the ring, and to check the payload.
+    """The 128 bytes before a payload. They suffice to rebuild the index from the ring and to check the payload.
 
-    `checksum` is xxh3-64 over the whole payload as it lies in the ring. Times are CLOCK_BOOTTIME seconds (`clock`).
-    `expires_s` is 0 where nothing expires; it is the one field that changes while the span stays, and has a check of
-    its own (`expiry_word`). Behind the fields stands the CRC-32 of all others. `ttl_s`: how long after a touch it
-    expires, 0 where nothing does. `prefix_bytes`: of the record that is the payload's first leaf where
-    it is a piece of a sequence (`prefix.Piece`), else 0. `cost_ms`: what computing it took, as its putter says, or 0.
-    `number`: the id of the first span that the entry had, 0 where that is this one.
+    `checksum`: xxh3-64 over the whole payload as it lies in the ring. All times are seconds of CLOCK_BOOTTIME
+    (`clock`). `expires_s`: the time of expiry, 0 for none. It is the only field that changes while the span exists, and
+    has a check of its own (`expiry_word`). A CRC-32 of all other fields follows the fields.
+    `ttl_s`: time to live after each touch, 0 for none.
+    `prefix_bytes`: the length of the block's record, which is the payload's first leaf (`prefix.Piece`); 0 if the
+    payload is not a block of a sequence.
+    `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
+    `number`: the id of the entry's first span; 0 if this is the first.
     """
 
     key: bytes
@@ -276,11 +283,11 @@ class SpanHeader:
     number: int = 0
 
     def moved_to(self, span_id: int) -> SpanHeader:
-        """The header of the span that has the payload from now on."""
+        """The header for a copy of the payload in the span `span_id`."""
         return replace(self, span_id=span_id, number=self.number or self.span_id)
 
     def pack(self, checksum: int | None = None) -> bytes:
-        """The header's bytes; with `checksum` in place of its own."""
+        """The header's 128 bytes. `checksum` replaces the header's own checksum if given."""
         fields = _SPAN_HEADER.pack(
             _SPAN_MAGIC,
             self.tree_bytes,
@@ -301,10 +308,10 @@ class SpanHeader:
 
     @classmethod
     def unpack(cls, span: bytes | memoryview) -> SpanHeader:
-        """Reads it back from the first bytes of a span. `expires_s` may be more by a part in 2 ** 36.
+        """Reads a header from the first bytes of a span. `expires_s` is up to one part in 2 ** 36 later than packed.
 
         Raises:
-            Corrupt: these bytes are no span header, or a damaged one.
+            Corrupt: the bytes are not a span header, or a damaged one.
         """
         magic, tree, span_id, key, payload, checksum, tokens, ttl, created, expiry, uid, prefix, cost, number = (
             _SPAN_HEADER.unpack_from(span)
@@ -319,10 +326,10 @@ class SpanHeader:
 
 
 def expiry_word(expires_s: float) -> int:
-    """The word of a span's header that says when its entry ends: a float64, rounded up to 37 bits of its mantissa, with
-    a CRC-16 in place of the lowest bits.
+    """The header word for an entry's time of expiry: a float64 whose mantissa is rounded up to 37 bits, with a CRC-16
+    in place of the lowest 16 bits.
 
-    One word, since it is written while others read it, and a daemon may be killed at any instruction.
+    It is one word, since readers load it while the daemon stores it, and a daemon may be killed at any instruction.
     """
     [bits] = _WORD.unpack(_DOUBLE.pack(expires_s))
     high = bits + (1 << _EXPIRY_CHECK_BITS) - 1 >> _EXPIRY_CHECK_BITS
@@ -338,28 +345,28 @@ def _expires_s(word: int) -> float:
 
 
 def _expiry_check(high: int) -> int:
-    # Not of zeros alone, or a word of zeros would be a sound one.
+    # The initial value is not 0: with 0 the check of a word of zeros would be 0, and the word would pass.
     return crc_hqx(high.to_bytes(6, "little"), 0xFFFF)
 
 
 def _header_check(fields: bytes | memoryview) -> int:
-    """CRC-32 of a header's fields but for the time of the entry's end, which changes by itself."""
+    """CRC-32 of all header fields except the time of expiry, which changes on its own."""
     return zlib.crc32(fields[SPAN_EXPIRES_AT + 8 :], zlib.crc32(fields[:SPAN_EXPIRES_AT]))
 
 
 def pack_lane_header(lane_id: int) -> bytes:
-    """The first words of a lane's first page, written by the daemon before it hands the lane out.
+    """The first words of a lane's first page. The daemon writes them before it hands the lane to a client.
 
-    For the lane's client alone, which may write there: a daemon takes the id from the lane's name.
+    Only that client reads them. The client can write the page too, so a daemon takes the lane's id from its file name.
     """
     return _LANE_HEADER.pack(_LANE_MAGIC, LAYOUT_VERSION, lane_id)
 
 
 def unpack_lane_header(page: bytes | memoryview) -> int:
-    """The lane's id.
+    """The id of the lane whose first page this is.
 
     Raises:
-        LayoutMismatch: not a lane, or one of another layout version.
+        LayoutMismatch: the page is not a lane's, or has another layout version.
     """
     magic, version, lane_id = _LANE_HEADER.unpack_from(page)
     if magic != _LANE_MAGIC or version != LAYOUT_VERSION:

@@ -1,10 +1,10 @@
 """A payload on its way into memory: the tree header, then each leaf at the next multiple of 64.
 
-Owns: where the bytes of a payload come from, and copying any range of them. What the header says is
-tree.py's.
+Owns: the sources of a payload's bytes, and copying any range of them. Does not own: the meaning of the header
+(tree.py).
 
-Invariants: every byte of [0, payload_bytes) is written, padding as zeros, except leaves that their
-owner writes; two writes of ranges that meet equal one write of both.
+Invariants: every byte of [0, payload_bytes) is written, padding as zeros, except for leaves that their owner writes.
+Writing two adjacent ranges equals writing their union.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Leaf(NamedTuple):
-    """`bytes` at `offset` from the payload's start, copied from `array`; None: its owner writes it.
+    """A leaf of `bytes` bytes at `offset` from the payload's start, copied from `array`. None: its owner writes it
+    later.
 
-    `array` has any strides, and a dtype as wide as the leaf's own.
+    `array` may have any strides. Its dtype is as wide as the leaf's own.
     """
 
     offset: int
@@ -36,10 +37,9 @@ class Leaf(NamedTuple):
 
 
 class Payload:
-    """A payload as it will lie in memory: `header`, then `leaves` by offset, `payload_bytes` in all.
+    """A payload as it will lie in memory: `header`, then `leaves` in the order of offsets, `payload_bytes` in total.
 
-    The leaves are sources, read when they are written: what changes in them meanwhile changes what
-    arrives.
+    The leaves' arrays are read when they are written. Changes to the arrays before that change the bytes written.
     """
 
     __slots__ = ("header", "leaves", "payload_bytes")
@@ -53,17 +53,17 @@ class Payload:
         """Writes the whole payload to the first `payload_bytes` of a writable, contiguous buffer.
 
         Raises:
-            UsageError: the buffer is shorter, or read-only.
+            UsageError: the buffer is too short or read-only.
         """
         self.write_range(buffer, 0, self.payload_bytes)
 
     def write_range(self, to: memoryview | bytearray | Array, start: int, stop: int) -> None:
-        """Writes the payload's bytes [start, stop), which may cut anywhere, to the start of `to`.
+        """Writes the payload's bytes [start, stop) to the start of `to`. The range may cut leaves.
 
         Large leaves are copied without the GIL.
 
         Raises:
-            UsageError: a range outside the payload, or `to` is shorter than it, or read-only.
+            UsageError: the range is not within the payload, or `to` is shorter than the range or read-only.
         """
         if not 0 <= start <= stop <= self.payload_bytes:
             raise UsageError(f"[{start}, {stop}) is not within the payload's {self.payload_bytes} bytes")
@@ -101,7 +101,7 @@ def _copy_bytes(to: Array, source: Array, start: int, stop: int) -> None:
     if source.flags.c_contiguous:
         np.copyto(to, source.reshape(-1).view(np.uint8)[start:stop])
         return
-    # Whole rows by numpy, which follows any strides; the two that may be cut, row by row again.
+    # numpy copies whole rows of any strides. The first and last row may be cut; each is copied recursively, row by row.
     row_bytes = source.nbytes // len(source)
     first, last = -(-start // row_bytes), stop // row_bytes
     if first > last:

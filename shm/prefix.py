@@ -1,18 +1,21 @@
-"""What a piece of a cached sequence says of itself: the record that stands before its payload, and queries alike.
+"""The record at the start of a cached block's payload: the block's place in its sequence. Queries have the same form.
 
-A sequence is cut into blocks of a power-of-two number of tokens, so that sequences share them; beside them stand
-snapshots, which continue a sequence at one position only. Each is an entry, and the first leaf of its payload, at
-`aligned(tree_bytes)`, is its record: which sequence it continues, from which token to which, with which media. So the
-daemon knows the tree of blocks from the ring alone, also after a restart.
+A sequence is cut into blocks of a power-of-two number of tokens, so that sequences share blocks. Snapshots exist beside
+blocks; a snapshot continues a sequence at one position only. Blocks and snapshots are entries. The first leaf of their
+payload, at `aligned(tree_bytes)`, is the record: the sequence it continues, its range of tokens, and its media. So the
+daemon can rebuild the tree of blocks from the ring alone, also after a restart.
 
     header 96 bytes │ media, 64 bytes each │ tokens, uint32, media folded in
 
-Folding makes two sequences differ where their media do: the words of an item's tokens are mixed with words of its
-identity. Where both have the same item, folded tokens agree exactly where tokens do; where they do not, agreement is
-a coincidence of 32 bits a token, and whoever compares goes by the items themselves (`agreed`).
+Folding makes two sequences differ where their media differ: the tokens of a media item are XORed with words of the
+item's identity. Where both sequences have the same item, folded tokens are equal exactly if the tokens are. Where they
+have different items, folded tokens are equal only by coincidence, with 32 bits a token; a comparison must also compare
+the items (`agreed`).
 
-Owns: the record's layout, the key that follows from it, folding, and how far two lists of media agree. Does not own
-which positions can be rewound to (`ipc.layers`), nor the tree (`daemon.core.prefix_index`).
+Owns: the record's layout, the key derived from it, folding, and the comparison of two lists of media. Does not own:
+the positions that a sequence can be rewound to (`ipc.layers`), nor the tree (`daemon.core.prefix_index`).
+
+Invariants: equal records have equal keys; a record is read back exactly as it was packed.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ TOKEN_BYTES: Final = 4
 BLOCK_TOKENS_MIN: Final = 16
 BLOCK_TOKENS_MAX: Final = 4096
 MEDIA_MAX: Final = 8192
-"""Items of one sequence."""
+"""Limit on media items in one sequence."""
 
 _MAGIC: Final = 0x58465054  # "TPFX"
 _HEADER: Final = struct.Struct("@IBBBx16s16sQII32s8x")
@@ -46,7 +49,7 @@ _SNAPSHOT, _EXACT, _ROOT = 1, 2, 4
 HEADER_BYTES: Final = _HEADER.size
 MEDIA_BYTES: Final = _MEDIA.size
 RECORD_BYTES_MAX: Final = HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + BLOCK_TOKENS_MAX * TOKEN_BYTES
-"""Of a piece that is stored; a query's has all tokens."""
+"""Limit for a stored record. A query's record may be longer, since it has all tokens of its sequence."""
 _NO_KEY: Final = bytes(32)
 _NUMBERS: Final[dict[str, int]] = {modality: number for number, modality in enumerate(MODALITIES)}
 
@@ -54,9 +57,9 @@ Tokens = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Media(NamedTuple):
-    """An image, an audio or a video in a sequence: `length` tokens from token `start` on stand for it.
+    """An image, audio or video item in a sequence: the `length` tokens from token `start` on stand for it.
 
-    `hash`: 32 bytes of its content (SHA-256).
+    `hash`: 32 bytes that identify the item's content (SHA-256).
 
     Example:
         >>> import hashlib
@@ -72,26 +75,26 @@ class Media(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The token after its last one: `start + length`."""
+        """The position after the item's last token: `start + length`."""
         return self.start + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block of tokens, a snapshot (no tokens), or a query (a whole sequence).
+    """A record: a block of tokens, a snapshot (without tokens), or a query (a whole sequence).
 
     Args:
-        scope: 16 bytes: the namespace at its generation. Pieces of two scopes never meet.
-        layout: 16 bytes: which layers a sequence has, and its block size. Sequences of one layout share blocks.
-        exact: of a layout that can be continued only where a snapshot stands.
-        snapshot: this is one, for position `start`.
-        start: where the first token stands in the sequence.
-        count: tokens.
-        parent: the key of the piece before; None at a sequence's beginning. A snapshot's is the block that its
-            position lies in or ends.
-        media: those that begin in this piece, in the order of (start, modality), with positions in the sequence. Of a
-            query all.
-        block_tokens: tokens of a whole block.
+        scope: 16 bytes that identify the namespace at its generation. Only records of one scope are compared.
+        layout: 16 bytes that identify the model's layers and the block size. Sequences of one layout share blocks.
+        exact: whether sequences of the layout can be continued only at a snapshot.
+        snapshot: whether this is a snapshot, for position `start`.
+        start: the position of the first token in the sequence.
+        count: the number of tokens.
+        parent: the parent's key; None at the beginning of a sequence. A snapshot's parent is the block in which, or at
+            whose end, its position lies.
+        media: the items that begin in this block, in the order of (start, modality), with positions in the sequence. A
+            query has all items of its sequence.
+        block_tokens: the number of tokens of a full block.
     """
 
     scope: bytes
@@ -106,7 +109,7 @@ class Piece:
 
     @property
     def text_at(self) -> int:
-        """Where its tokens stand, in bytes from the record's beginning."""
+        """Offset of the tokens, in bytes from the record's beginning."""
         return HEADER_BYTES + MEDIA_BYTES * len(self.media)
 
     @property
@@ -114,13 +117,13 @@ class Piece:
         return self.text_at + TOKEN_BYTES * self.count
 
     def pack(self, folded: Tokens) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The record, (record_bytes,) uint8; `folded`: its tokens, (count,) uint32."""
+        """The record, (record_bytes,) uint8. `folded` has its folded tokens, (count,) uint32."""
         record = np.empty(self.record_bytes, np.uint8)
         self.pack_into(record, folded)
         return record
 
     def pack_into(self, record: np.ndarray[Any, np.dtype[np.uint8]], folded: Tokens) -> None:
-        """Writes the record to `record`, (record_bytes,) uint8, which begins at a multiple of 4."""
+        """Writes the record to `record`, (record_bytes,) uint8, which must be aligned to 4 bytes."""
         assert folded.dtype == np.uint32 and folded.shape == (self.count,), (folded.dtype, folded.shape)
         assert record.shape == (self.record_bytes,), record.shape
         memory = record.data
@@ -144,10 +147,10 @@ class Piece:
 
     @classmethod
     def unpack(cls, record: bytes | bytearray | memoryview) -> Piece:
-        """Reads it back; the tokens stand at `text_at`.
+        """Reads a record. Its tokens are at `text_at` and are not copied.
 
         Raises:
-            BadPrefix: these bytes are no record; the message says where they are none.
+            BadPrefix: the bytes are not a record; the message names the faulty field.
         """
         size = len(record)
         if size < HEADER_BYTES:
@@ -176,25 +179,25 @@ class Piece:
 
 
 def piece_key(tag: bytes, record: bytes | bytearray | memoryview, generation: int = 0) -> bytes:
-    """The key of a piece of the namespace `tag` at `generation`: its digest is SHA-256 over the record.
+    """The key of a block in the namespace `tag` (8 bytes) at `generation`: its digest is SHA-256 over the record.
 
-    The record says everything, the key of the piece before too: two pieces of a namespace have one key exactly if they
-    continue the same sequence in the same way.
+    The record includes the parent's key. So two blocks of a namespace have one key exactly if they continue the same
+    sequence in the same way.
     """
     return make_key(tag, hashlib.sha256(record).digest(), generation)
 
 
 def packed_media(media: Iterable[Media]) -> bytes:
-    """Media as they stand in a record, MEDIA_BYTES each."""
+    """Media items in the form of a record, MEDIA_BYTES each."""
     pack, number = _MEDIA.pack, _NUMBERS
     return b"".join([pack(start, length, number[modality], digest) for start, length, modality, digest in media])
 
 
 def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
-    """Reads them back.
+    """Reads packed media items.
 
     Raises:
-        BadPrefix: an item is of no modality.
+        BadPrefix: an item has an unknown modality.
     """
     found = []
     for start, length, modality, digest in _MEDIA.iter_unpack(packed):
@@ -205,14 +208,15 @@ def unpacked_media(packed: bytes | bytearray | memoryview) -> tuple[Media, ...]:
 
 
 def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
-    """`media` in the order of (start, modality), checked.
+    """`media` sorted by (start, modality), after validation.
 
     Args:
-        tokens: of the sequence.
-        may_be_cut: an item may end past the sequence's end, as where a prefill stopped within it.
+        tokens: the number of tokens in the sequence.
+        may_be_cut: whether an item may end past the sequence's end, as when a prefill stopped within the item.
 
     Raises:
-        BadPrefix: an item is out of its range, ends past the end, or overlaps another of its modality; it is named.
+        BadPrefix: an item is out of range, ends past the sequence's end, or overlaps another of its modality; the
+            message names the item. Or there are more than MEDIA_MAX items.
     """
     items = sorted((Media(*item) for item in media), key=lambda item: (item.start, item.modality))
     if len(items) > MEDIA_MAX:
@@ -235,7 +239,8 @@ def ordered(media: Iterable[Media], tokens: int, *, may_be_cut: bool) -> tuple[M
 
 
 def fold(tokens: Tokens, media: Sequence[Media]) -> Tokens:
-    """`tokens` with the media's identities mixed in: a copy where there are any, (n,) uint32."""
+    """`tokens`, (n,) uint32, with the identities of `media` XORed in. A copy if there are any items, else `tokens`
+    itself."""
     if not media:
         return tokens
     folded = tokens.copy()
@@ -248,8 +253,8 @@ def fold(tokens: Tokens, media: Sequence[Media]) -> Tokens:
 
 
 def agreed(ours: Sequence[Media], theirs: Sequence[Media], up_to: int) -> int:
-    """The first position, `up_to` at most, from which on two ordered lists of media differ: where the first item
-    begins that only one of them has."""
+    """The first position, at most `up_to`, at which two ordered lists of media differ: the start of the first item that
+    only one of them has."""
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:
             return min(up_to, mine.start, other.start)
@@ -260,7 +265,7 @@ def agreed(ours: Sequence[Media], theirs: Sequence[Media], up_to: int) -> int:
 
 
 def uncut(position: int, media: Sequence[Media]) -> int:
-    """`position`, or where the item begins that it would cut in two."""
+    """`position`, or if it lies within a media item, the greatest smaller position that lies within none."""
     while True:
         cut = min((item.start for item in media if item.start < position < item.end), default=position)
         if cut == position:
@@ -269,5 +274,5 @@ def uncut(position: int, media: Sequence[Media]) -> int:
 
 
 def kept(position: int, media: Sequence[Media]) -> dict[Modality, int]:
-    """Per modality how many items are not wholly before `position`, and so still have to be encoded."""
+    """Number of items by modality that do not end at or before `position`, and so still have to be encoded."""
     return {kind: sum(item.modality == kind and item.end > position for item in media) for kind in MODALITIES}

@@ -1,14 +1,11 @@
-"""Tree headers back into trees: how a reader makes views of a payload. The way there is in tree.py,
-with the form in header.py.
+"""Tree headers back into trees: a reader's views of a payload. tree.py is the inverse; header.py has the format.
 
-    recipe(header) -> Recipe          once per header; the caller keeps it under the header's bytes
-    Recipe.view(root) -> tree         as often as there are hits
+    recipe(header) -> Recipe          once per header; the caller caches it by the header's bytes
+    Recipe.view(root) -> tree         for every hit
 
-Owns: making views, tensors and values. Does not own the judgement of headers (header.py). Owns no
-memory and keeps no root.
+Owns: making views, tensors and values. Does not own: the validation of headers (header.py), any memory, any root.
 
-Invariant: what a Recipe returns keeps the very `root` object alive that was given, and is read-only
-where that is.
+Invariants: the trees of a Recipe keep the very `root` object alive that the caller passed, and are read-only if it is.
 """
 
 from __future__ import annotations
@@ -39,11 +36,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Recipe:
-    """How to make one header's trees. Immutable, and shared by all payloads with that header.
+    """Makes trees from payloads with one header. Immutable, and shared by all payloads with that header.
 
-    `single` is (shape, dtype, offset) where the tree is one array or tensor and nothing else, None
-    otherwise; `single_is_tensor` says which. `end_bytes` is where the last leaf ends: a payload has
-    at least as many bytes.
+    `single` is (shape, dtype, offset) if the tree is one array or tensor, else None; `single_is_tensor` says which of
+    the two. `end_bytes` is the end of the last leaf: every payload has at least as many bytes.
     """
 
     __slots__ = ("_node", "end_bytes", "single", "single_is_tensor")
@@ -58,15 +54,15 @@ class Recipe:
 
     @property
     def leaves(self) -> list[LeafAt]:
-        """All leaves, by offset."""
+        """All leaves, in ascending order of offsets."""
         return [node for _, node in _leaves(self._node, "tree")]
 
     def view(self, root: Array) -> Any:
-        """The tree with a numpy view of `root` for every leaf; long str and bytes are copied out.
+        """The tree with a numpy view of `root` for every array or tensor leaf. Long str and bytes are copied.
 
         Args:
-            root: the payload, (payload_bytes,) uint8. Every view keeps it alive; read-only, it gives
-                read-only views.
+            root: the payload, (payload_bytes,) uint8. Every view keeps it alive. A read-only root gives read-only
+                views.
 
         Raises:
             BadTree: the payload is shorter than its tree.
@@ -79,18 +75,16 @@ class Recipe:
         return _made(self._node, lambda leaf: _viewed(leaf, root))
 
     def torch(self, root: Array, copy: bool = True) -> Any:
-        """The tree with a torch tensor for every array, whichever kind it was put as.
+        """The tree with a torch tensor for every array, whether it was put as an array or as a tensor.
 
         Args:
             root: as for `view`.
-            copy: False gives tensors over the payload itself, which keep `root` alive. Torch knows no
-                read-only tensor: where `root` is read-only memory, an in-place operation on one
-                ends the process with SIGSEGV.
+            copy: False gives tensors over the payload itself, which keep `root` alive. Torch has no read-only tensors:
+                if `root` is read-only memory, an in-place operation on such a tensor ends the process with SIGSEGV.
 
         Raises:
             BadTree: as `view`.
-            UnsupportedLeaf: a leaf has a dtype that torch lacks, or, without a copy, the other
-                byte order.
+            UnsupportedLeaf: torch lacks the dtype of a leaf, or, without a copy, the leaf has the other byte order.
         """
         import torch
 
@@ -113,7 +107,7 @@ class Recipe:
 
         Args:
             root: as for `view`.
-            copy: of the tensors. False gives tensors over the payload itself, as for `torch`.
+            copy: whether to copy tensors. False gives tensors over the payload itself, as for `torch`.
 
         Raises: as `torch`.
         """
@@ -130,7 +124,7 @@ class Recipe:
         return _made(self._node, made)
 
     def _held(self, root: Array) -> Array:
-        """An array over `root` that keeps it: numpy makes a view of a view keep the first array."""
+        """An array over `root` that keeps `root` alive. A view of a numpy view keeps only the first array alive."""
         if len(root) < self.end_bytes:
             raise BadTree(f"a payload of {len(root)} bytes has a tree that ends at {self.end_bytes}")
         return np.frombuffer(root.data, np.uint8) if type(root.base) is np.ndarray else root
@@ -140,10 +134,10 @@ class Recipe:
 
 
 def recipe(header: bytes, *, depth_max: int = DEPTH_MAX) -> Recipe:
-    """Judges a tree header, and keeps what it takes to make its trees.
+    """Validates a tree header and returns the Recipe for its trees.
 
     Raises:
-        BadTree: these bytes describe no tree, or one over a limit; the message says which.
+        BadTree: the bytes do not describe a tree, or the tree is over a limit; the message names the fault.
     """
     return Recipe(*read(header, depth_max))
 

@@ -1,14 +1,13 @@
-"""Named and anonymous shared memory: made, sized, locked, prefaulted, removed.
+"""Named and anonymous shared memory: creation, sizes, locks, prefaulting, removal.
 
-Owns: names under /dev/shm, the check that memory is really there before it is promised, whose a segment has to be, the
-lock that makes a daemon the only one of its instance, a memfd's seals. Does not own what stands in the memory.
+Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
+lock that makes a daemon the only one of its instance, a memfd's seals. Does not own: the content of the memory.
 
-Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`; all 0600, so that
-only the daemon's own user can map one for writing, whatever descriptor somebody was handed.
+Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
+that only the daemon's user can map one for writing, whatever descriptors other users were passed.
 
-Invariant: /dev/shm is writable for every user, so a segment that is found is opened only if it is a regular file of
-this user with mode 0600. What the daemon has to believe about a lane stands in the lane's name and not in its memory,
-which its client writes.
+Invariants: every user can write to /dev/shm, so an existing segment is opened only if it is a regular file of this user
+with mode 0600. The daemon trusts only a lane's name, not its memory, which the lane's client writes.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def segment_name(instance: str, part: str) -> str:
     """`/tensord.<instance>.<part>`.
 
     Raises:
-        BadConfiguration: an instance name that could not be a file's.
+        BadConfiguration: the instance name is not 1 to 32 characters of a-z, 0-9, _ and -, or begins with _ or -.
     """
     if not _INSTANCE.fullmatch(instance):
         raise BadConfiguration(
@@ -62,26 +61,26 @@ def segment_name(instance: str, part: str) -> str:
 
 
 def lane_name(instance: str, lane_id: int, *, uid: int | None, fenced: bool) -> str:
-    """The name of a lane. `uid`: whose quota the lane counts against. `fenced`: the process that writes the lane
-    registered for the expedited fence."""
+    """The name of a lane. `uid`: the user whose quota the lane counts against. `fenced`: whether the process that
+    writes the lane registered for the expedited fence."""
     whose = "" if uid is None else f".u{uid}"
     return segment_name(instance, f"lane.{lane_id:x}{whose}{'.fenced' if fenced else ''}")
 
 
 def read_lane_name(instance: str, name: str) -> tuple[int, int | None, bool] | None:
-    """(lane id, uid, fenced) of a lane's name; None if the name is no lane's."""
+    """(lane id, uid, fenced) from a lane's name; None if `name` is not a lane's."""
     found = _LANE.fullmatch(name.removeprefix(segment_name(instance, "")))
     return (int(found[1], 16), int(found[2]) if found[2] else None, found[3] is not None) if found else None
 
 
 def existing(instance: str) -> list[str]:
-    """The names of all segments that stand for `instance` now, other users' included."""
+    """The names of all present segments of `instance`, other users' included."""
     prefix = segment_name(instance, "").removeprefix("/")
     return sorted(f"/{path.name}" for path in SHM_FOLDER.glob(f"{prefix}*"))
 
 
 def own(instance: str) -> list[str]:
-    """The names among `existing` that are this user's regular files."""
+    """The names from `existing` that are regular files of this user."""
     found = []
     for name in existing(instance):
         try:
@@ -94,21 +93,21 @@ def own(instance: str) -> list[str]:
 
 
 def instances() -> list[str]:
-    """Every instance that has a ring in /dev/shm, whoever's it is."""
+    """The names of all instances with a ring in /dev/shm, of any user."""
     rings = (path.name for path in SHM_FOLDER.glob("tensord.*.ring"))
     return sorted(name.removeprefix("tensord.").removesuffix(".ring") for name in rings)
 
 
 def create(name: str, size_bytes: int) -> int:
-    """A new segment of `size_bytes`, with no page of it allocated yet.
+    """Creates a segment of `size_bytes`, without allocating any page.
 
     Returns:
-        A read-write descriptor, the caller's to close.
+        A read-write descriptor. The caller closes it.
 
     Raises:
-        NameTaken: a file of that name stands there; the message says whose.
+        NameTaken: a file of that name exists; the message describes the file and its owner.
         NotEnoughMemory: /dev/shm has no room for another file.
-        SegmentError: /dev/shm does not let us.
+        SegmentError: the system refuses for another reason.
     """
     try:
         segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE, size=size_bytes)
@@ -118,21 +117,21 @@ def create(name: str, size_bytes: int) -> int:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
         kind = NotEnoughMemory if full else SegmentError
         raise kind(f"cannot create {name} of {size_bytes} bytes in {SHM_FOLDER}: {error}") from error
-    # Whatever the umask left of it.
+    # fchmod, since the umask may have removed bits of the mode.
     os.fchmod(segment.fd, SEGMENT_MODE)
     return int(segment.fd)
 
 
 def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int:
-    """A descriptor of its own (its locks too) on an existing segment of `uid`, this user's unless given.
+    """Opens an existing segment of `uid`, by default of this user, with a file description (and locks) of its own.
 
     Raises:
-        SegmentError: there is none, or it is not a regular file of that user with mode 0600; the message says whose
-            file it is, and what to do.
+        SegmentError: the segment does not exist, or is not a regular file of that user with mode 0600; the message
+            describes the file, its owner, and what to do.
     """
     mode = os.O_RDONLY if read_only else os.O_RDWR
     try:
-        # Not by shm_open(3), which waits where somebody has made a pipe.
+        # Not shm_open(3), which blocks if a user has placed a FIFO there.
         fd = os.open(_path(name), mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise SegmentError(f"cannot open {name} in {SHM_FOLDER}: {error.strerror}; there is {_whose(name)}") from error
@@ -149,10 +148,13 @@ def attach(name: str, *, read_only: bool = False, uid: int | None = None) -> int
 
 
 def remove(name: str) -> bool:
-    """Takes the name away; the memory goes with its last mapping. False where there was none.
+    """Unlinks the segment. Its memory is freed with its last mapping.
+
+    Returns:
+        False if there was none.
 
     Raises:
-        SegmentError: it is another user's, or a folder.
+        SegmentError: the file is another user's, or a folder.
     """
     try:
         _path(name).unlink()
@@ -164,10 +166,10 @@ def remove(name: str) -> bool:
 
 
 def rename(name: str, to: str) -> None:
-    """Gives a segment another name; a segment that has that name loses it.
+    """Renames a segment. An existing segment named `to` is replaced.
 
     Raises:
-        SegmentError: /dev/shm does not let us.
+        SegmentError: the system refuses.
     """
     try:
         _path(name).rename(_path(to))
@@ -178,18 +180,19 @@ def rename(name: str, to: str) -> None:
 
 
 def claim_instance(instance: str, *, uid: int | None = None) -> int:
-    """Makes this process the only one that serves or purges the instance, until it closes the descriptor.
+    """Locks the instance, so that only this process serves or purges it, until the descriptor is closed.
 
-    The lock is one on a file of its own, which no client is ever handed: whoever shares a descriptor shares its lock.
+    The lock is on a separate file that no client is ever passed, since processes that share a descriptor share its
+    lock.
 
     Args:
-        uid: whose file it has to be, if not this user's.
+        uid: the required owner of the file; by default this user.
 
     Returns:
         A descriptor that holds the lock.
 
     Raises:
-        InstanceBusy: another daemon, or a purge, has it.
+        InstanceBusy: another daemon, or a purge, holds the lock.
         SegmentError: the file is another user's.
     """
     name = segment_name(instance, "lock")
@@ -207,12 +210,12 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            # `tensorctl doctor` takes it for a moment, to see whether it is held.
+            # `tensorctl doctor` takes the lock for a moment to see whether a daemon holds it.
             time.sleep(_CLAIM_EVERY_S)
             continue
         if _leads_to(name, fd):
             return fd
-        # A purge removed the file between our opening and our locking it.
+        # A purge removed the file between the open and the lock.
         os.close(fd)
     raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop that one, or set another --instance")
 
@@ -229,7 +232,7 @@ def _leads_to(name: str, fd: int) -> bool:
 
 
 def _whose(name: str) -> str:
-    """What stands under a name, for people."""
+    """Describes the file under a name, for messages."""
     try:
         return _described(_path(name).lstat())
     except OSError:
@@ -243,10 +246,10 @@ def _described(status: os.stat_result) -> str:
 
 
 def allocate(fd: int, start: int, size_bytes: int) -> None:
-    """Has the kernel set the range's pages aside now, so that a full /dev/shm is an error here and no SIGBUS later.
+    """Allocates the range's pages now, so that a full /dev/shm raises an error here instead of a SIGBUS later.
 
     Raises:
-        NotEnoughMemory: they are not to be had.
+        NotEnoughMemory: the pages cannot be allocated.
     """
     try:
         os.posix_fallocate(fd, start, size_bytes)
@@ -260,16 +263,16 @@ def allocate(fd: int, start: int, size_bytes: int) -> None:
 
 
 def missing(fd: int) -> list[tuple[int, int]]:
-    """Which pages of a segment hold nothing: its maker gave them back, or was killed before it had them all.
+    """The ranges of a segment without pages: the daemon punched them out, or was killed before it had allocated them.
 
-    Pages that were allocated and never written are told as missing too, unless all are there. A part of a page at the
-    end is allocated instead.
+    Pages that were allocated but never written are reported as missing too, unless all pages are allocated. A partial
+    page at the end is allocated here instead of reported.
 
     Returns:
-        (offset, bytes) of each stretch of whole pages, in order.
+        (offset, bytes) of each range of whole pages, in ascending order.
 
     Raises:
-        NotEnoughMemory: that part is not to be had.
+        NotEnoughMemory: the partial page cannot be allocated.
     """
     status = os.fstat(fd)
     if status.st_blocks * _BLOCK_BYTES >= status.st_size:
@@ -292,30 +295,31 @@ def missing(fd: int) -> list[tuple[int, int]]:
 
 
 def punch(fd: int, start: int, size_bytes: int) -> None:
-    """Gives the range's pages back to the system; it reads as zeros and must be `allocate`d before it is written."""
+    """Frees the range's pages. The range then reads as zeros and must be allocated (`allocate`) before it is
+    written."""
     if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, size_bytes):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def prefault(address: int, size_bytes: int, *, write: bool) -> None:
-    """Maps the pages in, without the GIL (`mmap.madvise` would hold it); a kernel before 5.14 leaves them to be
-    touched one by one."""
+    """Maps the pages without the GIL, which `mmap.madvise` would hold. A kernel before 5.14 does nothing; each page is
+    then mapped at its first access."""
     _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
 
 
 def advise_huge(address: int, size_bytes: int) -> None:
-    """Asks for huge pages; a /dev/shm that is not mounted `huge=advise` gives none."""
+    """Asks for huge pages. A /dev/shm that is not mounted with `huge=advise` gives none."""
     _libc.madvise(address, size_bytes, _MADV_HUGEPAGE)
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where a writable mapping begins, for `prefault`."""
+    """The address of a writable mapping, for `prefault`."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def shm_free_bytes() -> int:
-    """What /dev/shm can still hold; 0 where it can hold no more files."""
+    """Free bytes in /dev/shm; 0 if it can hold no more files."""
     stat = os.statvfs(SHM_FOLDER)
     if stat.f_files and not stat.f_favail:
         return 0
@@ -323,7 +327,8 @@ def shm_free_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping: MemAvailable, or what the cgroup leaves if that is less."""
+    """Memory that can be used without swapping, in bytes: MemAvailable, or the cgroup's remaining memory if that is
+    less."""
     meminfo = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -350,10 +355,10 @@ def _cgroup_room() -> list[int]:
 
 
 def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:
-    """Refuses what the machine could not hold.
+    """Checks that /dev/shm and this process can hold `size_bytes` more.
 
     Raises:
-        NotEnoughMemory: naming what is wanted, what is there, and where.
+        NotEnoughMemory: they cannot; the message names the need (`what`), the free bytes, where, and the remedy.
     """
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
@@ -361,7 +366,7 @@ def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring
 
 
 def create_inbox(size_bytes: int) -> int:
-    """A client's staging memory: a memfd that nobody, its maker included, can resize any more."""
+    """Creates an inbox, a client's staging memory: a memfd that no process can resize any more."""
     fd = os.memfd_create("tensord-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
@@ -374,10 +379,11 @@ def create_inbox(size_bytes: int) -> int:
 
 
 def check_inbox(fd: int, size_bytes: int) -> None:
-    """Makes sure that a descriptor somebody sent can be mapped without ever giving SIGBUS.
+    """Checks that mapping a received descriptor can never cause a SIGBUS.
 
     Raises:
-        SegmentError: not a memfd with the three seals, of ordinary pages, and of the size announced.
+        SegmentError: the file is not a memfd with the three seals, is not of ordinary pages, or is not of the announced
+            size.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -390,7 +396,7 @@ def check_inbox(fd: int, size_bytes: int) -> None:
         raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
     filesystem = _filesystem(fd)
     if filesystem != _TMPFS_MAGIC:
-        # A hole in huge pages is a SIGBUS where none are free; in ordinary ones it reads as zeros.
+        # A hole in huge pages causes a SIGBUS if no huge page is free. A hole in ordinary pages reads as zeros.
         raise SegmentError(
             f"an inbox must be a memfd of ordinary pages, this one's file system is {filesystem:#x}: "
             "make it without MFD_HUGETLB"
@@ -398,7 +404,7 @@ def check_inbox(fd: int, size_bytes: int) -> None:
 
 
 def _filesystem(fd: int) -> int:
-    """The magic number of the file system that a descriptor's file is on."""
+    """The magic number of the file system of a descriptor's file."""
     statfs = ctypes.create_string_buffer(256)
     if _libc.fstatfs(fd, statfs):
         number = ctypes.get_errno()

@@ -1,11 +1,10 @@
-"""Torch tensors as leaves: into arrays to copy from, and out of arrays again. The only module of
-shm that knows torch.
+"""Conversion of torch tensors to arrays, for puts, and of arrays to tensors, for reads. The only module of shm that
+uses torch.
 
-Owns: what must be done to a tensor before its bytes can be read (detach, fetch from its device,
-resolve lazy views). Torch is never imported to encode: a tensor can only exist once its owner has.
+Owns: the steps before a tensor's bytes can be read: detach, copy from its device, resolve lazy views. Does not own:
+importing torch. Encoding never imports it, since a tensor exists only if torch is loaded.
 
-Invariant: a tensor made here either owns its memory (`tensor_copy`) or keeps the array it lies over
-alive (`tensor_over`).
+Invariants: a tensor made here either owns its memory (`tensor_copy`) or keeps the array under it alive (`tensor_over`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Writable:
-    """The memory of a read-only array, offered as writable, because torch warns of every read-only
-    array it takes."""
+    """Presents the memory of a read-only array as writable, because torch warns about every read-only array."""
 
     __slots__ = ("__array_interface__", "array")
 
@@ -36,17 +34,17 @@ class _Writable:
 
 
 def loaded_torch() -> ModuleType | None:
-    """Torch, if this process has it loaded whole."""
+    """The torch module if this process has loaded it completely, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "nn") else None
 
 
 def tensor_source(torch: ModuleType, tensor: Any, path: str) -> tuple[str, Array]:
-    """A tensor's dtype name, and an array over (or, from a device, copied from) its memory, of any
-    strides.
+    """A tensor's dtype name, and an array over its memory, with any strides. A tensor on a device is copied to the
+    host.
 
     Raises:
-        UnsupportedLeaf: a tensor without plain memory of a dtype in the table.
+        UnsupportedLeaf: the tensor's dtype has no name in the table, or the tensor has no plain memory.
     """
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         kind = type(tensor)
@@ -73,7 +71,7 @@ def tensor_source(torch: ModuleType, tensor: Any, path: str) -> tuple[str, Array
 
 
 def tensor_copy(torch: ModuleType, array: Array) -> Any:
-    """A new tensor on the CPU with the values of `array`, whatever its byte order."""
+    """A new CPU tensor with the values of `array`, in native byte order."""
     native = array.dtype.newbyteorder("=")
     tensor = torch.empty(array.shape, dtype=_torch_dtype(torch, name_of(native)), device="cpu")
     moved_as = COPIED_AS.get(array.dtype)
@@ -85,9 +83,9 @@ def tensor_copy(torch: ModuleType, array: Array) -> Any:
 
 
 def tensor_over(torch: ModuleType, array: Array) -> Any:
-    """A tensor over the memory of `array`, which it keeps alive.
+    """A CPU tensor over the memory of `array`. The tensor keeps `array` alive.
 
-    Torch will not keep it from being written, even where `array` is read-only.
+    Torch does not prevent writes to the tensor, even if `array` is read-only.
     """
     dtype = _torch_dtype(torch, name_of(array.dtype))
     moved_as = COPIED_AS.get(array.dtype)

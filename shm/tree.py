@@ -1,12 +1,11 @@
-"""Trees into payloads: what a put transfers. The way back is in recipe.py.
+"""Trees into payloads, for puts. recipe.py is the inverse.
 
     payload = tree header, then each leaf at the next multiple of 64
 
-Owns: what a tree may hold, and the layout of its payload. Does not own the header's form
-(header.py), the writing of a payload (payload.py) or the names of dtypes (dtypes.py). No pickle
-anywhere.
+Owns: the types that a tree may hold, and the layout of its payload. Does not own: the header's format (header.py),
+writing a payload (payload.py), or the names of dtypes (dtypes.py). Nothing is pickled.
 
-Invariant: the same tree gives the same payload, byte for byte.
+Invariants: equal trees have equal payloads, byte for byte.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _SCALARS: Final = _SIMPLE | {int, str, bytes}
 
 
 class Spec(NamedTuple):
-    """A leaf that its owner is going to write: what `reserve` is asked for.
+    """A leaf whose content its owner writes later, as an argument of `reserve`.
 
-    `dtype` is a numpy dtype or its name, a name from the header's table ("bfloat16"), or a
-    torch.dtype, which makes the leaf come back as a tensor.
+    `dtype` is a numpy dtype or its name, a name of an ml_dtypes dtype ("bfloat16"), or a torch.dtype. With a
+    torch.dtype, readers get the leaf as a tensor.
 
     Example:
         >>> tensord.Spec((576, 64), "bfloat16").shape
@@ -52,12 +51,12 @@ class Spec(NamedTuple):
 
 
 def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
-    """The payload of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy
-    arrays and scalars, and torch tensors (detached; fetched from their device now).
+    """The payload of a tree of dict, list, tuple, str, bytes, int (64 bits), float, bool, None, numpy arrays and
+    scalars, and torch tensors (detached, and copied from their device now).
 
     Raises:
-        UnsupportedLeaf: something that no tree can hold; the message names its place and a remedy.
-        ObjectTooLarge: more nodes, a longer header, or more bytes than a payload can have.
+        UnsupportedLeaf: the tree has a value of another type or dtype; the message names its place and a remedy.
+        ObjectTooLarge: the tree has too many nodes, too long a header, or too many bytes.
     """
     if type(tree) is np.ndarray:
         known = _singles.get((tree.dtype, tree.shape))
@@ -67,8 +66,8 @@ def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
             return Payload(header, [Leaf(offset, leaf_bytes, source)], offset + leaf_bytes)
     payload = _Encoder(depth_max, may_reserve=False).payload(tree)
     if type(tree) is np.ndarray and tree.dtype.kind not in "SUMm":
-        # Sized dtypes stay out: equal ones may have two names, and no header may depend on which
-        # came first.
+        # Sized dtypes are not cached: two equal ones may have different names, and the header must not depend on which
+        # of them came first.
         if len(_singles) >= _SINGLES_MAX:
             _singles.clear()
         leaf = payload.leaves[0]
@@ -84,8 +83,7 @@ def encode(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
 def encode_spec(tree: Any, *, depth_max: int = form.DEPTH_MAX) -> Payload:
     """The payload of a tree with `Spec` leaves, for memory that its owner writes into.
 
-    `write_into` writes all but those leaves; `recipe(payload.header).view(memory)` then gives arrays
-    to fill them with.
+    `write_into` writes everything except those leaves. `recipe(payload.header).view(memory)` then gives arrays to fill.
 
     Raises: as `encode`.
     """
@@ -96,7 +94,7 @@ _singles: Final[dict[tuple[Any, tuple[int, ...]], tuple[bytes, int, int, Any]]] 
 
 
 class _Encoder:
-    """One walk over one tree: header tokens and leaf sources, in the tree's order."""
+    """One walk over one tree. Collects header tokens and leaf sources, in the tree's order."""
 
     def __init__(self, depth_max: int, *, may_reserve: bool) -> None:
         self._depth_max = depth_max
@@ -175,7 +173,7 @@ class _Encoder:
             raise UnsupportedLeaf(
                 f"{self._where()} is nested deeper than the limit of {self._depth_max}; flatten the tree"
             )
-        # A copy: another thread may be adding to the container, and the header counts ahead.
+        # A copy: another thread may add to the container, and the header states the count before the children.
         children = list(node.items()) if type(node) is dict else list(enumerate(node))
         if type(node) is dict:
             self._tokens += (form.DICT, len(children))
@@ -250,7 +248,7 @@ class _Encoder:
     def _leaf(self, tag: int, name: str, shape: Sequence[int], array: Array | None) -> None:
         dtype = dtype_named(name)
         assert dtype is not None, name
-        # A length of 0 counts as 1, as numpy has it: (0, 1 << 60) is refused too.
+        # A length of 0 counts as 1, as in numpy, so that (0, 1 << 60) is refused too.
         if math.prod(length or 1 for length in shape) * dtype.itemsize > RING_BYTES_MAX:
             raise ObjectTooLarge(
                 f"{self._where()} has shape {tuple(shape)} of {name}, more than the {RING_BYTES_MAX} bytes of any ring"
@@ -263,13 +261,13 @@ class _Encoder:
 
 
 def _is_run(items: Sequence[Any]) -> bool:
-    """Whether a header may hold these as they are: scalars, ints of 64 bits, short text."""
+    """Whether a header may store these values as one run: scalars, ints of 64 bits, short str and bytes."""
     kinds = set(map(type, items))
     if not kinds <= _SCALARS:
         return False
     if int in kinds and not all(form.INT_MIN <= item <= form.INT_MAX for item in items if type(item) is int):
         return False
-    # A character takes up to 4 bytes; what might be too long is left to the way that measures it.
+    # A character takes up to 4 bytes in UTF-8. Longer text is stored as nodes, whose encoding is measured.
     return not kinds & {str, bytes} or all(
         len(item) <= form.INLINE_BYTES_MAX // 4 for item in items if isinstance(item, str | bytes)
     )

@@ -1,11 +1,13 @@
-"""Writable shared memory that no fork inherits; a child of this interpreter has a private copy in its place.
+"""Writable shared memory that a forked child does not share. The child has a private copy at the same address instead.
 
-Owns: where such a mapping lies, and what becomes of it in a child. Does not own the bytes.
+Owns: the addresses of such mappings, and their replacement in a child. Does not own: the bytes.
 
-The kernel leaves each mapping out of every child (MADV_DONTFORK). Arrays over it are inherited all the same, so the
-child maps the same file at the same address privately: it reads the bytes of the file, and its writes reach nobody. The
-mappings lie in a part of the address space in which the kernel places nothing by itself, so that in the child nothing
-else lies there. `make_private` does the same to this process.
+The kernel leaves each mapping out of every child (MADV_DONTFORK), but arrays over the mapping are inherited. So the
+child maps the same file privately at the same address: it reads the file's bytes, and no other process sees its writes.
+The mappings lie in a range of addresses in which the kernel places nothing on its own, so that the child's range is
+free. `make_private` makes a mapping of this process private.
+
+Invariants: arrays over the memory stay valid at their addresses, in the parent and in every child.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED_NOREPLACE = 1, 2, 0x100000
 _MADV_DONTFORK: Final = 10
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED: Final = ctypes.c_void_p(-1).value
-# SYNC POINT: user addresses of x86-64 end at 2**47, and the kernel goes downwards from there; those of ARM may end at
-# 2**39.
+# SYNC POINT: user addresses of x86-64 end at 2**47, and the kernel allocates downwards from there. Those of ARM may end
+# at 2**39.
 _FIRST_PLACE, _LAST_PLACE = 1 << 44, 1 << 46
 _PLACE_BYTES: Final = 2 << 20
 
@@ -34,23 +36,24 @@ _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _mapped: dict[int, tuple[int, int, int]] = {}
-"""By address: bytes, a descriptor of the file, and the process that mapped it there; -1 where it is private already."""
+"""By address: the size in bytes, a descriptor of the file, and the pid of the process that mapped it. The descriptor is
+-1 if the mapping is private."""
 _place = _FIRST_PLACE
 
 
 class Unshared:
     """The first `size_bytes` of the file behind `fd`, mapped for writing. Lives as long as any array over `memory`.
 
-    `memory` is to be given to `numpy.ndarray` as its buffer. `address` is where it begins.
+    `memory` is a buffer for `numpy.ndarray`. `address` is where it begins.
     """
 
     __slots__ = ("address", "memory")
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """`fd` stays the caller's.
+        """Maps the memory. The caller keeps `fd`.
 
         Raises:
-            OSError: the process has no descriptor, or no address space, for it.
+            OSError: the process has no free descriptor or no address space.
         """
         own_fd = os.dup(fd)
         try:
@@ -64,36 +67,38 @@ class Unshared:
             _unmap(self.address)
             raise error
         self.memory: Any = (ctypes.c_ubyte * size_bytes).from_address(self.address)
-        # Not at the interpreter's end, when arrays may still be written.
+        # Not at interpreter exit, when arrays may still be written.
         finalize(self.memory, _unmap, self.address).atexit = False
 
     def make_private(self) -> None:
-        """Keeps what is written there from now on in this process, and in those that it forks. Arrays stay where they
-        are, and as they are. To be called by one thread at a time; others may write meanwhile.
+        """Makes later writes visible only to this process and its children. Arrays stay valid at their addresses.
+
+        Only one thread may call it at a time; other threads may write meanwhile.
 
         Raises:
-            OSError: there is no memory for it. It is shared as before.
+            OSError: there is not enough memory. The mapping is shared as before.
         """
         address = self.address
         size_bytes, fd, process = _mapped[address]
         if fd < 0:
             return
-        # Elsewhere first: where that fails, what is mapped here has not been touched.
+        # Maps the file at another address first. If that fails, the present mapping is intact.
         elsewhere = _map(None, size_bytes, _MAP_PRIVATE, fd)
         moved = _libc.mremap(elsewhere, size_bytes, size_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
         if moved != address:
             error = _last_error()
             _libc.munmap(elsewhere, size_bytes)
             raise error
-        # SYNC POINT: after it is mapped. A fork in between finds the place taken, and leaves the child what lies there.
+        # SYNC POINT: after the mapping is replaced. If a fork happens in between, the child finds the address taken and
+        # keeps the mapping there.
         _mapped[address] = size_bytes, -1, process
         os.close(fd)
 
 
 def after_fork_in_child() -> None:
-    """Maps every such memory privately. Before anything may write to an inherited array, or drop the last of them.
+    """Maps all such memory privately in a child. Call it before inherited arrays can be written or collected.
 
-    What was mapped in this process stays as it is.
+    Mappings that this process made itself stay as they are.
     """
     here = os.getpid()
     for address, (size_bytes, fd, process) in list(_mapped.items()):
@@ -106,7 +111,7 @@ def after_fork_in_child() -> None:
         if found == address:
             _mapped[address] = size_bytes, fd, here
             continue
-        # Something else lies there: it is not this module's to unmap.
+        # Another mapping has this address. This module must not unmap it.
         del _mapped[address]
         os.close(fd)
         if found is not None:
@@ -114,7 +119,8 @@ def after_fork_in_child() -> None:
 
 
 def _next_place(size_bytes: int) -> int:
-    """Where nothing lies, as far as this module knows. No more than a wish: the kernel chooses another place if not."""
+    """An address at which this module has mapped nothing. It is only a hint: if it is taken, the kernel chooses
+    another."""
     global _place
     place = _place if _place < _LAST_PLACE else _FIRST_PLACE
     _place = place + (size_bytes // _PLACE_BYTES + 2) * _PLACE_BYTES

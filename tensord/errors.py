@@ -1,47 +1,49 @@
-"""Every error that tensord raises or hands back, as one family.
+"""All errors that tensord raises or returns, as one class tree.
 
     TensordError
     ├── UsageError                the caller's mistake; the message names the argument
-    │   ├── BadKey                not 32 bytes
-    │   ├── BadNamespace          a namespace without what makes two encoders' outputs differ
-    │   ├── UnsupportedLeaf       a type or dtype that no payload tree can hold
+    │   ├── BadKey                the key is not 32 bytes
+    │   ├── BadNamespace          a required part of a namespace is missing
+    │   ├── UnsupportedLeaf       a type or dtype that no payload can hold
     │   ├── BadConfiguration      an unknown or invalid setting
     │   ├── BadGraph              a workflow with a cycle, an unknown dependency, or no steps
-    │   ├── BadStep               a workflow that is not known, or moved backwards
-    │   ├── BadGaugeFile          a line that is no reading
+    │   ├── BadStep               an unknown workflow, or one that would move backwards
+    │   ├── BadGaugeFile          an invalid line in a gauge file
     │   ├── BadPrefix             a sequence whose tokens, media, layers or blocks do not fit together
-    │   ├── TokensDiffer          one key with two counts of encoder tokens
-    │   └── UnknownOrder          an acknowledgement, or a reservation, that the daemon knows nothing of
-    ├── Refusal                   the daemon said no; nothing changed, nothing stored was lost
+    │   ├── TokensDiffer          one key with two different numbers of encoder tokens
+    │   └── UnknownOrder          an acknowledgement or a reservation that the daemon does not know
+    ├── Refusal                   the daemon refused; nothing changed, and no stored entry was lost
     │   ├── ObjectTooLarge        larger than the ring or than object_bytes_max
-    │   ├── StoreFull             no room: what is there is pinned or in flight
-    │   ├── LimitReached          one of the configured limits
-    │   ├── UnderPressure         the tier is in emergency; it accepts again when that ends
-    │   ├── BelowFloor            only by evicting below the queueing floor would there be room
-    │   ├── DeviceFull            not so much of the device is free, or within its budget
-    │   ├── NoGauge               nothing is known of the device, or of how full it is
-    │   ├── OwnedElsewhere        another client has registered that key on that device
-    │   ├── PredecessorGone       a piece of a sequence whose piece before is not stored
+    │   ├── StoreFull             no room: all stored entries are pinned or in flight
+    │   ├── LimitReached          a configured limit is reached
+    │   ├── UnderPressure         the tier is in emergency mode, and accepts puts again when that ends
+    │   ├── BelowFloor            room could be made only by eviction below the queueing floor
+    │   ├── DeviceFull            too little of the device, or of its budget, is free
+    │   ├── NoGauge               the device, or its use of memory, is not known to the daemon
+    │   ├── OwnedElsewhere        another client has registered the key on the device
+    │   ├── PredecessorGone       a block whose parent is not stored
     │   └── Invalidated           the key is of a past generation of its namespace
-    ├── Unavailable               nobody answered; reads are misses meanwhile
-    │   ├── DaemonUnavailable     no daemon at the socket, or it went away
-    │   ├── SocketForbidden       the socket is there, and we may not use it
-    │   └── TimedOut              the answer did not come within the caller's time
-    ├── ReferenceLost             what a reference names is not stored any more: send the tree
-    ├── ProtocolError             the peer's fault; its connection ends
+    ├── Unavailable               no answer; reads are misses meanwhile
+    │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
+    │   ├── SocketForbidden       the user may not connect to the socket
+    │   └── TimedOut              no answer within the caller's timeout
+    ├── ReferenceLost             the items of a reference are no longer stored: send their trees
+    ├── ProtocolError             a fault of the peer; its connection is closed
     │   ├── BadMessage            not a message, or a field is out of its range
     │   ├── MessageTooLarge       over message_bytes_max
     │   └── VersionMismatch       the peer speaks another protocol version
-    ├── SegmentError              shared memory cannot be had or used
-    │   ├── NotEnoughMemory       /dev/shm, MemAvailable or the cgroup cannot hold it
-    │   ├── LayoutMismatch        written by another layout version
-    │   ├── NameTaken             a file stands where a new segment was to be
+    ├── SegmentError              shared memory cannot be created or used
+    │   ├── NotEnoughMemory       /dev/shm, MemAvailable or the cgroup is too small
+    │   ├── LayoutMismatch        written by another layout version, or damaged
+    │   ├── NameTaken             a file has the name of a new segment
     │   ├── NoFence               the kernel or a sandbox refuses membarrier(2)
     │   └── InstanceBusy          another daemon serves this instance
-    └── Corrupt                   stored bytes that do not match their checksum or description
-        └── BadTree               a tree header that describes no payload
+    └── Corrupt                   stored bytes that do not match their checksum or header
+        └── BadTree               a tree header that does not describe a payload
 
-`code` is what crosses the socket; `from_code` turns it back into the same type on the other side.
+Owns: the error types. Does not own: their messages.
+
+Invariants: `code` is the name of an error in a message; `from_code` makes the same type from it in the receiver.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from collections.abc import Sequence
 
 
 class TensordError(Exception):
-    """The base of the family.
+    """The base class of all errors of tensord.
 
     Example:
         >>> try:
@@ -62,24 +64,24 @@ class TensordError(Exception):
 
     @property
     def code(self) -> str:
-        """The name under which this error crosses the socket."""
+        """The name of this error in messages between client and daemon."""
         return type(self).__name__
 
 
 class UsageError(TensordError, ValueError):
-    """The caller's mistake."""
+    """A mistake of the caller. The message names the argument."""
 
 
 class BadKey(UsageError):
-    """A key that is not 32 bytes."""
+    """The key is not 32 bytes."""
 
 
 class BadNamespace(UsageError):
-    """A namespace that lacks what makes two encoders' outputs differ."""
+    """The namespace lacks a part, without which outputs of two different encoders could get one key."""
 
 
 class UnsupportedLeaf(UsageError):
-    """A type or dtype that no payload tree can hold."""
+    """A type or dtype that no payload can hold."""
 
 
 class BadConfiguration(UsageError):
@@ -87,59 +89,59 @@ class BadConfiguration(UsageError):
 
 
 class BadGraph(UsageError):
-    """A workflow's steps that have a cycle or an unknown dependency."""
+    """The steps of a workflow have a cycle or an unknown dependency, or there are none."""
 
 
 class BadStep(UsageError):
-    """A workflow that nobody registered, or that would move backwards."""
+    """The workflow is not registered, or would move backwards."""
 
 
 class BadGaugeFile(UsageError):
-    """A line of a gauge file that is no reading; the message names line and field."""
+    """A line of a gauge file is not a reading. The message names line and field."""
 
 
 class UnknownOrder(UsageError):
-    """An acknowledgement or a reservation that the daemon knows nothing of; nothing has changed."""
+    """The daemon does not know the acknowledged order or the reservation. Nothing has changed."""
 
 
 class BadPrefix(UsageError):
-    """A sequence whose tokens, media, layers or blocks do not fit together."""
+    """The tokens, media, layers or blocks of a sequence do not fit together."""
 
 
 class TokensDiffer(UsageError):
-    """One key with two token counts: two contents under one name, or an encoder that was changed."""
+    """One key has two token counts: two contents have the same name, or the encoder was changed."""
 
 
 class Refusal(TensordError):
-    """The daemon said no; nothing changed, and nothing stored was lost."""
+    """The daemon refused the request. Nothing has changed, and no stored entry was lost."""
 
 
 class ObjectTooLarge(Refusal):
-    """Larger than the ring, or than object_bytes_max."""
+    """The payload is larger than the ring, or than object_bytes_max."""
 
 
 class StoreFull(Refusal):
-    """No room: whatever is stored is pinned or in flight."""
+    """No room: all stored entries are pinned or in flight."""
 
 
 class LimitReached(Refusal):
-    """One of the configured limits; the message names it."""
+    """A configured limit is reached. The message names it."""
 
 
 class UnderPressure(Refusal):
-    """The tier is in emergency: nothing new is taken in until that ends."""
+    """The tier is in emergency mode. It accepts no new entries until that ends."""
 
 
 class BelowFloor(Refusal):
-    """Only by evicting below the queueing floor would there be room."""
+    """Room could be made only by eviction below the queueing floor."""
 
 
 class DeviceFull(Refusal):
-    """Not so much of the device is free, or left of its budget."""
+    """Too few bytes of the device are free, or left in its budget."""
 
 
 class NoGauge(Refusal):
-    """The device is not known here, or nobody knows how full it is."""
+    """The daemon does not know the device, or has no gauge of the device's memory."""
 
 
 class OwnedElsewhere(Refusal):
@@ -147,31 +149,31 @@ class OwnedElsewhere(Refusal):
 
 
 class PredecessorGone(Refusal):
-    """A piece of a sequence whose piece before is not stored."""
+    """The parent of the block is not stored."""
 
 
 class Invalidated(Refusal):
-    """The key was made before its namespace was last invalidated, so that it names what old weights make."""
+    """The key is older than the last invalidation of its namespace: it names a result of old weights."""
 
 
 class Unavailable(TensordError):
-    """Nobody answered. Reads are misses meanwhile."""
+    """The daemon did not answer. Reads are misses meanwhile."""
 
 
 class DaemonUnavailable(Unavailable):
-    """No daemon listens at the socket, or it went away."""
+    """No daemon listens at the socket, or the daemon ended."""
 
 
 class SocketForbidden(Unavailable):
-    """The socket exists, and this user may not connect to it."""
+    """The socket exists, but this user may not connect to it."""
 
 
 class TimedOut(Unavailable, TimeoutError):
-    """No answer within the time the caller gave."""
+    """No answer within the caller's timeout."""
 
 
 class ReferenceLost(TensordError):
-    """Items that are not there any more, all of one call. `hashes` names them: send their trees."""
+    """Items of a call are no longer stored. `hashes` names all of them; send their trees."""
 
     def __init__(self, message: str, hashes: Sequence[str | bytes] = ()) -> None:
         super().__init__(message)
@@ -179,15 +181,15 @@ class ReferenceLost(TensordError):
 
 
 class ProtocolError(TensordError):
-    """The peer's fault. Its connection ends."""
+    """A fault of the peer. Its connection is closed."""
 
 
 class BadMessage(ProtocolError):
-    """Bytes that are no message, or a field out of its range."""
+    """Bytes that are not a message, or a field that is out of its range."""
 
 
 class MessageTooLarge(ProtocolError):
-    """A message over message_bytes_max."""
+    """A message is larger than message_bytes_max."""
 
 
 class VersionMismatch(ProtocolError):
@@ -195,19 +197,19 @@ class VersionMismatch(ProtocolError):
 
 
 class SegmentError(TensordError):
-    """Shared memory that cannot be had or used."""
+    """Shared memory cannot be created or used."""
 
 
 class NotEnoughMemory(SegmentError):
-    """/dev/shm, MemAvailable or the cgroup cannot hold what was asked for."""
+    """/dev/shm, MemAvailable or the cgroup cannot hold the bytes asked for."""
 
 
 class LayoutMismatch(SegmentError):
-    """A segment written by another layout version."""
+    """A segment has another layout version, or is damaged."""
 
 
 class NameTaken(SegmentError):
-    """A file stands where a new segment was to be; the message says whose."""
+    """A file has the name of a new segment. The message describes the file and its owner."""
 
 
 class NoFence(SegmentError):
@@ -219,11 +221,11 @@ class InstanceBusy(SegmentError):
 
 
 class Corrupt(TensordError):
-    """Stored bytes that do not match their checksum or description."""
+    """Stored bytes do not match their checksum or header."""
 
 
 class BadTree(Corrupt):
-    """A tree header that describes no payload."""
+    """A tree header does not describe a payload."""
 
 
 def _family(root: type[TensordError]) -> dict[str, type[TensordError]]:
@@ -237,5 +239,5 @@ _BY_CODE = _family(TensordError)
 
 
 def from_code(code: str, text: str) -> TensordError:
-    """The error named `code`, with its message; an unknown code gives a plain TensordError."""
+    """The error named `code`, with the message `text`. An unknown code gives a plain TensordError."""
     return _BY_CODE.get(code, TensordError)(text)

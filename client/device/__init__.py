@@ -1,5 +1,5 @@
-"""Tensors in this process's VRAM, and the device on which they lie.
+"""Tensors in this process's VRAM.
 
-Owns: `DeviceCache`; the interface of a device (interface.py); a card by torch (torch_device.py). `tensord.testing` has
-a device that needs neither torch nor a GPU. Only making a TorchDevice imports torch.
+Owns: `DeviceCache`; the interface of a device (interface.py); a GPU through torch (torch_device.py). Does not own: the
+fake GPU in `tensord.testing`, which needs neither torch nor a GPU. Invariants: only making a TorchDevice imports torch.
 """

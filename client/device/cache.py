@@ -1,8 +1,10 @@
-"""The device tier of one process: tensors that stay in its own VRAM, and go when the host's daemon says so.
+"""The device tier of one process: tensors stay in the process's VRAM until the daemon orders their eviction.
 
-Owns: the public calls. Does not own the table (entries.py), the conversation with the daemon (upkeep.py), nor how
-tensors are copied and their memory given back (moves.py, and the device). A put and a get send nothing and wait for
-nobody: an engine's step is not held up by its cache, and none of its tensors is lost because the daemon is away.
+Owns: the public calls. Does not own: the table (entries.py), the communication with the daemon (upkeep.py), copies of
+tensors and the return of their memory (moves.py, and the device).
+
+Invariants: a put and a get send no message and do not wait for the daemon, so they do not delay an engine's step. No
+tensor is lost because the daemon is away.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ USES_EVERY_S: Final = 0.25
 
 
 class DeviceCache:
-    """Entries on one device of this process. Safe to use from several threads; empty and closed in the child of a fork.
+    """Entries on one device of this process. Thread-safe. In the child of a fork it is empty and closed.
 
     Args:
-        client: whose daemon decides, and whose host tier takes what is offloaded.
-        device: where the tensors lie, as `TorchDevice` or `FakeVram`.
-        uses_every_s: how often the daemon is told which entries were used.
+        client: the client whose daemon decides, and whose host tier takes offloaded entries.
+        device: the device with the tensors, a `TorchDevice` or a `FakeVram`.
+        uses_every_s: seconds between reports to the daemon on which entries were used.
 
     Raises:
-        UsageError: the client has a cache of this device already, or a value is out of its range.
+        UsageError: the client has an open cache of this device already, or a value is out of its range.
 
     Example:
         >>> import tempfile
@@ -82,23 +84,27 @@ class DeviceCache:
     ) -> Registration:
         """Keeps tensors that lie on the device, without copying them. They must not be written any more.
 
-        Without a daemon they are kept, and registered when there is one. What is refused is not kept. A key that is
-        here is put anew, and keeps its uses; if that is refused, what was there before stays. A key names a content:
-        other tensors under a key that was offloaded earlier do not replace the host tier's copy.
+        Without a daemon the tensors are kept, and registered once a daemon is there. A refused entry is not kept. A put
+        under an existing key replaces the entry and keeps its count of uses; if the put is refused, the earlier entry
+        stays. A key names one content: a put under a key that was offloaded earlier does not replace the copy in the
+        host tier.
 
         Args:
-            key: 32 bytes, as `Namespace.key` makes them.
+            key: 32 bytes, as made by `Namespace.key`.
             tensors: a tree of tensors, as for `Client.put`.
-            tokens: how many encoder tokens they stand for: what computing them again is reckoned by.
-            agent: whose they are, for workflows.
-            to_host: called with the tree's copy in host memory when it is offloaded, in place of `Client.put` under
-                its key; what it returns says whether the host tier has it. It is called in this cache's thread, and
-                is let go with the entry. Such an entry comes back by whoever knows where it went, never by `get`.
-            wait: return only when the daemon has answered; without a daemon at once.
-            timeout_s: how long that may take; without it the client's timeout.
+            tokens: the number of encoder tokens that the tensors stand for, a measure of the cost of computing them
+                again.
+            agent: the agent that the entry belongs to, for workflows.
+            to_host: called on offload with the tree's copy in host memory, instead of `Client.put` under the key. Its
+                result says whether the host tier has stored the copy. It is called in this cache's thread, and released
+                with the entry. `get` never finds such an entry after its offload; only the owner of the copy can
+                restore it.
+            wait: whether to return only after the daemon's answer. Without a daemon the call returns at once.
+            timeout_s: the limit for `wait` in seconds; by default the client's timeout.
 
         Raises:
-            BadKey, UsageError: what was given is no key, no tensors of this device, or out of range; nothing changed.
+            BadKey, UsageError: an invalid key, no tensors of this device, or a value out of its range; nothing has
+            changed.
             TimedOut: with `wait`, the daemon did not answer in time; the tensors stay.
         """
         key = check_key(key)
@@ -130,14 +136,14 @@ class DeviceCache:
         return registration
 
     def get(self, key: bytes, *, promote: bool = False) -> DeviceLease | None:
-        """A lease on the entry of `key`: from the device, else from the host tier, else None. No message.
+        """A lease on the entry of `key`: from the device, else from the host tier, else None. Sends no message.
 
         Args:
-            promote: what the host tier has is copied to the device, and registered there again, if there is room. The
-                one thing that is waited for here is that copy.
+            promote: whether to copy an entry of the host tier to the device and register it there again, if there is
+                room. The call waits for this copy.
 
         Raises:
-            BadKey: not 32 bytes.
+            BadKey: the key is not 32 bytes.
         """
         key = check_key(key)
         lease = self._entries.lease(key, self._device)
@@ -157,12 +163,13 @@ class DeviceCache:
         return DeviceLease(host.tree, "host", host)
 
     def delete(self, *keys: bytes) -> int:
-        """Takes entries out of the device tier; what was offloaded stays in the host tier. Returns how many were here.
+        """Deletes entries from the device tier. Offloaded copies stay in the host tier. Returns the number of deleted
+        entries.
 
-        Leases on them stay right. The memory goes back to the device's allocator when the last one is released.
+        Leases on the entries stay valid. The memory returns to the device's allocator when the last lease is released.
 
         Raises:
-            BadKey: one of them is not 32 bytes; nothing was deleted.
+            BadKey: a key is not 32 bytes; nothing was deleted.
         """
         keys = tuple(check_key(key) for key in keys)
         deleted = aside(partial(self._entries.delete, keys))
@@ -171,20 +178,21 @@ class DeviceCache:
         return deleted
 
     def offload(self, *keys: bytes, wait: bool = False, timeout_s: float | None = None) -> int:
-        """Sends entries to the host tier, in the background, as an order of the daemon would.
+        """Offloads entries to the host tier in the background, like an order of the daemon.
 
-        What somebody uses goes once nobody does. What the host tier does not take is not dropped, as it would be for
-        an order: it stays on the device, `tally.stayed` counts it, and the log says so.
+        An entry in use is offloaded once no lease on it is left. Unlike with an order, an entry that the host tier does
+        not take is not dropped: it stays on the device, `tally.stayed` counts it, and a log line names it.
 
         Args:
-            wait: return only when each was tried once.
-            timeout_s: how long that may take; without it the client's timeout. What was not tried by then is later.
+            wait: whether to return only after each entry was tried once.
+            timeout_s: the limit for `wait` in seconds; by default the client's timeout. Entries not tried by then are
+                tried later.
 
         Returns:
-            How many of them are on the device, and so are going to be tried; with `wait` how many have gone.
+            The number of entries found on the device; with `wait`, the number offloaded so far.
 
         Raises:
-            BadKey: one of them is not 32 bytes; nothing is sent.
+            BadKey: a key is not 32 bytes; no entry is offloaded.
         """
         keys = tuple(check_key(key) for key in keys)
         limit_s = check_timeout(timeout_s, self._client.timeout_s)
@@ -197,11 +205,11 @@ class DeviceCache:
         return leaving.gone
 
     def clear(self) -> int:
-        """Deletes all entries. Returns how many there were."""
+        """Deletes all entries. Returns their number."""
         return self.delete(*self._entries.keys())
 
     def contains(self, key: bytes) -> bool:
-        """Whether the entry is on the device. Not counted as a use."""
+        """Whether the entry is on the device. Does not count as a use."""
         key = check_key(key)
         return key in self._entries
 
@@ -210,66 +218,67 @@ class DeviceCache:
 
     @property
     def size(self) -> int:
-        """Entries on the device."""
+        """Number of entries on the device."""
         return len(self._entries)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the device that they hold."""
+        """Bytes of the device's memory that the entries hold."""
         return self._entries.bytes
 
     @property
     def total_tokens(self) -> int:
-        """Their tokens."""
+        """Number of encoder tokens that the entries stand for."""
         return self._entries.tokens
 
     # ---- the device
 
     @property
     def mode(self) -> Mode | None:
-        """How full the device is, as the daemon last told; None without a daemon, or where nobody knows."""
+        """The device's pressure mode as last reported by the daemon; None without a daemon or without a gauge."""
         state = self._upkeep.state
         return state.mode if state is not None else None
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing new is taken in: the device is in emergency. Ends with that, or with the daemon."""
+        """Whether the device accepts no new entries, since it is in emergency mode. False once that ends or the daemon
+        is gone."""
         return self._upkeep.refuses
 
     def reserve(self, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None) -> DeviceReservation:
-        """Sets free memory of the device aside, so that nobody else on the host reserves it. See
-        `Client.reserve_device`."""
+        """Reserves free memory of the device for `for_s` seconds, so that no other client of the daemon can reserve it.
+        See `Client.reserve_device`."""
         return self._client.reserve_device(self._device.name, size_bytes, for_s, timeout_s=timeout_s)
 
     # ---- the cache
 
     @property
     def client(self) -> Client:
-        """Whose daemon decides."""
+        """The client that this cache uses."""
         return self._client
 
     @property
     def device(self) -> Device:
-        """Where the tensors lie."""
+        """The device with the tensors."""
         return self._device
 
     @property
     def tally(self) -> DeviceTally:
-        """What it did so far."""
+        """Counts of this cache's operations so far."""
         return self._entries.tally
 
     @property
     def error(self) -> Exception | None:
-        """The last thing that went wrong in the background, if anything did. It is in the log, and ended nothing."""
+        """The last error of the background thread, or None. It is logged too, and does not end the thread."""
         return self._upkeep.error
 
     @property
     def closed(self) -> bool:
-        """Whether it holds nothing any more: after `close`, and in the child of a fork."""
+        """Whether the cache is closed: after `close`, and in the child of a fork."""
         return self._entries.closed or self._upkeep.stopped
 
     def close(self) -> None:
-        """Lets go of all entries, and tells the daemon. Leases stay right."""
+        """Releases all entries and tells the daemon. Leases stay valid."""
         aside(self._closed)
 
     def __enter__(self) -> Self:
@@ -285,8 +294,8 @@ class DeviceCache:
         if state is None or not state.refuses:
             return None
         return UnderPressure(
-            f"{state.gauge} is in {state.mode} with {state.used_bytes} of {state.total_bytes} bytes used: nothing new "
-            "is taken in until that ends"
+            f"{state.gauge} is in {state.mode} with {state.used_bytes} of {state.total_bytes} bytes used: it accepts "
+            "no new entries until that ends"
         )
 
     def _promoted(self, key: bytes, host: Lease) -> DeviceLease | None:

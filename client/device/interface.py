@@ -1,10 +1,11 @@
-"""The interface that DeviceCache needs of a device: a card on which tensors of this process lie.
+"""The interface between DeviceCache and a device: a GPU that holds tensors of this process.
 
-Owns: the protocols Device and Mark, and the walk over a tree that all devices share. Does not own any device:
-torch_device.py and tensord/testing/fake_vram.py do, and one conformance suite runs against both.
+Owns: the protocols Device and Mark, and the traversal of trees that all devices share. Does not own: any device. One
+conformance suite tests torch_device.py and tensord/testing/fake_vram.py.
 
-Trees are those that `tensord.Client.put` takes: dict, list, tuple and scalars around tensors. A tensor of the device is
-a leaf; everything else goes through unchanged.
+Trees are those of `tensord.Client.put`: dict, list, tuple and scalars around tensors. Tensors of the device are leaves.
+
+Invariants: values that are not tensors pass through unchanged.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ __all__ = ["Device", "Mark", "mapped"]
 
 @runtime_checkable
 class Mark(Protocol):
-    """A point that one stream of a device was told to reach."""
+    """A point in the work of one stream, after all work queued on the stream when the mark was made."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits, without the GIL, until the stream has reached it; False if it has not within `timeout_s`."""
+        """Waits, without the GIL, until the stream has reached the mark. False if it has not within `timeout_s`
+        seconds."""
         ...
 
 
 @runtime_checkable
 class Device(Protocol):
-    """One card. Safe to use from several threads; not across a fork.
+    """One GPU. Thread-safe, but not usable after a fork.
 
     Attributes:
-        name: the daemon's name of the gauge of this card: a PCI address such as "0000:65:00.0", or what a fake card is
-            called.
-        reports: whether `reading()` may be sent to a daemon that has no GPU library of its own.
+        name: the daemon's name of the GPU's gauge: a PCI address such as "0000:65:00.0", or a fake card's name.
+        reports: whether to send `reading()` to a daemon that has no GPU library of its own.
     """
 
     name: str
     reports: bool
 
     def reading(self) -> tuple[int, int]:
-        """(used, total) bytes of the whole card, as its driver says: other processes included."""
+        """(used, total) bytes of the whole GPU, other processes included, as its driver reports them."""
         ...
 
     def size_of(self, tree: Any) -> int:
-        """Bytes of this card that the tree's tensors hold. Memory that several of them share counts once, and whole.
+        """Bytes of this GPU that the tree's tensors occupy. Memory shared by several tensors counts once, in full.
 
         Raises:
             UsageError: a tensor lies on another device; the message names its place in the tree.
@@ -52,49 +53,52 @@ class Device(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """The point that the calling thread's current stream has been told to reach. Cheap, and waits for nothing."""
+        """A mark after all work queued so far on the calling thread's current stream. Cheap; does not wait."""
         ...
 
     def lend(self, tree: Any) -> None:
-        """Says that the calling thread's current stream is going to use the tree's tensors.
+        """Declares that the calling thread's current stream will use the tree's tensors.
 
-        They may have been made under another stream, which would else reuse their memory as soon as the last reference
-        is dropped, whatever this one still does with it. Cheap, and waits for nothing.
+        If another stream made the tensors, that stream's allocator would otherwise reuse their memory as soon as the
+        last reference is dropped, even while the current stream still uses it. Cheap; does not wait.
         """
         ...
 
     def to_host(self, tree: Any, mark: Mark) -> Any:
-        """A copy of the tree in host memory, complete when this returns: what the tensors held when `mark` was reached,
-        which is waited for without the GIL. The tensors must not be written after it, nor dropped before this returns.
+        """A copy of the tree in host memory, as the tensors were when `mark` was reached. Waits for the mark without
+        the GIL, and returns once the copy is complete. The caller neither writes the tensors after the mark, nor drops
+        them before this returns.
 
         Returns:
-            The tree with a numpy array, or a CPU tensor, for every tensor; bfloat16 and float8 included.
+            The tree with a numpy array or a CPU tensor for every tensor, bfloat16 and float8 included.
 
         Raises:
-            DeviceFull: a tensor that is no plain block of memory needs a copy on the card, which has no room for it.
+            DeviceFull: a tensor that is not one plain block of memory needs a copy on the GPU, which has no room for
+                it.
         """
         ...
 
     def to_device(self, tree: Any) -> Any:
-        """The tree with a tensor on this device for every numpy array and CPU tensor, complete when this returns, and
-        lent to the calling thread's current stream.
+        """The tree with a tensor on this device for every numpy array and CPU tensor. Returns once the copies are
+        complete. The tensors are lent to the calling thread's current stream.
 
         Raises:
-            DeviceFull: the card has no room; nothing is left behind on it.
-            UnsupportedLeaf: a dtype that the device's tensors cannot have.
+            DeviceFull: the GPU has no room; no memory stays allocated there.
+            UnsupportedLeaf: the device has no such dtype.
         """
         ...
 
     def give_back(self) -> int:
-        """Gives memory that this process holds for no tensor back to the driver. Returns how many bytes it got."""
+        """Returns memory that this process has cached, without a tensor in it, to the driver. Returns the number of
+        bytes."""
         ...
 
 
 def mapped(tree: Any, change: Callable[[Any, str], Any]) -> Any:
-    """The tree with `change(leaf, place)` for every leaf; dicts, lists and tuples are made anew.
+    """A new tree with `change(leaf, place)` in place of every leaf. Dicts, lists and tuples are new objects.
 
     Raises:
-        UsageError: a container that contains itself.
+        UsageError: a container contains itself.
     """
     return _mapped(tree, change, "tree", set())
 

@@ -1,13 +1,13 @@
-"""What the daemon was told of one cache's entries: registered, released, used.
+"""The daemon's knowledge of one cache's entries: registered, released, used.
 
-Owns: which keys the daemon has of this connection, with which serial; which registrations are under way, and what
-becomes of their answers. Does not own the tables (entries.py), what the daemon wants of it (orders.py), nor when any of
-this is called (upkeep.py): all of it runs in that thread, and answers come back to it by `post`.
+Owns: the keys that the daemon has from this connection, with their serials; the registrations in flight, and the
+handling of their answers. Does not own: the tables (entries.py), the daemon's orders (orders.py), the schedule of calls
+(upkeep.py). All calls run in the upkeep thread; answers return to it by `post`.
 
-What the daemon was told of is compared with what stands in the table, key by key, and the difference is said: so a put
-during an outage, a delete of what was never told, a new daemon, are all the same.
+For each changed key, the daemon's knowledge is compared with the table, and the difference is sent. So a put during an
+outage, a delete of an unregistered entry, and a new daemon need no special cases.
 
-Invariants: a key has at most one registration under way. What was said on a former connection counts for nothing.
+Invariants: a key has at most one registration in flight. State of a former connection is not used.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _PAUSE_S: Final = 0.1
 _log = logging.getLogger("tensord")
 
 Post = Callable[[Callable[[], None]], None]
-"""Has something done by the upkeep's thread, after all that was posted before."""
+"""Queues a call for the upkeep thread, after all calls posted before."""
 
 
 class Ledger:
-    """The daemon's account of one cache's entries, as far as it was told.
+    """The daemon's knowledge of one cache's entries.
 
-    `connected`: the connection on which it is kept, or None. `told`: the serial with which each key was registered.
-    `under_way`: entries whose registration is not answered. `unwelcome`: keys that a former daemon had, and this one
-    refused. `resume_at`: until when nothing is told, on the monotonic clock; 0 if nothing holds it up.
+    `connected`: the present connection, or None. `told`: the serial with which each key was registered. `under_way`:
+    entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present one refused.
+    `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:
@@ -54,20 +54,20 @@ class Ledger:
         self._device_name = device_name
         self._entries = entries
         self._post = post
-        # Answers and orders come in the order of the daemon's words: an order is about a key's present registration
-        # only if that was answered before the order came.
+        # Answers and orders arrive in the order in which the daemon sent them. So an order concerns a key's present
+        # registration only if that registration was answered before the order arrived.
         self._since: dict[bytes, int] = {}
         self._later: set[bytes] = set()
 
     # ---- the daemon
 
     def attach(self, connected: Connected) -> None:
-        """There is a daemon that knows nothing of the table yet."""
+        """Starts with a daemon that does not know any entry yet."""
         self.connected = connected
         self._entries.say_all()
 
     def forget_daemon(self) -> None:
-        """The connection is over, and all that was said on it."""
+        """Drops all state of the connection, which has ended."""
         self.connected = None
         self.resume_at = 0.0
         self.told.clear()
@@ -79,14 +79,14 @@ class Ledger:
         self.unwelcome.clear()
 
     def close(self) -> None:
-        """Releases all that the daemon was told of; nobody waits for the answers."""
+        """Releases all registered keys, without waiting for answers."""
         connected, keys = self.connected, list(self.told)
         self.forget_daemon()
         if connected is not None:
             self._release(keys, connected)
 
     def _unsaid(self, entry: DeviceEntry) -> None:
-        """Nobody is going to answer for it."""
+        """Marks an entry's registration as unanswered for good."""
         with self._entries.lock:
             entry.said = False
             if self._entries.find(entry.key) is not entry:
@@ -95,7 +95,8 @@ class Ledger:
     # ---- the difference to the table
 
     def say_what_is_missing(self) -> None:
-        """What an earlier mode refused to take in, and is here still, may be taken in now."""
+        """Queues entries that an earlier mode of the device refused, and that are still in the table, for
+        registration."""
         if len(self._entries) <= len(self.told):
             return
         with self._entries.lock:
@@ -104,7 +105,7 @@ class Ledger:
                     self._entries.untold[key] = None
 
     def tell_differences(self) -> bool:
-        """Registers and releases, as much as may be under way. Returns whether more may be told at once."""
+        """Sends registrations and releases, up to the limit in flight. Returns whether more can be sent at once."""
         connected = self.connected
         if connected is None or time.monotonic() < self.resume_at:
             return False
@@ -134,16 +135,16 @@ class Ledger:
     # ---- what an order needs
 
     def since(self, key: bytes) -> int | None:
-        """The serial with which the daemon answered that it has the key; None if it did not, or was told otherwise."""
+        """The serial with which the daemon confirmed the key; None if it did not, or if the key was released since."""
         return self._since.get(key)
 
     def forget(self, key: bytes) -> None:
-        """The daemon does not have it any more."""
+        """Records that the daemon does not have the key any more."""
         self.told.pop(key, None)
         self._since.pop(key, None)
 
     def not_gone(self, keys: Iterable[bytes]) -> None:
-        """As far as the daemon knows, they are here: they are released, or registered anew."""
+        """Records that the daemon still has the keys, so that each is released, or registered again."""
         with self._entries.lock:
             for key in keys:
                 self.told.setdefault(key, 0)
@@ -152,7 +153,7 @@ class Ledger:
     # ---- uses
 
     def flush_uses(self) -> None:
-        """Says what was used since the last time."""
+        """Reports the uses since the last call to the daemon."""
         connected = self.connected
         entries = self._entries
         if connected is None or not entries.unsaid:
@@ -160,7 +161,8 @@ class Ledger:
         said: list[bytes] = []
         with entries.lock:
             for key in [key for key in entries.unsaid if key in self.told][:_USES_MAX]:
-                # Who was used often says so over several turns: recency goes before frequency.
+                # Many uses of one key are reported over several turns, since recency of all keys matters more than
+                # frequency.
                 count = min(entries.unsaid[key], max(1, _USES_MAX // max(1, len(entries.unsaid))))
                 said.extend([key] * count)
                 entries.unsaid[key] -= count
@@ -183,7 +185,7 @@ class Ledger:
 
     def _on_released(self, keys: list[bytes], connected: Connected, answer: Future[Any]) -> None:
         if connected is self.connected and answer.exception() is not None:
-            # It did not go.
+            # The release did not arrive.
             self.not_gone(keys)
 
     def _register(self, entry: DeviceEntry, connected: Connected) -> None:
@@ -192,7 +194,7 @@ class Ledger:
         uses = 0
         with self._entries.lock:
             if self._entries.find(key) is not entry:
-                # It left, or was put anew, since it was chosen: that is told in its turn.
+                # The entry has left or was replaced since it was chosen. That change is queued separately.
                 return
             entry.said = True
             if before is None:
@@ -240,7 +242,7 @@ class Ledger:
             return
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))
         if entry.known:
-            # A former daemon had it: what the new one has no room for is worth a copy.
+            # A former daemon had the entry. The present daemon has no room for it, so it is offloaded.
             _log.info("%s of %s is not registered again: %s", key.hex(), self._device_name, refusal)
             self.unwelcome.append(key)
         else:

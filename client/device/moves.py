@@ -1,10 +1,12 @@
-"""Tensors on their way: from the device into the ring, out of this process, and back.
+"""Moves of tensors: from the device into the ring, out of this process, and back.
 
-Owns: the order of the steps that makes a move safe. Does not own who asked for it (orders.py), nor the tables.
+Owns: the order of steps that makes a move safe. Does not own: the orders (orders.py), the tables (entries.py).
 
-SYNC POINT: an entry's uses are read, then its leases, then its marks, which are waited for; then it is copied; then,
-under the lock, it is let go only if its uses are what they were and nobody holds it. A reader that came in between is
-seen by its use; one that left in between had its mark in place before.
+Invariants: a tensor in use is never dropped.
+
+SYNC POINT: an entry's uses are read, then its leases, then its marks, which are awaited. Then the tensors are copied.
+Then, under the lock, the entry is removed only if its uses are unchanged and it has no lease. A reader that came in
+between has changed the uses. A reader that left in between had added its mark before.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _log = logging.getLogger("tensord")
 
 @dataclass(slots=True)
 class MoveResult:
-    """What became of keys, each in one of the lists. `unknown`: not here, or deleted meanwhile. `stayed`: those of
-    `kept` of which the host tier has no copy."""
+    """The keys of a move, each in one list. `unknown`: not in the table, or deleted meanwhile. `stayed`: the keys of
+    `kept` that the host tier has no copy of."""
 
     offloaded: list[bytes] = field(default_factory=list)
     dropped: list[bytes] = field(default_factory=list)
@@ -44,7 +46,7 @@ class MoveResult:
 
 
 class Moves:
-    """Moves entries of one cache. Remembers tokens and agent of what was offloaded, for when it comes back."""
+    """Moves entries of one cache. Keeps tokens and agent of offloaded entries, to restore them on promotion."""
 
     def __init__(self, client: Client, device: Device, entries: DeviceEntries) -> None:
         self._client = client
@@ -55,10 +57,10 @@ class Moves:
     def away(
         self, keys: Iterable[bytes], *, offload: bool, has_daemon: Callable[[], bool], may_drop: bool = True
     ) -> MoveResult:
-        """Copies entries into the ring (`offload`), drops them here, gives their memory back to the driver.
+        """Copies entries into the ring (`offload`), drops them here, and returns their memory to the driver.
 
-        What cannot be copied is dropped, or kept without `may_drop`; what is in use is kept; so is all of it once the
-        daemon has gone.
+        An entry that cannot be copied is dropped, or kept if `may_drop` is false or `has_daemon()` returns false. An
+        entry in use is kept.
         """
         moved = MoveResult()
         leaving: list[tuple[DeviceEntry, int, HostCopy | None]] = []
@@ -98,7 +100,7 @@ class Moves:
         return moved
 
     def back(self, key: bytes) -> DeviceEntry | None:
-        """What the host tier has under a key, promoted; None if there is nothing, or no room."""
+        """A device entry with the host tier's content of a key; None if there is none, or no room on the device."""
         lease = self._client.get(key)
         if lease is None:
             return None
@@ -106,16 +108,16 @@ class Moves:
             return self.promoted(key, lease)
 
     def promoted(self, key: bytes, host: Lease) -> DeviceEntry | None:
-        """An entry with what the host tier has, on the device; None if that has no room for it, or cannot hold it.
+        """A device entry with the content of a host lease; None if the device has no room for it or cannot hold it.
 
-        It is not in the table yet.
+        The entry is not in the table yet.
         """
         try:
             tree = self._device.to_device(host.tree)
         except DeviceFull:
             return None
         except Exception as error:
-            # An engine may be waiting for this: it is served from the host tier instead.
+            # An engine may be waiting for this call. It uses the host tier's copy instead.
             _log.warning("%s is not promoted to %s: %s", key.hex(), self._device.name, error)
             return None
         size_bytes = self._device.size_of(tree)

@@ -1,14 +1,15 @@
-"""What is wanted of one cache: orders of the daemon, and what its owner sends away; how they are carried out and said.
+"""Requests to move entries of one cache: orders of the daemon, and offloads by its owner; their execution and
+acknowledgement.
 
-Owns: the orders and what is left of each, which of the owner's entries wait until nobody uses them. Does not own how an
-entry moves (moves.py), what the daemon was told of (ledger.py), nor when an order's turn comes (upkeep.py): but for
-`told` and `send_away`, all of it runs in that thread.
+Owns: the orders with their remaining keys, and the owner's entries that wait until no lease is left. Does not own: the
+move of an entry (moves.py), the daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `told` and
+`send_away` run in the upkeep thread.
 
-An acknowledgement names only keys of the order that the daemon still has registered: a key that was deleted here is
+An acknowledgement names only keys of the order that the daemon still has registered. A key that was deleted here is
 released before, and not acknowledged.
 
-Invariants: of an order, each key is acknowledged or released exactly once, as long as the connection lasts. An order
-of a former connection is nobody's. What its owner sends away leaves only for the host tier.
+Invariants: each key of an order is acknowledged or released exactly once while the connection lasts. An order of a
+former connection is not acknowledged. An entry that its owner offloads leaves only if the host tier has stored it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from .ledger import Ledger, Post
 from .moves import MoveResult, Moves
 
 ORDERS_MAX: Final = 4096
-"""Orders that wait; more are not taken, and the daemon hears nothing of them."""
+"""Limit on waiting orders. Further orders are dropped, without a message to the daemon."""
 _SLICE_ENTRIES: Final = 16
 _SLICE_BYTES: Final = 256 << 20
 _AGAIN_S: Final = 1.0
-"""After which what was used while it was copied is copied again: each time costs a copy."""
+"""Seconds until an entry that was used during its copy is copied again. Each try costs a copy."""
 _log = logging.getLogger("tensord")
 
 
 class Leaving:
-    """Entries that their owner sends to the host tier. `count`: of how many; `gone`: how many have left by now."""
+    """Entries that their owner offloads. `count`: their number. `gone`: the number that has left so far."""
 
     __slots__ = ("_ended", "count", "gone")
 
@@ -51,18 +52,19 @@ class Leaving:
         self._ended = LockEvent()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until each was tried once; False if that was not so within `timeout_s`."""
+        """Waits until each entry was tried once. False if that takes longer than `timeout_s` seconds."""
         return self._ended.wait(timeout_s)
 
     def end(self) -> None:
-        """Each was tried. For the library."""
+        """Ends the wait: each entry was tried. For the library."""
         self._ended.set()
 
 
 @dataclass(slots=True)
 class Job:
-    """An order, and what is left of it: keys, and since when each was registered as it came. Without `order` it is our
-    own: nobody waits for its end. With `leaving` it is the owner's, and each key comes with its entry's serial."""
+    """An order with its remaining keys, each with the serial that the daemon had confirmed when the order arrived.
+    Without `order` it is this client's own, and not acknowledged. With `leaving` it is the owner's, and each key has
+    its entry's serial."""
 
     order: int | None
     kind: Literal["offload", "drop", "promote"]
@@ -72,7 +74,7 @@ class Job:
 
 
 class OrderRunner:
-    """The orders for one cache, done one after the other, a slice of entries at a time."""
+    """Executes the orders for one cache one after the other, a few entries at a time."""
 
     def __init__(
         self, link: Link, device_name: str, entries: DeviceEntries, moves: Moves, ledger: Ledger, post: Post
@@ -88,13 +90,13 @@ class OrderRunner:
         self._in_use: dict[bytes, tuple[int, float]] = {}
 
     def __bool__(self) -> bool:
-        """Whether something is left to be done."""
+        """Whether work is left."""
         return bool(self._jobs)
 
-    # ---- what is to be done
+    # ---- new orders
 
     def told(self, order: messages.Order, connected: Connected) -> None:
-        """Takes an order, in the link's thread."""
+        """Queues an order. Called in the link's thread."""
         if self._taken >= ORDERS_MAX:
             _log.warning("order %d for %s is not taken: %d wait", order.order, order.device, ORDERS_MAX)
             return
@@ -109,14 +111,14 @@ class OrderRunner:
         self._jobs.append(Job(message.order, message.kind, keys, connected))
 
     def send_unwelcome_away(self) -> None:
-        """What a former daemon had, and the new one has no room for, is worth a copy."""
+        """Offloads entries that a former daemon had and the present one has no room for."""
         while self._ledger.unwelcome:
             key = self._ledger.unwelcome.popleft()
             keys = deque([(key, self._ledger.since(key))])
             self._jobs.append(Job(None, "offload", keys, self._ledger.connected))
 
     def send_away(self, entries: Iterable[tuple[bytes, int]]) -> Leaving:
-        """Has entries of these keys and serials go to the host tier, and nowhere else; from any thread."""
+        """Offloads the entries with these keys and serials to the host tier. Callable from any thread."""
         keys: deque[tuple[bytes, int | None]] = deque(entries)
         leaving = Leaving(len(keys))
         if keys:
@@ -126,7 +128,7 @@ class OrderRunner:
         return leaving
 
     def send_released_away(self) -> None:
-        """What its owner sent away while somebody used it, and nobody does now."""
+        """Offloads entries whose owner had asked for it while they were in use, once they are not."""
         now = time.monotonic()
         for key, (serial, not_before) in list(self._in_use.items()):
             entry = self._entries.find(key)
@@ -136,12 +138,12 @@ class OrderRunner:
             self._jobs.append(Job(None, "offload", deque([(key, serial)]), None, Leaving(1)))
 
     def forget_daemon(self) -> None:
-        """Nobody waits for what it ordered any more."""
+        """Drops the orders of a daemon that is gone. The owner's offloads stay."""
         self._taken -= sum(job.order is not None for job in self._jobs)
         self._jobs = deque(job for job in self._jobs if job.leaving is not None)
 
     def close(self) -> None:
-        """Nothing is here any more that could go."""
+        """Drops all work. The table is empty."""
         for job in self._jobs:
             if job.leaving is not None:
                 job.leaving.end()
@@ -149,10 +151,10 @@ class OrderRunner:
         self._in_use.clear()
         self._taken = 0
 
-    # ---- doing it
+    # ---- execution
 
     def do_some(self, *, refuses: bool) -> Exception | None:
-        """Does some of the first order. With `refuses` nothing new is promoted. Returns what the device had to say."""
+        """Executes a part of the first order. `refuses`: promote nothing. Returns an error of the device, or None."""
         job = self._jobs[0]
         if job.kind == "promote":
             keys = [job.keys.popleft()[0] for _ in range(min(len(job.keys), 1))]
@@ -167,7 +169,7 @@ class OrderRunner:
             return None
         try:
             if job.leaving is not None and self._link.connection is None:
-                # Nobody is there to take a copy, so none is made.
+                # No daemon can take a copy, so no copy is made.
                 moved = MoveResult(kept=keys, stayed=list(keys))
             else:
                 moved = self._moves.away(
@@ -177,7 +179,7 @@ class OrderRunner:
                     may_drop=job.leaving is None,
                 )
         except Exception:
-            # Wherever it ended, what is here still is kept, and what is not is gone.
+            # The error may have come at any step: entries in the table count as kept, the others as dropped.
             moved = MoveResult()
             for key in keys:
                 (moved.kept if key in self._entries else moved.dropped).append(key)
@@ -192,7 +194,7 @@ class OrderRunner:
         while job.keys and len(keys) < _SLICE_ENTRIES and size_bytes < _SLICE_BYTES:
             key, since = job.keys.popleft()
             if job.order is not None and (since is None or self._ledger.since(key) != since):
-                # What the order was about was released on the way; what stands here is something else.
+                # The entry that the order named was released meanwhile. The present entry is another one.
                 continue
             entry = self._entries.find(key)
             if job.leaving is not None and (entry is None or entry.serial != since):
@@ -206,11 +208,11 @@ class OrderRunner:
             return
         entry = self._moves.back(key)
         with self._entries.lock:
-            # What was put meanwhile stays: it is newer.
+            # An entry that was put meanwhile stays, since it is newer.
             if entry is not None and key not in self._entries and self._entries.put(entry):
                 self._entries.tally.promoted += 1
 
-    # ---- saying so
+    # ---- acknowledgements
 
     def _finish(self, job: Job, moved: MoveResult) -> None:
         tally = self._entries.tally
@@ -222,13 +224,13 @@ class OrderRunner:
             self._finish_leaving(job, job.leaving, moved)
             return
         if job.order is None:
-            # Perhaps the key was put and registered anew meanwhile: then the daemon is told that it left.
+            # The key may have been registered anew meanwhile, so its absence is reported to the daemon.
             self._post(partial(self._have_released, [*moved.offloaded, *moved.dropped]))
             return
         connected = self._ledger.connected
         if connected is None or connected is not job.connected:
             return
-        # What was deleted here is not acknowledged: it was released, or is about to be.
+        # A key that was deleted here is not acknowledged: its release is sent, or queued.
         for key in (*moved.offloaded, *moved.dropped):
             self._ledger.forget(key)
         if moved.offloaded or moved.dropped or moved.kept:
@@ -273,7 +275,8 @@ class OrderRunner:
             return
         gone = [*moved.offloaded, *moved.dropped]
         if isinstance(error, UnknownOrder) and len(gone) + len(moved.kept) > 1:
-            # A later order took over some of them, and nothing of this was believed: said again one by one.
+            # A later order has taken over some of the keys, so the daemon rejected the whole acknowledgement. Each key
+            # is acknowledged separately.
             freed_bytes = moved.freed_bytes
             for name in ("offloaded", "dropped", "kept"):
                 for key in getattr(moved, name):

@@ -1,11 +1,11 @@
-"""A card by torch: CUDA and HIP, which torch serves under the same names.
+"""A GPU through torch: CUDA, or HIP, for which torch uses the same names.
 
-Owns: what is asked of torch, and one side stream with two pieces of pinned memory for copies to the host. Does not own
-the tensors, nor torch's caching allocator.
+Owns: the calls of torch, one side stream, and two buffers of pinned memory for copies to the host. Does not own: the
+tensors, torch's caching allocator.
 
-Invariants: torch is imported, and a GPU context made, only by making a TorchDevice. Whatever a copy reads or writes is
-held until the copy is complete, so that no allocator hands it out before. While an engine captures a CUDA graph nothing
-here may run in its process, as with any call that allocates, frees or synchronises.
+Invariants: only making a TorchDevice imports torch and makes a GPU context. All memory that a copy reads or writes is
+referenced until the copy is complete, so that no allocator reuses it earlier. No call here may run while the process
+captures a CUDA graph, as with any call that allocates, frees or synchronises.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["TorchDevice", "TorchMark"]
 
 Array = np.ndarray[Any, Any]
 STAGE_BYTES: Final = 16 << 20
-"""Copies to the host go through two pinned pieces of this size: pinning what is copied would cost a system call per
-page, and torch keeps pinned memory, rounded up to a power of two, for the rest of the process's life."""
+"""Bytes of each of the two pinned buffers for copies to the host. Pinning the destination itself would cost a system
+call per page, and torch keeps pinned memory, rounded up to a power of two, until the process ends."""
 _PAUSE_S_MIN: Final = 50e-6
 _PAUSE_S_MAX: Final = 5e-3
 
 
 class TorchMark:
-    """A recorded event."""
+    """A recorded CUDA event."""
 
     __slots__ = ("_event",)
 
@@ -45,7 +45,7 @@ class TorchMark:
         self._event = event
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the stream has reached it; False if it has not within `timeout_s`."""
+        """Waits until the stream has reached the event. False if it has not within `timeout_s` seconds."""
         if timeout_s is None:
             self._event.synchronize()
             return True
@@ -61,15 +61,15 @@ class TorchMark:
 
 
 class TorchDevice:
-    """A Device: one CUDA or HIP card of this process.
+    """A Device: one CUDA or HIP GPU of this process.
 
     Args:
-        device: its index as torch counts, "cuda:1", or a torch.device; None: the current one.
-        name: its gauge's; None: its PCI address.
-        accelerator: what stands for torch.cuda.
+        device: torch's index of the GPU, "cuda:1", or a torch.device; None for the current one.
+        name: the name of the GPU's gauge; None for its PCI address.
+        accelerator: a replacement for torch.cuda.
 
     Raises:
-        UsageError: there is no torch, or no such card; or nobody can tell its PCI address and no name was given.
+        UsageError: torch or the GPU is missing, or its PCI address is unknown and no name was given.
 
     Example:
         >>> import torch
@@ -111,10 +111,10 @@ class TorchDevice:
         return total_bytes - free_bytes, total_bytes
 
     def size_of(self, tree: Any) -> int:
-        """As in Device. The allocator rounds each piece of memory up, which is not counted.
+        """As in Device. Does not include the rounding of sizes by the allocator.
 
         Raises:
-            UnsupportedLeaf: a tensor here without plain memory of a dtype that a payload can have.
+            UnsupportedLeaf: a tensor on this device has no plain memory, or a dtype that no payload can have.
         """
         storages: dict[int, int] = {}
 
@@ -142,8 +142,8 @@ class TorchDevice:
             mapped(tree, add)
 
     def to_host(self, tree: Any, mark: Mark) -> Any:
-        """As in Device; the leaves are CPU tensors. Only tensors that are no plain block of memory, in whatever order
-        of its dimensions, need a copy on the card."""
+        """As in Device; the leaves are CPU tensors. Only a tensor that is not one plain block of memory, with
+        dimensions in any order, needs a copy on the GPU."""
         mark.wait()
         with self._copying, ExitStack() as stack:
             self._enter(stack)
@@ -158,12 +158,12 @@ class TorchDevice:
         return copy
 
     def to_device(self, tree: Any) -> Any:
-        """As in Device. Copies from memory that is registered with the driver go without a detour."""
+        """As in Device. Copies from memory that is registered with the driver need no intermediate buffer."""
         sources: list[Any] = []
         mapped(tree, lambda leaf, place: sources.append(self._on_host(leaf, place)))
         tensors: deque[Any] = deque()
         with ExitStack() as stack:
-            # Made on the side stream, nothing has to wait for what the caller's own is still to do.
+            # Allocated on the side stream, so the copies need not wait for work queued on the caller's stream.
             self._enter(stack)
             try:
                 for source in sources:
@@ -171,7 +171,7 @@ class TorchDevice:
             except self._accelerator.OutOfMemoryError as error:
                 tensors.clear()
                 self.give_back()
-                raise DeviceFull(f"{self.name} has no room for what is to come back: {error}") from None
+                raise DeviceFull(f"{self.name} has no room for the tensors to promote: {error}") from None
             for tensor, source in zip(tensors, sources, strict=True):
                 if source is not None:
                     tensor.copy_(source, non_blocking=True)
@@ -186,7 +186,7 @@ class TorchDevice:
         return made
 
     def give_back(self) -> int:
-        """As in Device. Counted by torch's own account, so that other processes do not count."""
+        """As in Device. Uses torch's own statistics, so that other processes do not count."""
         before_bytes: int = self._accelerator.memory_reserved(self._index)
         self._accelerator.empty_cache()
         after_bytes: int = self._accelerator.memory_reserved(self._index)
@@ -200,7 +200,7 @@ class TorchDevice:
         stack.enter_context(self._accelerator.stream(self._copies))
 
     def _marked(self, stream: Any) -> TorchMark:
-        # Blocking: who waits sleeps, and does not spin.
+        # blocking=True: a thread that waits for the event sleeps instead of spinning.
         event = self._accelerator.Event(blocking=True)
         event.record(stream)
         return TorchMark(event)
@@ -222,7 +222,7 @@ class TorchDevice:
         return True
 
     def _paired(self, leaf: Any, place: str, pairs: list[tuple[Any, Any]]) -> Any:
-        """The CPU tensor that a leaf is copied to; the bytes of both are added to `pairs`."""
+        """The CPU tensor that a leaf is copied to. The bytes of both tensors are added to `pairs`."""
         if not self._lies_here(leaf, place):
             return leaf
         torch = self._torch
@@ -238,7 +238,7 @@ class TorchDevice:
         return host.permute([order.index(at) for at in range(len(order))])
 
     def _copy_down(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Copies bytes from the card to the host, one piece on its way while the one before is moved on."""
+        """Copies bytes from the GPU to the host. One buffer is filled while the other one is copied on."""
         stages = self._made_stages()
         on_their_way: deque[tuple[TorchMark, Array, Array]] = deque()
         number = 0
@@ -263,12 +263,12 @@ class TorchDevice:
                     empty(STAGE_BYTES, dtype=self._torch.uint8, device="cpu", pin_memory=True) for _ in "12"
                 ]
             except RuntimeError:
-                # No pinned memory to be had: slower, and just as right.
+                # No pinned memory is available. Copies are slower.
                 self._stages = [empty(STAGE_BYTES, dtype=self._torch.uint8, device="cpu") for _ in "12"]
         return self._stages
 
     def _on_host(self, leaf: Any, place: str) -> Any:
-        """A CPU tensor over the leaf's memory; None for what goes through unchanged."""
+        """A CPU tensor over the leaf's memory; None for leaves that pass through unchanged."""
         if isinstance(leaf, np.ndarray | np.generic):
             array = np.asarray(leaf)
             try:
@@ -295,10 +295,10 @@ def _torch() -> ModuleType:
 
 
 def _name(torch: ModuleType, accelerator: Any, index: int) -> str:
-    """The card's PCI address as the daemon's gauges write it; its UUID where nobody can tell."""
+    """The GPU's PCI address in the form of the daemon's gauges; its UUID if the address is unknown."""
     properties = accelerator.get_device_properties(index)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
-    # Older torches do not tell; and no card has the host bridge's address.
+    # Older versions of torch lack these properties. Bus 0, slot 0 is the host bridge, so such values mean unknown.
     if isinstance(domain, int) and isinstance(bus, int) and isinstance(slot, int) and (bus or slot):
         return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
     try:
@@ -306,12 +306,12 @@ def _name(torch: ModuleType, accelerator: Any, index: int) -> str:
     except (OSError, AttributeError, ValueError):
         uuid = getattr(properties, "uuid", None)
         if not uuid:
-            raise UsageError(f"nobody can tell the PCI address of card {index}; pass name=") from None
+            raise UsageError(f"the PCI address of card {index} is unknown; pass name=") from None
         return f"gpu-{uuid}".lower()
 
 
 def _told_by_driver(index: int, *, hip: bool) -> str:
-    """By cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context."""
+    """The PCI address from cuDeviceGetPCIBusId or hipDeviceGetPCIBusId, which need no context."""
     told = ctypes.create_string_buffer(32)
     number = ctypes.c_int(index)
     if hip:

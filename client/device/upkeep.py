@@ -1,11 +1,11 @@
-"""The background thread of a DeviceCache: it tells the daemon what lies on the device, and does what the daemon asks.
+"""The background thread of a DeviceCache: it reports the device's entries to the daemon, and executes its orders.
 
-Owns: the thread, its events and its times; what the daemon says of the device itself. It is the only sender of one
-cache's words, so that the daemon hears them in the order in which they came to be true. Does not own the tables
-(entries.py), what the daemon was told of them (ledger.py), nor its orders (orders.py).
+Owns: the thread, its events and its schedule; the device's state as reported by the daemon. Does not own: the tables
+(entries.py), the daemon's knowledge of them (ledger.py), the orders (orders.py).
 
-Invariants: nothing of the ledger and the orders is touched but by the thread, where they do not say otherwise. Nothing
-ends the thread but `stop`: errors are logged, and shown as `error`.
+Invariants: this thread alone sends the messages of its cache, so that the daemon gets them in the order of the changes.
+Ledger and orders are used by this thread only, except where they say otherwise. Only `stop` ends the thread: errors are
+logged, and shown as `error`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _log = logging.getLogger("tensord")
 
 
 class Upkeep:
-    """Keeps the daemon's account of one cache's entries as the table has it, from `start` to `stop`.
+    """Keeps the daemon's knowledge of one cache's entries equal to the table, from `start` to `stop`.
 
-    `state`: how full the device is, as the daemon last told; None without a daemon or a gauge.
+    `state`: the device's fill and mode, as last reported by the daemon; None without a daemon or a gauge.
     """
 
     def __init__(self, client: Client, device: Device, entries: DeviceEntries, uses_every_s: float) -> None:
@@ -72,7 +72,8 @@ class Upkeep:
 
     @property
     def error(self) -> Exception | None:
-        """The last thing that went wrong. Without its traceback, whose frames would keep tensors on the device."""
+        """The last error, or None. It has no traceback, since the traceback's frames would keep tensors on the
+        device."""
         return self._error
 
     @error.setter
@@ -82,14 +83,14 @@ class Upkeep:
     # ---- for the cache
 
     def start(self) -> None:
-        """Begins to listen and to tell."""
+        """Starts the thread and listens to the link."""
         self._thread = threading.Thread(target=self._run, name=f"tensord-device-{self.device.name}", daemon=True)
         aside(self._thread.start)
         self._link.listen(self)
         self._governor.watch()
 
     def stop(self) -> None:
-        """Takes everything out, says so, and ends the thread."""
+        """Removes all entries, tells the daemon, and ends the thread. Waits at most 2 s."""
         self._stopping.set()
         self.wake()
         thread = self._thread
@@ -98,7 +99,7 @@ class Upkeep:
         self._link.unlisten(self)
 
     def wake(self) -> None:
-        """There may be something to tell. Cheap."""
+        """Wakes the thread, since the table may have changed. Cheap."""
         if not self._awake:
             aside(self._wake)
 
@@ -107,7 +108,7 @@ class Upkeep:
         self._events.put(self._slept)
 
     def send_away(self, keys: Iterable[bytes]) -> Leaving:
-        """Has those of the keys that are here go to the host tier."""
+        """Offloads those of the keys that are in the table."""
         return aside(partial(self._send_away, keys))
 
     def _send_away(self, keys: Iterable[bytes]) -> Leaving:
@@ -117,7 +118,7 @@ class Upkeep:
 
     @property
     def refuses(self) -> bool:
-        """Whether the device takes nothing new in."""
+        """Whether the device accepts no new entries."""
         state = self.state
         return state is not None and state.refuses
 
@@ -126,7 +127,7 @@ class Upkeep:
         """Whether `stop` was called."""
         return self._stopping.is_set()
 
-    # ---- the link's words, in the link's thread
+    # ---- calls by the link, in the link's thread
 
     def attached(self, connected: Connected) -> None:
         self._events.put(partial(self._on_attached, connected))
@@ -150,8 +151,8 @@ class Upkeep:
                 pass
 
     def forked(self) -> None:
-        """The child has no VRAM of its parent's."""
-        # Kept, and never touched: their finalizers would use a device that did not survive the fork.
+        """Closes the cache in the child of a fork: the parent's VRAM is not the child's."""
+        # Kept for ever, and never used: their finalizers would use a device that did not survive the fork.
         left = self._entries.close_in_child()
         _inherited.append(left)
         for entry in left:
@@ -170,7 +171,7 @@ class Upkeep:
             try:
                 self.turn()
             except Exception as error:
-                _log.exception("the device cache of %s goes on after an error", self.device.name)
+                _log.exception("the device cache of %s continues after an error", self.device.name)
                 self.error = error
                 self._stopping.wait(_PAUSE_S)
         try:
@@ -180,7 +181,7 @@ class Upkeep:
             self.error = error
 
     def turn(self) -> None:
-        """Takes in what has happened, says what is to be said, and does some of what is to be done."""
+        """One turn: handles events, sends differences, and executes a part of the orders."""
         self._take_events()
         self._orders.send_unwelcome_away()
         self._orders.send_released_away()
@@ -198,8 +199,8 @@ class Upkeep:
             self._report_at = now + self._report_every_s
             self._report()
         if self.refuses and now >= self._give_back_at:
-            # Tensors that were refused or deleted lie in our allocator: with no entry left to order away, nobody else
-            # would ever have it give them back, and the emergency would last.
+            # Memory of refused or deleted tensors stays in this process's allocator. If no entry is left to evict, no
+            # order would ever return that memory to the driver, and the emergency would last.
             self._give_back_at = now + _GIVE_BACK_S
             self.device.give_back()
 
@@ -261,4 +262,4 @@ class Upkeep:
 
 
 _inherited: Final[list[Any]] = []
-"""In the child of a fork: entries of the parent's caches."""
+"""In the child of a fork: entries of the parent's caches, which are never finalized."""

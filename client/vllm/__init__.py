@@ -1,6 +1,6 @@
 """tensord in vLLM: encoder outputs and processor outputs shared by all engines of a host.
 
-The names are looked up when they are asked for: what vLLM imports as a plugin, in each of its processes, stays light.
+Public names are imported on first access. So importing this package as a plugin, in each of vLLM's processes, is cheap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLACES = {"TensordEncoderCacheManager": ".encoder_cache", "TensordECConnector":
 __all__ = list(_PLACES)
 
 
-if not TYPE_CHECKING:  # a type checker that sees it takes any name for one of ours
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any name in this module
 
     def __getattr__(name: str) -> Any:
         if name not in _PLACES:

@@ -1,10 +1,12 @@
-"""Which LoRA adapters a worker of vLLM holds, by the weights that it loaded.
+"""The LoRA adapters that a worker of vLLM holds, identified by digests of the loaded weights.
 
-vLLM keeps an adapter that it has loaded, whatever becomes of the adapter's folder, and may load it again after others
-took its place. So the digest is taken of the weights in memory, at each load; files are not looked at.
+Owns: the hooks where vLLM loads an adapter and where its engine core changes adapters; the digests of held adapters.
+Does not own: the names derived from the digests.
 
-Owns: the hooks where vLLM loads an adapter, and where its engine core is told to; the digests of what is held.
-Invariant: an adapter has a digest only if it is the digest of the weights that vLLM encodes with.
+vLLM keeps a loaded adapter even if its folder changes, and may load it again after other adapters replaced it. So each
+load computes the digest from the weights in memory; files are not read.
+
+Invariants: an adapter has a digest only if it is the digest of the weights that vLLM encodes with.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _log = logging.getLogger("tensord")
 
 
 def install() -> None:
-    """Has the digest taken of each adapter that is loaded in this process from now on. Idempotent."""
+    """Hooks vLLM so that each adapter loaded in this process from now on gets a digest. Idempotent."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     if not hasattr(WorkerLoRAManager._load_adapter, _OURS):
@@ -32,7 +34,8 @@ def install() -> None:
 
 
 def install_engine() -> None:
-    """Has the scheduler's connector told what the workers hold after each call that may change it. Idempotent."""
+    """Hooks the engine core so that the connector learns the workers' adapters after each call that may change them.
+    Idempotent."""
     from vllm.v1.engine.core import EngineCore
 
     for name in ("add_lora", "remove_lora"):
@@ -42,7 +45,7 @@ def install_engine() -> None:
 
 
 def tell_engine(core: Any) -> None:
-    """Asks an engine core's workers what they hold, and tells its connector."""
+    """Asks the workers of an engine core which adapters they hold, and passes the answers to its connector."""
     connector = getattr(getattr(core, "scheduler", None), "ec_connector", None)
     take = getattr(connector, "adapters_changed", None)
     if take is None:
@@ -56,14 +59,14 @@ def tell_engine(core: Any) -> None:
 
 
 def held_by(worker: object) -> dict[int, str]:
-    """`held`, as it is called in a worker."""
+    """`held`, in the form that vLLM calls in a worker."""
     return held()
 
 
 def held() -> dict[int, str]:
     """The digests of the adapters that this process holds, by vLLM's number of the adapter.
 
-    An adapter without a digest is left out, and one whose number stands for several adapters.
+    Adapters without a digest are omitted, and numbers that stand for several different adapters.
     """
     found: dict[int, str] = {}
     unclear: set[int] = set()
@@ -92,11 +95,11 @@ def _digesting(original: Callable[..., Any]) -> Callable[..., Any]:
     def _load_adapter(self: Any, lora_request: Any) -> Any:
         adapter = original(self, lora_request)
         try:
-            # Now: vLLM changes the tensors in place when it puts the adapter into its layers.
+            # Computed now, since vLLM changes the tensors in place when it puts the adapter into its layers.
             setattr(adapter, _DIGEST, adapter_digest(adapter))
         except Exception as error:
             _log.warning(
-                "tensord: the adapter %r has no name, so nothing encoded with it is shared: %s",
+                "tensord: the adapter %r has no digest, so no output encoded with it is shared: %s",
                 *(lora_request.lora_name, error),
             )
         _managers.add(self)

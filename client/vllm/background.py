@@ -1,9 +1,9 @@
-"""A thread for what must not be done in an engine's step: hashing, lookups, claims, puts.
+"""A thread for work that must not delay an engine's step: hashing, lookups, claims, puts.
 
-Owns: the thread, the jobs that wait for it, and the process's client, which all connectors of one daemon share. A job's
-error is counted, logged once of its kind, and ends nothing.
+Owns: the thread, its queue of jobs, and the process's client, which all connectors of one daemon share. Does not own:
+the jobs' results. An error in a job is counted, logged once of its kind, and does not end the thread.
 
-Invariant: `post` and `late` never wait, whatever the thread is kept waiting by.
+Invariants: `post` and `late` never wait, even if the thread is blocked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .stats import LookupCounts
 
 JOBS_MAX: Final = 1024
 LATE_S: Final = 0.25
-"""A job that takes longer keeps those behind it waiting for too long: whoever asks is told not to."""
+"""A job that takes longer delays the jobs behind it too much. Callers then skip sharing instead of queueing."""
 TIMEOUT_S: Final = 1.0
 SOON_S: Final = 0.001
 IDLE_S: Final = 0.5
@@ -32,14 +32,15 @@ _log = logging.getLogger("tensord")
 
 
 class SharedClients:
-    """A process's clients, by their daemon's socket: each is made for its first user and closed after its last."""
+    """The clients of this process by socket. A client is made for its first user and closed after its last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: dict[str | None, tuple[Client, int]] = {}
 
     def take(self, socket: str | None, name: str) -> Client:
-        """`name` is the client's, if this is its first user. May take a second where the daemon does not answer."""
+        """The client for the socket. `name` is the client's name if this is its first user. May take a second if the
+        daemon does not answer."""
         with self._lock:
             client, users = self._clients.get(socket, (None, 0))
             if client is None:
@@ -60,11 +61,11 @@ CLIENTS: Final = SharedClients()
 
 
 class Background:
-    """The thread. It runs jobs in their order, and `tick` after each and in between.
+    """The thread. It runs jobs in order, and calls `tick` after each job and when idle.
 
     Args:
-        client_name: what `tensorctl clients` shows.
-        tick: what is to be looked at again and again; gives the seconds after which it wants to be called again.
+        client_name: the name that `tensorctl clients` shows.
+        tick: periodic work; returns the seconds until its next call.
     """
 
     def __init__(
@@ -81,28 +82,29 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins; not before `tick` may be called."""
+        """Starts the thread. Call it once `tick` may be called."""
         aside(self._thread.start)
 
     def post(self, job: Job) -> bool:
-        """Queues a job; False where too many wait already."""
+        """Queues a job. False if JOBS_MAX jobs are queued already, or the thread is closing."""
         if self._jobs.qsize() >= JOBS_MAX or self._closing:
             return False
         self._jobs.put(job)
         return True
 
     def post_end(self, job: Job) -> None:
-        """Queues what gives something back, however many wait: there is one for each that was queued by `post`."""
+        """Queues a job that gives a resource back, without a limit. There is at most one for each job queued by
+        `post`."""
         self._jobs.put(job)
 
     @property
     def late(self) -> bool:
-        """Whether it is being kept waiting."""
+        """Whether the present job has taken longer than LATE_S."""
         since = self._busy_since
         return since != 0.0 and time.monotonic() - since > LATE_S
 
     def close(self) -> None:
-        """Ends the thread when what was queued is done, at most some seconds from now. Idempotent."""
+        """Ends the thread after the queued jobs. Waits at most two seconds. Idempotent."""
         if not self._closing:
             self._closing = True
             self._jobs.put(None)
@@ -129,7 +131,7 @@ class Background:
                     return
                 self._busy_since = time.monotonic()
                 self._guarded(job, client)
-                # A job may hold what its queuer has let go by now.
+                # The job may hold objects that its queuer has released already.
                 del job
             self._busy_since = time.monotonic()
             again_s = self._guarded(self._tick, client) or IDLE_S
@@ -142,10 +144,10 @@ class Background:
             kind = (getattr(call, "__qualname__", "job"), type(error))
             if kind not in self._errors:
                 self._errors.add(kind)
-                _log.warning("tensord: %s; what it was about is not shared", error, exc_info=_trace(error))
+                _log.warning("tensord: %s; the tensor concerned is not shared", error, exc_info=_trace(error))
             return None
 
 
 def _trace(error: Exception) -> Exception | None:
-    """Our own errors say all that there is to know."""
+    """The exception to log with its traceback; None for tensord's errors, whose messages are complete."""
     return None if isinstance(error, TensordError) else error

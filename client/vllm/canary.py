@@ -1,12 +1,14 @@
-"""Now and then a hit is encoded all the same and compared with what was found, so that a name that misses something
-comes to light.
+"""Spot checks of hits: some hits are encoded anyway and compared with the stored output. They detect namespaces that
+cover too little.
 
-Owns: which hits, and what counts as the same. Does not own what follows from a difference: that is the scheduler's.
+Owns: the choice of hits, and the comparison. Does not own: the reaction to a difference (scheduler.py).
 
-The first hit of each namespace is compared, and after that a share of all. "Same" is judged by the row that differs
-most: the norm of its difference over the norm of the row as this engine encodes it. Bits may differ between a picture
-encoded alone and in a batch, and between machines; by how much depends on the dtype (`TOLERANCES`, docs/vllm.md).
-Another model's output differs by about 1.4 in such units.
+The first hit of each namespace is compared, and then a random share of all hits. The result is the largest relative
+difference of any row: the norm of the row's difference over the norm of the row as this engine encodes it. Bits may
+differ between an image encoded alone and in a batch, and between machines; by how much depends on the dtype
+(`TOLERANCES`, docs/vllm.md). Outputs of another model differ by about 1.4.
+
+Invariants: a rate of 0 compares no hit.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-"""Relative differences of a row that are no difference."""
+"""By dtype: the relative difference of a row up to which two outputs count as equal."""
 _TAG_BYTES: Final = 8
 
 
 class Canary:
-    """Chooses. `rate`: the share of hits that is encoded all the same; 0 compares none, not even the first."""
+    """Chooses hits to check. `rate` is the share of hits that are encoded anyway; 0 checks none, not even the first."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -37,19 +39,19 @@ class Canary:
         self._chance = random.Random()
 
     def chooses(self, key: bytes) -> bool:
-        """Whether the hit on `key` is to be encoded all the same."""
+        """Whether the hit on `key` is to be encoded anyway."""
         if not self._rate:
             return False
         return key[:_TAG_BYTES] not in self._compared or self._chance.random() < self._rate
 
     def compares(self, key: bytes) -> None:
-        """One of the key's namespace is going to be compared."""
+        """Records that a hit in the key's namespace will be compared."""
         self._compared.add(key[:_TAG_BYTES])
 
 
 def difference(found: torch.Tensor, encoded: torch.Tensor) -> float:
-    """By how much the row differs that differs most, relative to its norm; infinite where shapes or dtypes differ, or
-    only one of the two is a number.
+    """The largest relative difference of any row, infinite if shapes or dtypes differ or if only one of two values is
+    NaN or infinite.
 
     Args:
         found, encoded: (rows, width), on the CPU.
@@ -61,6 +63,6 @@ def difference(found: torch.Tensor, encoded: torch.Tensor) -> float:
     ours, theirs = encoded.float(), found.float()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     apart = (theirs - ours).masked_fill_(same, 0.0).norm(dim=1)
-    # Where a row has infinities, or is zero, any difference in it is too large.
+    # In a row of `encoded` that is zero or has infinities, any difference is too large.
     by = (apart / ours.norm(dim=1)).nan_to_num_(math.inf, math.inf).masked_fill_(apart == 0, 0.0)
     return math.inf if bool((~apart.isfinite()).any()) else float(by.max())

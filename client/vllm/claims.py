@@ -1,15 +1,16 @@
-"""The claims of an engine: which of its requests wait for a key, and whether it is this engine's to compute.
+"""The single-flight claims of one engine: which requests wait for a key, and whether this engine computes it.
 
-Owns: one claim a key, however many of the engine's requests want it, and the end of each. The step's thread asks and
-looks; the background thread speaks with the daemon and is the only one that touches a client's `Claim`.
+Owns: one claim a key, for all requests of the engine that want it, and the end of each claim. Does not own: the
+connection to the daemon. The step's thread asks and reads states. The background thread talks to the daemon and alone
+uses a client's `Claim`.
 
-    asked ─→ waiting ─→ hit        the entry is pinned by then
+    asked ─→ waiting ─→ hit        the entry is pinned already
       │         ├─────→ compute ─→ (encoded here) saving ─→ over
       └─────────┴─────→ alone
-    over: its last request has left it, or it was stored, or refused, or nothing came of it in time
+    over: the last request has left, or the output is stored or refused, or SAVE_S have passed
 
-Invariants: a claim that is over is given back, whenever its answer comes. Where the daemon has not answered for
-ANSWER_S nobody is asked to wait for it, and nothing new is asked, until it has.
+Invariants: a claim that is over is given back, whenever its answer arrives. If the daemon has not answered for
+ANSWER_S, no request waits for it and no new claim is asked for until it answers.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 ANSWER_S: Final = 0.25
-"""Only the first who asks a daemon that is silent waits for so long."""
+"""Seconds to wait for the answer of a silent daemon. Only the first request waits this long."""
 SAVE_S: Final = 30.0
-"""How long an output may take from the step that encodes it until it is stored; then others are let go on."""
+"""Seconds from the step that encodes an output until the output must be stored. Later the claim is given up, so that
+other engines need not wait."""
 _SAVING_S: Final = 0.02
 
 State = Literal["asked", "waiting", "compute", "hit", "alone", "saving", "over"]
 
 
 class Wanted:
-    """One key that is wanted, of an output of `rows` rows.
+    """A claim on one key, for an output of `rows` rows.
 
-    `state` is what the step may go by. `lease` comes with "hit"; `expected_at` with "waiting": when the other engine
-    expects to have stored it, 0 where it did not tell.
+    `state` is for the step. `lease` is set in state "hit". `expected_at` is set in state "waiting": the time at which
+    the other engine expects to have stored the output, 0 if unknown.
     """
 
     __slots__ = ("asked_at", "claim", "expected_at", "key", "lease", "rows", "state", "token", "users")
@@ -57,9 +59,11 @@ class Wanted:
 
 
 class EncodeClaims:
-    """Args:
-    computes: whether this engine stores what it encodes. One that does not waits for others, and gives back what it
-        is granted.
+    """The claims of one engine.
+
+    Args:
+        computes: whether this engine stores the outputs that it encodes. An engine that does not store them only waits
+            for other engines, and gives back the claims that it is granted.
     """
 
     def __init__(self, background: Background, *, computes: bool) -> None:
@@ -67,24 +71,25 @@ class EncodeClaims:
         self._computes = computes
         self._wanted: dict[bytes, Wanted] = {}
         self._saving: dict[bytes, Wanted] = {}
-        # The background thread's: what is looked at in each tick.
+        # Used by the background thread alone: the claims that each tick examines.
         self._watched: set[Wanted] = set()
         self._silent: Wanted | None = None
 
     # ---- the step's thread
 
     def want(self, key: bytes, rows: int, user: Hashable, now: float, within_s: float = 0.0) -> Wanted | None:
-        """The key's claim, asked for if this is the first who wants it; None where there is nobody to ask.
+        """The claim on the key. The first caller has the background thread ask for it. None if the daemon cannot be
+        asked.
 
         Args:
-            within_s: when it would be stored, if it is this engine's to compute; 0 where that is not known.
+            within_s: seconds within which this engine would store the output if it computes it; 0 if unknown.
         """
         wanted = self._wanted.get(key)
         if wanted is None:
             if self._silent is not None or self._background.late:
                 return None
             wanted = Wanted(key, rows, now)
-            # Before it is asked for: the other thread asks for nothing that nobody wants.
+            # The user is added before the claim is posted: the background thread asks for no claim without users.
             wanted.users.add(user)
             if not self._background.post(partial(self._ask, wanted, within_s)):
                 return None
@@ -93,21 +98,22 @@ class EncodeClaims:
         return wanted
 
     def unanswered(self, wanted: Wanted, now: float) -> bool:
-        """Whether the daemon has been silent for too long to be waited for."""
+        """Whether the daemon has been silent for too long to wait for its answer."""
         return wanted.state == "asked" and (now - wanted.asked_at > ANSWER_S or self._silent is not None)
 
     def leave(self, wanted: Wanted, user: Hashable) -> None:
-        """The user needs it no more. The last one ends it."""
+        """Ends the user's interest in the claim. The last user to leave ends the claim."""
         wanted.users.discard(user)
         if not wanted.users and self._wanted.get(wanted.key) is wanted:
             del self._wanted[wanted.key]
             self._background.post_end(partial(self._give_back, wanted))
 
     def save(self, wanted: Wanted) -> int:
-        """It is being encoded here, and will be stored by a worker: kept until then, whatever becomes of its users.
+        """Keeps the claim until a worker has stored the output, whatever its users do. The output is being encoded
+        here.
 
         Returns:
-            The claim's token, 0 where it is not this engine's.
+            The claim's token; 0 if another engine computes the output.
         """
         if wanted.state == "compute" and self._wanted.get(wanted.key) is wanted:
             del self._wanted[wanted.key]
@@ -120,22 +126,24 @@ class EncodeClaims:
         return 0
 
     def settled(self, key: bytes) -> None:
-        """A worker says that it is stored, or will not be."""
+        """Ends a claim: a worker reports that it has stored the output, or will not."""
         wanted = self._saving.pop(key, None)
         if wanted is not None:
             self._background.post_end(partial(self._give_back, wanted))
 
     def end_saves(self) -> None:
-        """What is being encoded is nobody's any more."""
+        """Ends all claims of outputs that are being encoded."""
         for key in list(self._saving):
             self.settled(key)
 
     def rows_ahead(self) -> int:
-        """Rows that are this engine's to compute, or may be when the daemon has answered, and in no step yet."""
+        """Number of rows that this engine has to compute, or may have to once the daemon answers, and that are in no
+        step yet."""
         return sum(wanted.rows for wanted in self._wanted.values() if wanted.state in ("asked", "compute"))
 
     def users_ahead(self) -> int:
-        """How many requests want what is this engine's to compute, or may be, and in no step yet."""
+        """Number of requests for outputs that this engine has to compute, or may have to, and that are in no step
+        yet."""
         users: set[Hashable] = set()
         for wanted in self._wanted.values():
             if wanted.state in ("asked", "compute"):
@@ -144,18 +152,18 @@ class EncodeClaims:
 
     @property
     def open(self) -> int:
-        """Claims that are not over."""
+        """Number of claims that are not over."""
         return len(self._wanted) + len(self._saving)
 
     @property
     def silent(self) -> bool:
-        """Whether the daemon owes an answer for too long."""
+        """Whether an answer of the daemon is overdue."""
         return self._silent is not None
 
     # ---- the background thread
 
     def tick(self, client: Client) -> float:
-        """Takes in what the daemon said. Gives the seconds after which to look again."""
+        """Processes the daemon's answers. Returns the seconds until the next tick."""
         silent = self._silent
         if silent is not None and (silent.claim is None or silent.claim.state != "asked"):
             self._silent = None
@@ -182,7 +190,7 @@ class EncodeClaims:
         state = claim.state
         if state == "asked":
             if now - wanted.asked_at > ANSWER_S and self._silent is None:
-                # The one whose answer tells that the daemon is back.
+                # The answer to this claim will show that the daemon is back.
                 self._silent = wanted
             return
         if state == "waiting":
@@ -191,7 +199,7 @@ class EncodeClaims:
             return
         self._watched.discard(wanted)
         if state == "hit":
-            # Pinned before anybody is told.
+            # The entry is pinned before the state changes to "hit".
             wanted.lease = client.get(wanted.key)
             wanted.state = "hit" if wanted.lease is not None else "alone"
         elif state == "compute" and self._computes:

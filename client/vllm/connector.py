@@ -1,11 +1,13 @@
-"""The EC connector: what vLLM's scheduler and workers call. It delegates to the side it was made for.
+"""The EC connector that vLLM's scheduler and workers call. It delegates to its side: scheduler or worker.
 
-Owns: which side that is, and what of vLLM's configuration the sides need to know. Invariants: no method raises for what
-becomes of the daemon, and none waits for it. Hooks that a version of vLLM does not call are not needed, those that
-one does not have are not called; what this version calls and is not named here, vLLM's base class answers.
+Owns: the choice of the side, and the parts of vLLM's configuration that the sides need. Does not own: the sides' logic.
+
+Invariants: no method raises because of the daemon's state, and none waits for the daemon. Hooks that a version of vLLM
+does not call are not required, and hooks that a version lacks are not called. vLLM's base class answers calls of this
+version that are not defined here.
 
     ec_transfer_config={"ec_connector": "TensordECConnector", "ec_role": "ec_both"}
-    # where plugins are off: "ec_connector_module_path": "tensord.client.vllm.connector"
+    # without plugins: "ec_connector_module_path": "tensord.client.vllm.connector"
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ _log = logging.getLogger("tensord")
 class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
     """Encoder outputs shared by all engines of the host that have the same weights.
 
-    Settings stand in `ec_connector_extra_config`, see `Settings`.
+    Settings are the keys of `ec_connector_extra_config`, see `Settings`.
 
     Raises:
-        BadConfiguration: one of them is unknown, or has a value that it cannot have.
+        BadConfiguration: a setting is unknown or has an invalid value.
     """
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
-        # Where vLLM's plugins are off, nobody else has.
+        # Without vLLM's plugins, no earlier call has set this up.
         log_with_vllm()
         settings = Settings.read(vllm_config.ec_transfer_config.ec_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if vllm_config.model_config.is_encoder_decoder:
-            # vLLM keeps no encoder outputs for those, and would not load any.
+            # vLLM caches no encoder outputs for these models, and would not load any.
             _log.warning("tensord: models with an encoder and a decoder share no encoder outputs")
         elif vllm_config.parallel_config.pipeline_parallel_size > 1:
-            # vLLM hands on what the last stage's workers report, and the encoder runs in the first.
+            # vLLM forwards only the reports of the last stage's workers, and the encoder runs in the first stage.
             _log.warning("tensord: engines with pipeline_parallel_size over 1 share no encoder outputs")
         elif role == ECConnectorRole.SCHEDULER:
             self._scheduler = _scheduler_side(vllm_config, settings, self.is_producer, self.is_consumer)
@@ -59,12 +61,12 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             if _has_tower_lora(vllm_config):
                 adapters.install_engine()
         else:
-            # vLLM makes a worker's connector before it loads the weights, and the scheduler's after that.
+            # vLLM makes a worker's connector before it loads the weights, and the scheduler's connector afterwards.
             loading_begins(vllm_config.model_config.model)
             self._worker = _worker_side(vllm_config, settings, self.is_producer)
 
     def shutdown(self) -> None:
-        """Ends the side's thread; the client goes with its last user. Idempotent."""
+        """Ends the side's thread. The client is closed with its last user. Idempotent."""
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
@@ -72,40 +74,41 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
     # ---- the scheduler's side
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """False puts the request off: what it needs is being looked up, or encoded by another engine."""
+        """False defers the request: an input of it is being looked up, or encoded by another engine."""
         return self._scheduler is None or self._scheduler.ensure(request, num_computed_tokens)
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether an input of the request that was ensured last is held in the ring, and fits."""
+        """Whether an input of the request of the last `ensure_cache_available` is pinned in the ring and can be
+        used."""
         return self._scheduler is not None and self._scheduler.has(identifier)
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        """The input gets its place in the engine's encoder cache in the step that is being made."""
+        """Records that the input got space in the engine's encoder cache in the present step."""
         if self._scheduler is not None:
             self._scheduler.allocated(request, index)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """What the workers load and store in this step."""
+        """The loads, saves and checks of the workers in this step."""
         return NOTHING if self._scheduler is None else self._scheduler.metadata(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Takes in what the workers report."""
+        """Processes the workers' reports."""
         report = connector_output.ec_connector_worker_meta
         if self._scheduler is not None and isinstance(report, Report):
             self._scheduler.take_in(report)
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Lets go what the request held. Its blocks need not be kept."""
+        """Releases all leases and claims of the request. vLLM need not keep its blocks."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
         return False, None
 
     def take_unavailable_requests(self) -> set[str]:
-        """Requests with an input whose load failed."""
+        """Requests with an input whose load failed. vLLM ends them with an error."""
         return self._scheduler.take_unavailable() if self._scheduler is not None else set()
 
     def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Which LoRA adapters the workers hold now: by rank, their digests by vLLM's number."""
+        """Receives the LoRA adapters that the workers hold: by rank, the digests by vLLM's number of the adapter."""
         if self._scheduler is not None:
             self._scheduler.adapters_changed(held)
 
@@ -121,12 +124,12 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
             self._worker.bound(connector_metadata)
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        """Copies what the step loads into the encoder cache."""
+        """Copies the step's loads into the encoder cache."""
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
             self._worker.load(self._connector_metadata, encoder_cache)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Begins to store an output, if the step says so. Called for consumers too."""
+        """Starts to store an output, if the step's metadata says so. vLLM calls it for consumers too."""
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
             self._worker.save(self._connector_metadata, encoder_cache, mm_hash)
 
@@ -134,13 +137,13 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
         return None, None
 
     def build_connector_worker_meta(self) -> Report | None:
-        """What the scheduler's side is to know."""
+        """This worker's report to the scheduler's side; None if there is no news."""
         return self._worker.report() if self._worker is not None else None
 
     # ---- metrics
 
     def get_ec_connector_stats(self) -> TensordECStats | None:
-        """The scheduler's, which has the workers' by their reports."""
+        """The counts of the scheduler's side, which include the workers' reports."""
         return self._scheduler.stats() if self._scheduler is not None else None
 
     @classmethod
@@ -159,20 +162,20 @@ class TensordECConnector(ECConnectorBase):  # type: ignore[misc, unused-ignore]
 
 
 def _ranks(vllm_config: Any) -> int:
-    """How many workers run the encoder's stage of the pipeline, each of which has the outputs in its own cache."""
+    """Number of workers that run the encoder's pipeline stage. Each has its own encoder cache."""
     parallel = vllm_config.parallel_config
     ranks: int = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
     return ranks
 
 
 def _has_tower_lora(vllm_config: Any) -> bool:
-    """Whether LoRA adapters change what the encoder makes."""
+    """Whether LoRA adapters affect the encoder's outputs."""
     lora = getattr(vllm_config, "lora_config", None)
     return lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
 
 
 def _client_name(vllm_config: Any, part: str) -> str:
-    """Where scheduler and worker are one process, they have one client."""
+    """The client's name. Scheduler and worker share one client if they run in one process."""
     one_process = vllm_config.parallel_config.distributed_executor_backend == "uni"
     return client_name(vllm_config, "engine" if one_process else part)
 
@@ -183,7 +186,7 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     try:
         namespace = encoder_namespace(vllm_config, revision=settings.revision, tenant=settings.tenant)
     except (Nameless, OSError) as error:
-        shares = f"what {model.model} encodes has no name, so nothing is shared: {error}"
+        shares = f"the encoder of {model.model} has no name, so no output is shared: {error}"
     else:
         does = {(True, True): "found and stored", (True, False): "stored", (False, True): "found"}[producer, consumer]
         shares = f"encoder outputs of {namespace.model} are {does} in namespace {namespace.tag.hex()}"
@@ -191,7 +194,7 @@ def _scheduler_side(vllm_config: Any, settings: Settings, producer: bool, consum
     hidden = model.get_inputs_embeds_size()
 
     def width_fits(modality: str, width: int) -> bool:
-        # Encoders that hand over several layers at once have a multiple of the width.
+        # Encoders that return the outputs of several layers at once have a multiple of the model's width.
         return bool(width == measured[modality] if modality in measured else width and width % hidden == 0)
 
     return SchedulerSide(

@@ -1,7 +1,8 @@
-"""vLLM's own encoder cache manager, which also says that the weights have changed.
+"""vLLM's encoder cache manager, extended by a notice that the weights have changed.
 
-Owns: who is told of it in this process. What is cached, and for how long, is decided by vLLM's class unchanged, so that
-the scheduler sees in every version what it expects; sharing between engines is the connector's.
+Owns: the listeners in this process. Does not own: what is cached and for how long, which vLLM's class decides
+unchanged, so that the scheduler sees the behaviour of its version; nor sharing between engines, which is the
+connector's.
 
     ec_manager_config={"encoder_cache_manager_cls": "tensord.client.vllm.TensordEncoderCacheManager"}
 """
@@ -26,9 +27,10 @@ _listeners: list[weakref.ReferenceType[Listener]] = []
 def listen_for_resets(callback: Listener) -> None:
     """Calls `callback` whenever the weights of an engine in this process have changed, or may have.
 
-    That is when its manager is reset (sleep, a pause that clears caches, reset_encoder_cache), and whenever `weights`
-    hears of a change. It is called in the scheduler's thread, between two steps, often several times for one change,
-    and must not wait. What it raises is logged. It is held weakly: keep what it belongs to, and give no lambda.
+    These occasions are a reset of the engine's manager (sleep, a pause that clears caches, reset_encoder_cache), and
+    each change that `weights` detects. The call comes in the scheduler's thread between two steps, often several times
+    for one change, and must not wait. Exceptions of the callback are logged. The callback is held weakly: keep its
+    object, and pass no lambda.
     """
     from . import weights
 
@@ -39,7 +41,7 @@ def listen_for_resets(callback: Listener) -> None:
 
 
 def tell_listeners() -> None:
-    """The weights have changed, or may have."""
+    """Calls all listeners: the weights have changed, or may have."""
     for reference in _listeners.copy():
         callback = reference()
         if callback is None:
@@ -47,31 +49,31 @@ def tell_listeners() -> None:
         try:
             callback()
         except Exception:
-            _log.exception("whoever shares encoder outputs could not be told that the weights have changed")
+            _log.exception("tensord: a listener failed on a change of weights; outputs of old weights may be shared")
 
 
 class _TellsOfResets:
-    """Goes before one of vLLM's managers."""
+    """A mixin for vLLM's managers."""
 
     def reset(self) -> None:
-        """Forgets everything, as vLLM's does, and says so."""
+        """Resets vLLM's manager, then calls the listeners."""
         super().reset()  # type: ignore[misc]
         tell_listeners()
 
 
 class TensordEncoderDecoderCacheManager(_TellsOfResets, theirs.EncoderDecoderCacheManager):
-    """The one for models with an encoder and a decoder, as `create_manager` makes it for them."""
+    """The manager for models with an encoder and a decoder. `create_manager` chooses it for them."""
 
 
 class TensordEncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
-    """vLLM's manager, whose `reset` ends what the host's engines share of this model."""
+    """vLLM's manager. Its `reset` also ends sharing under the model's present name."""
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> theirs.EncoderCacheManager:
-        """As vLLM's scheduler makes its manager.
+        """Makes a manager for vLLM's scheduler.
 
         Raises:
-            BadConfiguration: there are settings, and it takes none.
+            BadConfiguration: `manager_config` is not empty. This manager has no settings.
         """
         given = vllm_config.ec_manager_config.manager_config
         if given:
@@ -79,7 +81,7 @@ class TensordEncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
                 f"manager_config is {given!r}, and tensord's encoder cache manager has no settings: leave it out; "
                 "the connector's stand in ec_connector_extra_config"
             )
-        # vLLM takes a configured class for every model, though those with an encoder and a decoder need another.
+        # vLLM uses the configured class for every model, but models with an encoder and a decoder need another one.
         if vllm_config.model_config.is_encoder_decoder:
             return TensordEncoderDecoderCacheManager(cache_size=cache_size)
         return cls(cache_size=cache_size)

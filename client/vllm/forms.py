@@ -1,10 +1,15 @@
-"""The forms of items: which fields they have, of what kind, with what dtypes and how many dimensions.
+"""The forms of items: their fields, and the kind, dtypes and number of dimensions of each field.
 
-Owns: what a form is, and which forms this process's own processors have made, by namespace. An item of another form was
-made by another processor, under a name that should have told the two apart: it is a miss, whatever its name says.
+Owns: the definition of a form, and the forms that this process's own processors have made, by namespace. Does not own:
+storing items.
 
-A frontend learns the forms when vLLM warms its processor up, and from each item that it processes by itself. Until it
-has made an item of some form, it takes none of that form from others.
+An item of an unknown form was made by another processor, under a name that should have told the two apart. Such an item
+is a miss, whatever its name.
+
+A frontend learns forms when vLLM warms its processor up, and from each item that it processes itself. It accepts no
+stored item of a form before it has made one of that form.
+
+Invariants: forms are only added, up to FORMS_MAX a namespace.
 """
 
 from __future__ import annotations
@@ -18,28 +23,28 @@ import torch
 from .items import Tree, tree_updates
 
 FORMS_MAX: Final = 256
-"""Of one namespace. A processor whose items have more forms than this shares the first ones."""
+"""Limit on forms in one namespace. Items of further forms are not accepted from other processes."""
 
 
 class Forms:
-    """The forms of one processor's items. Safe to use from several threads."""
+    """The forms of one processor's items. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: set[Any] = set()
 
     def learn(self, tree: Tree) -> None:
-        """This process has made an item of this form."""
+        """Records the form of an item that this process has made."""
         if len(self._known) < FORMS_MAX:
             self._known.add(_form(tree))
 
     def has(self, tree: Any) -> bool:
-        """Whether a stored tree is an item of a form that is known, with prompt updates that can be read."""
+        """Whether a stored tree is an item of a known form, with readable prompt updates."""
         try:
             if _form(tree) not in self._known:
                 return False
             tree_updates(tree)
         except Exception:
-            # No tree that items.py makes: what reading it raises depends on what it is.
+            # The tree was not made by items.py. The type of the exception depends on the tree.
             return False
         return True
 
@@ -49,18 +54,18 @@ _by_namespace: Final[dict[bytes, Forms]] = {}
 
 
 def forms_of(tag: bytes) -> Forms:
-    """The forms of the namespace with this tag, for all of its caches in this process."""
+    """The forms of the namespace with this tag, shared by all its caches in this process."""
     with _lock:
         return _by_namespace.setdefault(tag, Forms())
 
 
 def _form(tree: Tree) -> Any:
-    """The form of a tree of items.py; equal for one that is about to be stored and one that was."""
+    """The form of a tree of items.py. It is the same before the tree is stored and after it is read."""
     return frozenset((name, _field_form(field), _data_form(data)) for name, (data, field) in tree["fields"].items())
 
 
 def _field_form(field: list[Any]) -> tuple[Any, ...]:
-    """Without what differs from item to item."""
+    """The form of a field, without the values that differ from item to item."""
     kind, keep_on_cpu, *rest = field
     return (kind, keep_on_cpu, rest[-1]) if kind == "flat" else (kind, keep_on_cpu)
 

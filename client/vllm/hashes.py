@@ -1,14 +1,15 @@
-"""Which of vLLM's hashes follow from an item's content.
+"""Tells which of vLLM's hashes are determined by an item's content.
 
-Owns: what is noted of each hash where vLLM makes it, and by what rule. Does not own where an item is stored
+Owns: the record of each hash that vLLM makes, and the rule that decides. Does not own: where an item is stored
 (processor.py).
 
-A hash follows from the content only if `MultiModalHasher.hash_kwargs` made it of values that it reads whole, or of
-another such hash. Any other hash may stand for different contents in different processes: a client's UUID, a UUID that
-a model hashes again with an item's settings, an id in a picture's EXIF data, a video's path.
+A hash is determined by content only if `MultiModalHasher.hash_kwargs` made it from values that it hashes completely, or
+from another such hash. Any other hash may stand for different contents in different processes: a client's UUID, a UUID
+that a model hashes again with an item's settings, an id in an image's EXIF data, a video's path.
 
-Invariants: a hash that is not noted does not follow. The last note of a hash counts. Each thread has its own notes:
-vLLM makes the hashes of a request and looks them up in one thread, and another thread's request changes none of them.
+Invariants: a hash without a record is not determined by content. The last record of a hash counts. Each thread has its
+own records: vLLM makes and looks up the hashes of one request in one thread, so requests of other threads do not
+change them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.processing.inputs import ProcessorInputs
 
 HASHES_MAX: Final = 65_536
-"""Noted in a thread. The oldest goes first; its item is then the frontend's own."""
+"""Limit on recorded hashes in a thread. The oldest record is dropped first; its item is then not shared."""
 _NAMESPACE: Final = "model_id"
 _HASH: Final = "mm_hash"
 _PATHS: Final = frozenset({"ov2_codec_video"})
-"""Keys of a video's metadata under which its path stands: the model reads the file, vLLM hashes the path."""
+"""Keys of a video's metadata whose value is a path: the model reads the file, but vLLM hashes only the path."""
 _OURS: Final = "_tensord"
 
 
@@ -44,7 +45,7 @@ _notes: Final = _Notes()
 
 
 def note(mm_hash: str, follows: bool) -> None:
-    """Whether `mm_hash`, as it was made last in this thread, follows from an item's content."""
+    """Records whether `mm_hash`, as made last in this thread, is determined by an item's content (`follows`)."""
     hashes = _notes.hashes
     hashes.pop(mm_hash, None)
     if follows:
@@ -54,15 +55,15 @@ def note(mm_hash: str, follows: bool) -> None:
 
 
 def follows_from_content(mm_hash: str) -> bool:
-    """Whether items of this hash have one content in all processes."""
+    """Whether items with this hash have the same content in all processes."""
     return mm_hash in _notes.hashes
 
 
 def note_hashes(name_of: Callable[[Any], str | None]) -> None:
-    """Has vLLM's hashes noted in this process, once.
+    """Hooks vLLM so that it records hashes in this process. Idempotent.
 
     Args:
-        name_of: what hashes for a cache have in place of the model's name; None: the model's name.
+        name_of: the name that replaces the model's name in hashes for a cache; None keeps the model's name.
     """
     if not hasattr(MultiModalHasher.hash_kwargs, _OURS):
         MultiModalHasher.hash_kwargs = _noting_hashes(MultiModalHasher.hash_kwargs)
@@ -98,39 +99,39 @@ def _noting_names(original: Callable[..., Any], name_of: Callable[[Any], str | N
 
 
 def _is_content(name: str, value: Any) -> bool:
-    """Whether an argument of `hash_kwargs` follows from the content. A string in an item's place is its name."""
+    """Whether an argument of `hash_kwargs` is content. A string in an item's place is its name, not its content."""
     if isinstance(value, str):
         return name == _NAMESPACE or (name == _HASH and follows_from_content(value))
     return _is_whole(value)
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether vLLM's hash covers all of a value that a processor may read."""
+    """Whether vLLM's hash covers all parts of a value that a processor may read."""
     if value is None or isinstance(value, str | bytes | memoryview):
         return True
     if isinstance(value, Image.Image):
-        # The transparent colour is not hashed, and changes what some processors make.
+        # The transparent colour is not hashed, but some processors' outputs depend on it.
         return _get_image_id_bytes(value) is None and "transparency" not in value.info
     if isinstance(value, MediaWithBytes):
         if isinstance(value.media, Image.Image):
             return _get_image_id_bytes(value.media) is None
-        # Of frames and file vLLM hashes the shorter one. The frames follow from the file, not the file from the frames.
+        # vLLM hashes the smaller one of frames and file. The file determines the frames, but not vice versa.
         return isinstance(value.media, np.ndarray | torch.Tensor) and value.media.nbytes >= len(value.original_bytes)
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, np.ndarray | np.generic | int | float):
-        # Of Python objects, as of integers over 64 bits, the addresses would be hashed.
+        # vLLM would hash the addresses of Python objects, which includes integers over 64 bits.
         return not np.asarray(value).dtype.hasobject
     if isinstance(value, list | tuple):
         return all(map(_is_whole, value))
     if isinstance(value, dict):
         return not _PATHS & value.keys() and all(map(_is_whole, value.values()))
-    # Pickled, perhaps by a name or a path.
+    # vLLM pickles such a value, which may cover only a name or a path.
     return False
 
 
 def _leaves_out(items: Any, index: int) -> bool:
-    """Whether an item has metadata, which a processor reads, and its hash has not."""
+    """Whether an item has metadata for the processor that its hash does not cover."""
     metadata = getattr(items, "metadata", None)
     if isinstance(metadata, list):
         metadata = metadata[index]

@@ -1,4 +1,4 @@
-"""vLLM's processed items as plain trees, and back: what a tree of tensord can hold, and no pickle.
+"""vLLM's processed items as plain trees that tensord can store, and back. Nothing is pickled.
 
     {"fields": {name: [data, field]}, "updates": [update, …]}
 
@@ -9,11 +9,14 @@
     embeds   None | ["is", tokens] | ["mask", (len(full),) bool]
     tokens   (n,) int64
 
-Owns: which kinds of field, target and mask are known. All sets are closed: what is not in them, or would come back as
-something else (a subclass, a tensor on a device), is refused, so that the item goes the way it goes without a cache.
+Owns: the supported kinds of fields, targets and masks. Does not own: where items are stored (processor.py).
 
-Prompt updates hold functions. A function of vLLM's own making is told by its code, and stored as what it was made from;
-of any other mask only what it yields for the update's own tokens is stored, and asked for other tokens it refuses.
+Prompt updates contain functions. A function that vLLM's own constructors make is recognised by its code, and stored as
+the constructor's arguments. Of any other mask function only the result for the update's own tokens is stored; called
+with other tokens, the stored mask raises UsageError.
+
+Invariants: all sets are closed. A value that is in none of them, or that would be read back differently (a subclass, a
+tensor on a device), is refused; its item then bypasses the cache.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from ...errors import UnsupportedLeaf, UsageError
 
 Tree = dict[str, Any]
 
-# What is encoded below. A version of vLLM whose classes have another field is one that this module does not know.
+# The fields that the code below encodes. If a class of the installed vLLM has others, its items are refused.
 _KNOWN: Final[Mapping[type, frozenset[str]]] = {
     MultiModalFieldElem: frozenset({"data", "field"}),
     MultiModalBatchedField: frozenset({"keep_on_cpu"}),
@@ -58,10 +61,10 @@ _CHANGED: Final = frozenset(kind for kind, known in _KNOWN.items() if {field.nam
 
 
 def item_tree(item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate]) -> Tree:
-    """An item and its prompt updates as a tree, over the item's own tensors.
+    """An item and its prompt updates as a tree. The tree shares the item's tensors.
 
     Raises:
-        UnsupportedLeaf: something that is not in the module's sets; the message names it.
+        UnsupportedLeaf: a value that is in none of the supported sets; the message names it.
     """
     _check_kind(item, MultiModalKwargsItem)
     return {
@@ -71,7 +74,7 @@ def item_tree(item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate
 
 
 def tree_item(tree: Tree) -> MultiModalKwargsItem:
-    """The item of a tree, over the tree's own tensors."""
+    """The item of a tree. Its tensors share the tree's memory."""
     return MultiModalKwargsItem(
         {
             name: MultiModalFieldElem(data=data, field=_FIELDS[field[0]](field))
@@ -81,25 +84,25 @@ def tree_item(tree: Tree) -> MultiModalKwargsItem:
 
 
 def tree_updates(tree: Tree) -> list[ResolvedPromptUpdate]:
-    """The prompt updates of a tree, all of their memory their own."""
+    """The prompt updates of a tree. They share no memory with it."""
     return [_tree_update(update) for update in tree["updates"]]
 
 
 class StoredMask:
-    """What a function `is_embed` yielded for `full`, in its place."""
+    """Replaces a function `is_embed` by its result for `full`."""
 
     __slots__ = ("_full", "_mask")
 
     def __init__(self, full: list[int], mask: torch.Tensor) -> None:
-        """`mask` is (len(full),) bool."""
+        """`mask` is (len(full),) bool: one value for each placeholder token."""
         self._full = full
         self._mask = mask
 
     def __call__(self, full: list[int]) -> torch.Tensor:
-        """The mask, as a tensor of its own.
+        """A copy of the mask, (len(full),) bool.
 
         Raises:
-            UsageError: it is asked for other tokens than those that it was stored for.
+            UsageError: `full` differs from the tokens for which the mask was stored.
         """
         if full is not self._full and list(full) != self._full:
             raise UsageError(
@@ -118,7 +121,7 @@ def _elem_tree(name: str, elem: MultiModalFieldElem) -> list[Any]:
 
 
 def _data(name: str, data: Any) -> Any:
-    """Tensors on the CPU and plain numbers, in lists and tuples, as they are."""
+    """The data, if it consists of CPU tensors and plain numbers in lists and tuples."""
     kind = type(data)
     if kind is torch.Tensor:
         if data.device.type != "cpu" or data.layout is not torch.strided or data.requires_grad:
@@ -253,10 +256,10 @@ _SELECTS_IDS: Final = _code(PromptUpdateDetails.select_token_ids([], []).is_embe
 
 
 def _made_from(function: Any, name: str) -> Any:
-    """What a function of vLLM's found under `name` where it was made.
+    """The value of the variable `name` in the closure of one of vLLM's functions.
 
     Raises:
-        UnsupportedLeaf: nothing.
+        UnsupportedLeaf: the function has no such variable.
     """
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     if name not in cells:
@@ -271,10 +274,10 @@ def _tokens(tokens: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_kind(found: Any, kind: type) -> None:
-    """Whether it would come back as what it is.
+    """Checks that an object is exactly of the class `kind`, so that it is read back as the same type.
 
     Raises:
-        UnsupportedLeaf: it is of a class of its own, or of a newer version's.
+        UnsupportedLeaf: it is of a subclass or another class, or the installed vLLM has changed the class.
     """
     if type(found) is not kind:
         raise UnsupportedLeaf(

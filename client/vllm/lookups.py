@@ -1,15 +1,15 @@
-"""What an encoder input is called, and whether what is stored under that name is what its request expects.
+"""The keys of encoder inputs, and the check that a stored output is what its request expects.
 
-Owns: the namespace as the weights change, the digests that are known, the check of what is found. Does not own what is
-done about it: that is the scheduler's side. Looking up is the background thread's; the step's thread says that the
-weights have changed, and takes what claims bring.
+Owns: the namespace as the weights change, the cache of digests, the check of stored outputs. Does not own: the reaction
+to a result (scheduler.py). Lookups run in the background thread. The step's thread reports changes of weights, and
+takes the leases of claims.
 
 Invariants
-- Between a change of weights and the daemon's confirmation of it, nothing has a name.
-- Weights that were changed in place have a name of their own, which no other engine can come to: the number of changes
-  does not say what the weights are now, and nothing else here does.
-- Keys are made at the generation that the namespace has now, not at the one that it had at the engine's start: the
-  revision names the weights, and an engine that raised the generation has left the revision.
+- From a change of weights until the daemon's confirmation, no input has a key.
+- Weights that were changed in place get a name of their own that no other engine can have: the number of changes does
+  not identify the new weights, and nothing else known here does.
+- Keys are made at the namespace's present generation, not at that of the engine's start: the revision names the
+  weights, and an engine that raised the generation has another revision since.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _log = logging.getLogger("tensord")
 
 
 class Input:
-    """An input of a request, or several that the scheduler takes for one: those with one identifier.
+    """An input of a request. Inputs with one identifier count as one input, as in the scheduler.
 
-    Written by the background thread: `key`, `lease`, and last `state`.
+    The background thread writes `key`, then `lease`, and `state` last.
     """
 
     __slots__ = ("adapter", "check", "datas", "key", "lease", "modality", "rows", "state", "wanted")
@@ -50,20 +50,22 @@ class Input:
         self.rows = rows
         self.datas = [data]
         self.adapter = adapter
-        """The LoRA adapter that it is encoded with: its number in vLLM, and the digest of its weights."""
+        """The LoRA adapter of the input: vLLM's number, and the digest of the adapter's weights."""
         self.state: Literal["asked", "unshared", "found", "missed"] = "asked"
         self.key: bytes | None = None
         self.lease: Lease | None = None
         self.check: bool | None = None
-        """Whether it is encoded all the same and compared; None: not decided."""
+        """Whether the input is encoded anyway and compared with the stored output; None: not decided yet."""
         self.wanted: Wanted | None = None
 
 
 class Lookups:
-    """Args:
-    namespace: of the engine's outputs; None where they have no name.
-    dtype: of the outputs, as torch names it.
-    width_fits: whether outputs of a modality may have so many columns.
+    """The keys and lookups of one engine.
+
+    Args:
+        namespace: the namespace of the engine's outputs; None if they have no name.
+        dtype: the name of the outputs' dtype in torch.
+        width_fits: whether outputs of a modality may have a given number of columns.
     """
 
     def __init__(
@@ -83,46 +85,46 @@ class Lookups:
 
     @property
     def named(self) -> bool:
-        """Whether anything can be shared at all."""
+        """Whether the engine can share any output."""
         return self._namespace is not None
 
     @property
     def confirmed(self) -> bool:
-        """Whether the daemon knows of all changes of the weights."""
+        """Whether the daemon has confirmed all changes of the weights."""
         return self._changes == self._changes_confirmed
 
     def weights_changed(self) -> None:
-        """What was stored is another model's. The daemon is told when next something is looked up."""
+        """Records that stored outputs are another model's. The next lookup tells the daemon."""
         if not self._changes and self.named:
             _log.warning(
-                "tensord: the model of this engine was changed in place, or its encoder cache was reset: no other "
-                "engine can tell what it is now. It shares encoder outputs with none from here on, and finds only "
-                "its own. To share again, start it anew from files that have these weights"
+                "tensord: the model of this engine was changed in place, or its encoder cache was reset, so other "
+                "engines cannot know its present weights. From now on it shares encoder outputs with no other engine, "
+                "and finds only its own. To share again, restart it from files that have these weights"
             )
         self._changes += 1
 
     def trusts(self, key: bytes) -> bool:
-        """Whether anything may be found, or stored, in the key's namespace."""
+        """Whether outputs in the key's namespace may be used and stored."""
         return key[:NAMESPACE_TAG_BYTES] not in self._distrusted
 
     def distrust(self, key: bytes, by: float) -> bool:
-        """What was found under `key` is not what this engine encodes, but differs `by` so much. Nothing of its
-        namespace is shared from now on. False where that was known.
-        """
+        """Ends sharing in the key's namespace: the entry `key` differs from the output that this engine encodes, by
+        `by` (see `canary.difference`). False if sharing there has ended already."""
         if not self.trusts(key):
             return False
         self._distrusted |= {key[:NAMESPACE_TAG_BYTES]}
         _log.error(
-            "tensord: WRONG OUTPUT FOUND. The entry %s is not what this engine encodes: a row differs by %.2g of its "
-            "norm. Its namespace is evicted, and this engine shares nothing in it until it is started anew. The "
-            "engines that share it differ in something that its name does not cover: compare their models, versions "
-            "and settings, tell them apart by tensord.revision, and report it",
+            "tensord: WRONG OUTPUT FOUND. The entry %s differs from the output that this engine encodes: a row differs "
+            "by %.2g of its norm. Its namespace is evicted, and this engine shares no output in it until it restarts. "
+            "The engines that share the namespace differ in something that its name does not cover: compare their "
+            "models, versions and settings, tell them apart by tensord.revision, and report it",
             *(key.hex(), by),
         )
         return True
 
     def take(self, found: Input, lease: Lease) -> bool:
-        """Takes the lease if what is stored is what the request expects. What is not cannot be stored anew either."""
+        """Keeps the lease if the stored output is what the request expects. Otherwise the input can be neither found
+        nor stored."""
         wrong = self._mismatch(found, lease.tree)
         if wrong is None:
             found.lease = lease
@@ -133,7 +135,7 @@ class Lookups:
         return False
 
     def _mismatch(self, found: Input, stored: Any) -> str | None:
-        """In what a stored output is not what the request expects; None if it is."""
+        """The property in which a stored output differs from the request's expectation; None if it fits."""
         if not isinstance(stored, np.ndarray) or stored.ndim != 2:
             return "form"
         if stored.shape[0] != found.rows:
@@ -145,7 +147,7 @@ class Lookups:
     # ---- the background thread
 
     def look_up(self, found: Input, client: Client) -> None:
-        """Finds out the input's key, and holds what is stored under it."""
+        """Computes the input's key, and pins the entry stored under it."""
         state: Literal["unshared", "found", "missed"] = "unshared"
         try:
             key = self._key(found, client)
@@ -161,7 +163,7 @@ class Lookups:
         except UnsupportedLeaf:
             self._counts.add("unshared")
         finally:
-            # Whatever happened: the step may be waiting for it.
+            # In any case: the step may be waiting for this state.
             found.state = state
 
     def _key(self, found: Input, client: Client) -> bytes | None:
@@ -177,10 +179,10 @@ class Lookups:
         return key if self.trusts(key) else None
 
     def _confirmed(self, client: Client) -> Namespace | None:
-        """The namespace of the weights as they are; None until the daemon has confirmed that they have changed.
+        """The namespace of the present weights; None until the daemon has confirmed that they changed.
 
         Raises:
-            DaemonUnavailable, TimedOut: it has not.
+            DaemonUnavailable, TimedOut: the daemon did not confirm.
         """
         if self._namespace is None:
             return None
@@ -190,7 +192,7 @@ class Lookups:
             if time.monotonic() < self._retry_at:
                 return None
             self._retry_at = time.monotonic() + RETRY_S
-            # What was stored under the old name between the change and its being told was made by other weights.
+            # Entries stored under the old name between the change and its report were made by other weights.
             raised = client.invalidate(namespace)
             namespace = replace(raised, revision=f"{self._revision} changed={secrets.token_hex(16)}")
             self._namespace = namespace

@@ -1,6 +1,7 @@
-"""What vLLM calls in each of its processes, when tensord is installed beside it.
+"""The plugin that vLLM calls in each of its processes if tensord is installed.
 
-Owns: what is put in the place of vLLM's own, and upon which setting; the way of the library's log into vLLM's.
+Owns: which of vLLM's parts are replaced, by which setting; forwarding the library's log to vLLM's. Does not own: the
+replacements.
 
     TENSORD_VLLM_PROCESSOR_CACHE=1    processor outputs are shared by all frontends and engines of the host
 """
@@ -21,19 +22,17 @@ _SWITCHES: Final = {"": False, "0": False, "1": True}
 
 
 def register() -> None:
-    """Makes the EC connector known by its name alone, the processor cache vLLM's where it is switched on, and the
-    library's log part of vLLM's.
-
-    Called several times in a process, it does so once.
+    """Registers the EC connector by its name, replaces vLLM's processor cache if the setting is 1, and forwards the
+    library's log to vLLM's. Further calls in a process do nothing.
 
     Raises:
-        BadConfiguration: a switch that is neither 0 nor 1.
+        BadConfiguration: a setting is neither 0 nor 1.
     """
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
     log_with_vllm()
     if multiprocessing.parent_process() is not None:
-        # A process that vLLM has made for an engine, and for no other.
+        # vLLM made this process for one engine.
         loading_begins()
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
@@ -44,9 +43,9 @@ def register() -> None:
 
 
 def log_with_vllm() -> None:
-    """What the library logs in this process goes where vLLM's own lines go, in their form and from their level on.
+    """Sends the library's log lines to vLLM's handlers, with their format and level.
 
-    vLLM gives handlers to its own logger alone. Where somebody gave the library's logger handlers nothing changes.
+    vLLM adds handlers only to its own logger. If the library's logger has handlers already, nothing changes.
     """
     library = logging.getLogger("tensord")
     if not library.handlers:

@@ -1,11 +1,11 @@
-"""What vLLM's log says of the daemon: one line when an engine starts, one at each change, none twice.
+"""Log lines about the daemon in vLLM's log: one when an engine starts, one at each change, none repeated.
 
-Owns: those lines, and what engines are called among the daemon's clients.
-Does not own the connection: the client keeps it up by itself.
+Owns: those lines, and the names of engines among the daemon's clients. Does not own: the connection, which the client
+keeps up by itself.
 
 Invariants
-- Changes are said once a process and socket, however many parts of the process have clients of that daemon.
-- While there is no connection, each kind of reason is said once.
+- A change is logged once a process and socket, however many parts of the process have clients of that daemon.
+- While there is no connection, each kind of error is logged once.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from ..core.cache import Client
 from ..core.link import Connected, Told
 
 ATTACH_S: Final = 0.4
-"""How long making a client may keep an engine's start waiting; there are at most two in a row. It attaches later."""
+"""Seconds that making a client may delay an engine's start, at most twice. After that it attaches in the background."""
 
 _NOT_YET: Final = TimedOut("the first attempt to attach has not ended")
 _log = logging.getLogger("tensord")
 _said: dict[str, str] = {}
-"""By socket: the last change that was said in this process."""
+"""By socket: the last change that this process has logged."""
 _said_lock = threading.Lock()
 
 
 def client_name(vllm_config: Any, part: str) -> str:
-    """What `tensorctl clients` calls a part of an engine: "vllm-1a2b3 scheduler". `part` names the rank where there are
-    several.
+    """The name of a part of an engine in `tensorctl clients`, for example "vllm-1a2b3 scheduler".
+
+    `part` includes the rank if there are several. The name is cut to 128 characters.
     """
     return f"vllm-{vllm_config.instance_id} {part}"[:128]
 
 
 class Presence:
-    """Says whether the daemon is there.
+    """Logs whether the daemon is available.
 
     Args:
-        shares: what this part of the engine shares through it, for the first line; or why it shares nothing.
+        shares: text for the first line: what this part of the engine shares through the daemon, or why it shares
+            nothing.
     """
 
     def __init__(self, client: Client, shares: str) -> None:
@@ -54,11 +56,11 @@ class Presence:
 
     @property
     def connected(self) -> bool:
-        """Whether the daemon is there and, as far as is known, answers."""
+        """Whether the daemon is connected and, as far as known, answers."""
         return self._link.connected and not self._silent
 
     def look(self, *, silent: bool = False) -> None:
-        """Says what has changed. `silent`: the daemon owes an answer for too long."""
+        """Logs a change of the daemon's state. `silent`: an answer of the daemon is overdue."""
         with self._lock:
             self._silent = silent
             if self._link.closed:
@@ -70,7 +72,7 @@ class Presence:
                 self._reasons.add(kind)
                 self._away()
 
-    # ---- what the link tells, in its thread
+    # ---- calls by the link, in its thread
 
     def attached(self, connected: Connected) -> None:
         self.look()
@@ -100,12 +102,14 @@ class Presence:
         elif self._silent:
             self._change(
                 logging.WARNING,
-                "does not answer: what is stored is found, what is missing is computed here; see `tensorctl health`",
+                "does not answer: stored entries are found, missing ones are computed here; see `tensorctl health`",
             )
         elif before == "silent":
             self._change(logging.INFO, "answers again")
         else:
-            self._change(logging.INFO, f"is there (instance {link.instance}, version {link.version}); {self._shares}")
+            self._change(
+                logging.INFO, f"is connected (instance {link.instance}, version {link.version}); {self._shares}"
+            )
 
     def _away(self) -> None:
         link, before = self._link, self._state
@@ -125,14 +129,14 @@ class Presence:
 
 
 def _note(path: str, text: str) -> bool:
-    """Whether the text is another than the last one."""
+    """Records the text. False if it equals the last one for the path."""
     with _said_lock:
         known, _said[path] = _said.get(path), text
         return known != text
 
 
 def _remedy(error: TensordError) -> str:
-    """What to do, where the error itself does not say it."""
+    """A remedy for the error if its message has none, else an empty string."""
     match error:
         case VersionMismatch() | SocketForbidden():
             return ""

@@ -1,13 +1,14 @@
 """vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
 
-vLLM's own works with exactly one frontend, which its engine's cache mirrors; with several API processes or data
-parallel engines it turns into a cache of each frontend's own. Here any number of both share what is stored, by content.
+Owns: the classes that vLLM calls, and the hash under which an item is stored. Does not own: the form of items
+(items.py), nor their storage (caches/processor.py).
 
-Owns: what vLLM calls, and under which hash an item is stored. Does not own the form of items (items.py), nor what
-becomes of them (processor_cache.py). Nothing raises because the daemon is away, or the ring is full.
+vLLM's own cache works with exactly one frontend, whose cache the engine mirrors. With several API processes or data
+parallel engines each frontend has a separate cache. Here any number of frontends and engines share items by content.
 
-An item whose hash follows from its content (hashes.py) is everybody's. Any other hash may name another content in
-another process, as a client's UUID does: its item is this frontend's alone, for as long as that runs.
+Invariants: no call raises because the daemon is away or the ring is full. An item whose hash is determined by its
+content (hashes.py) is shared by all processes. Any other hash, such as a client's UUID, may name other content in
+another process; its item is stored for this frontend alone, for as long as that runs.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ OutItem = tuple[MultiModalKwargsItem | None, Updates]
 
 
 class TensordSenderCache(BaseMultiModalProcessorCache):
-    """The frontend's side. An item that is stored goes to the engine as a reference of a few bytes.
+    """The frontend's side. Stored items go to the engine as references of a few bytes.
 
     Args:
         vllm_config: names the model and its processor.
-        socket: the daemon's; without it $TENSORD_SOCKET, the user's own, or the system's.
+        socket: the daemon's socket; by default $TENSORD_SOCKET, the user's own, or the system's.
         limits: `entries_max`, `bytes_max`, `seconds` and `put_wait_s` of ProcessorCache.
     """
 
@@ -88,7 +89,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._presence = Presence(self._client, "processor outputs are found and stored")
         namespace = self._client.current(processor_namespace(vllm_config.model_config))
         self.model_name = f"tensord {namespace.tag.hex()}"
-        """What items' hashes have in place of the model's name, which with a folder is its path."""
+        """The name that replaces the model's name in items' hashes. For a model in a folder, the model's name is a
+        path."""
         self._forms = forms_of(namespace.tag)
         self.cache = ProcessorCache(self._client, namespace, lend=True, accepts=self._forms.has, **limits)
         self._told: set[str] = set()
@@ -99,10 +101,10 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         return self._found(mm_hash) is not None
 
     def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
-        """What goes to the engine, and the item's prompt updates.
+        """The item or its reference for the engine, and the item's prompt updates.
 
         Raises:
-            MultiModalCacheMissError: `mm_item` is None, and the item neither stored nor held.
+            MultiModalCacheMissError: `mm_item` is None, and the item is neither stored nor held.
         """
         found = self._found(mm_hash)
         if mm_item is not None:
@@ -119,7 +121,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         raise MultiModalCacheMissError([mm_hash])
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        # Held until it is looked up, which follows, and is what counts as its use.
+        # The item is held until the lookup that follows. Only the lookup counts as a use.
         self._found(mm_hash)
 
     def release_sender_touches(self) -> None:
@@ -129,10 +131,10 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.invalidate([_hash(scope, mm_hash) for scope in (_EVERYBODYS, self._named_scope, self._bare_scope)])
 
     def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
-        """Whether an item that a client sent is, if it is a reference, the one of `mm_hash`.
+        """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
 
         Raises:
-            UsageError: it is another's, or no whole one.
+            UsageError: it is a reference to another item, or not a complete reference.
         """
         found = _reference(mm_item, mm_hash)
         if found is None:
@@ -142,13 +144,13 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         if scope not in known or feature.data.key != self.cache.key(feature.hash):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(feature.data):
-            # A client's word is no reason for the engine to ask another process.
+            # A reference that a client sent must not make the engine send messages to another process.
             data: Any = mm_item[_REFERENCE].data
             data[_REFERENCE_BYTES - LOAN_BYTES : _REFERENCE_BYTES] = bytes(LOAN_BYTES)
 
     def clear_cache(self) -> None:
-        """Forgets what this frontend holds and has counted, and what clients' names stood for. What is stored by its
-        content stays: it is as right as before, and other engines use it.
+        """Forgets the items that this frontend holds, its statistics, and the meaning of clients' UUIDs. Items stored
+        by content stay: they are still right, and other engines use them.
         """
         self.cache.forget()
         self._take_scopes()
@@ -156,7 +158,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         stats = self.cache.make_stats(delta)
         if delta:
-            # As vLLM asks for it, to add it to its own metrics.
+            # vLLM calls with delta=True when it updates its own metrics.
             for reason, amount in stats.passed_through.items():
                 _passed_through().labels(reason).inc(amount)
         return CacheInfo(hits=stats.hits, total=stats.total)
@@ -172,26 +174,28 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self._bare_scope = os.urandom(_SCOPE_BYTES)
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
-        """Where an item may be stored: first where it is stored if it has prompt updates, last if it has none."""
+        """The scopes in which an item may be stored: first the one used with prompt updates, last the one used
+        without."""
         if not follows_from_content(mm_hash):
             return [self._named_scope]
-        # Without updates it may come from a program that expanded the prompt by itself: nobody else could place it.
+        # An item without updates may come from a program that expanded the prompt itself. Other processes could not
+        # place it.
         return [_EVERYBODYS, self._bare_scope]
 
     def _found(self, mm_hash: str) -> bytes | None:
-        """In which scope it is there; held from now on."""
+        """The first scope in which the item is stored, or None. The item is held from now on."""
         return next(
             (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([_hash(scope, mm_hash)])[0]), None
         )
 
     def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
-        """A reference to what was found, or what is left of it where it is stored no more."""
+        """A reference to the stored item; if it is no longer stored, the item itself."""
         item, updates = mm_item
         hash = _hash(scope, mm_hash)
         try:
             (sent,) = self.cache.get_and_update([None], [hash])
         except ReferenceLost:
-            # Cleared by another thread since it was found.
+            # Another thread has cleared the cache since the item was found.
             if item is None:
                 raise MultiModalCacheMissError([mm_hash]) from None
             return mm_item
@@ -210,7 +214,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             self._tell("unsupported", str(error))
             return mm_item
         self._forms.learn(tree)
-        # An item without tensors has none.
+        # An item without tensors has no digest.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
         (sent,) = self.cache.get_and_update([tree], [_hash(scope, mm_hash)])
@@ -219,18 +223,19 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     def _tell(self, reason: str, text: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            _log.warning("a processor output goes to the engine uncached, %s; said once: %s", reason, text)
+            _log.warning("tensord: a processor output goes to the engine uncached, %s: %s (logged once)", reason, text)
 
 
 class TensordReceiverCache(BaseMultiModalReceiverCache):
-    """The engine core's side. It stores nothing: references become items over shared memory, items stay what they are.
+    """The engine core's side. It stores nothing: references are replaced by items over shared memory, items stay as
+    they are.
 
     Args:
         vllm_config: as for the sender.
         socket: as for the sender.
-        copy: as ProcessorCache's. By default, views where there is an accelerator, to which they are copied before a
-            model sees them; else pages that become this process's own where a model writes on them. Fields that stay
-            on the CPU anyway are small, and come as copies.
+        copy: as for ProcessorCache. By default, views if there is an accelerator, since data is copied to it before a
+            model reads the data; else private copy-on-write pages. Fields that stay on the CPU are small, and are
+            always copied.
     """
 
     def __init__(
@@ -249,11 +254,11 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         self._told = False
 
     def get_and_update_features(self, mm_features: list[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
-        """Fills in the data of all features; pins all before the first.
+        """Fills in the data of all features. Pins all entries before it fills in the first.
 
         Raises:
-            MultiModalCacheMissError: some are not there; it names all of those, and nothing was filled in.
-            UsageError: a reference to another item than the feature's.
+            MultiModalCacheMissError: some items are not stored; it names all of those, and no feature was filled in.
+            UsageError: a reference names another item than the feature's.
         """
         hashes = [feature.mm_hash or feature.identifier for feature in mm_features]
         asked = [_asked(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
@@ -275,10 +280,10 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         return mm_features
 
     def get_and_update_item(self, mm_item: MultiModalKwargsItem | None, mm_hash: str) -> MultiModalKwargsItem:
-        """The item itself, or the one that it refers to, or (None) the one stored under `mm_hash`.
+        """The item itself, or the item that it refers to, or for None the item stored under `mm_hash`.
 
         Raises:
-            MultiModalCacheMissError, UsageError: as for features.
+            MultiModalCacheMissError, UsageError: as for `get_and_update_features`.
         """
         asked = _asked(mm_item, mm_hash)
         try:
@@ -293,7 +298,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         return item
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
-        """A reference is checked; the pins are taken when features are filled in, all before the first."""
+        """Checks a reference. Pins are taken when features are filled in."""
         if mm_item is not None:
             _reference(mm_item, mm_hash)
 
@@ -301,19 +306,19 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         self.cache.forget()
 
     def _item(self, tree: Any, mm_hash: str) -> MultiModalKwargsItem | None:
-        """The item of a tree; None where the tree is no item, whatever it is."""
+        """The item of a tree; None if the tree is not an item."""
         try:
             return _item(tree)
         except Exception:
             self.cache.pass_through("malformed")
             if not self._told:
                 self._told = True
-                _log.warning("what is stored as %s is no item, and is a miss; said once", mm_hash, exc_info=True)
+                _log.warning("tensord: %s is stored but not an item, so a miss (logged once)", mm_hash, exc_info=True)
             return None
 
 
 class _Teaching(MultiModalProcessorOnlyCache):
-    """vLLM's cache of its warm-up, from which the forms of items are learned."""
+    """vLLM's cache of its warm-up. It also learns the forms of the items processed there."""
 
     def __init__(self, model_config: Any) -> None:
         super().__init__(model_config)
@@ -328,7 +333,8 @@ class _Teaching(MultiModalProcessorOnlyCache):
 
 
 def install() -> None:
-    """Has vLLM make these caches in this process, once; where engines run on other hosts, its own."""
+    """Makes vLLM create these caches in this process. If engines run on other hosts, vLLM's own caches stay.
+    Idempotent."""
     for name, make in (
         ("processor_cache_from_config", _sender),
         ("engine_receiver_cache_from_config", _receiver),
@@ -340,7 +346,7 @@ def install() -> None:
 
 
 def _replace(name: str, make: Callable[..., Any]) -> None:
-    """Puts `make(original, …)` in the place of a factory, in all modules that have its name already."""
+    """Replaces a factory by `make(original, …)`, in all modules that have imported its name already."""
     original = getattr(factories, name)
     if hasattr(original, _OURS):
         return
@@ -387,7 +393,7 @@ def _wanted(vllm_config: VllmConfig) -> bool:
 
 @cache
 def _passed_through() -> Counter:
-    """This process's counter, which vLLM's /metrics shows among its own, of all API processes together."""
+    """This process's counter. vLLM's /metrics shows it, summed over all API processes."""
     return Counter("tensord_processor_passed_through", "Processed items that went to the engine whole.", ["reason"])
 
 
@@ -396,7 +402,7 @@ def _hash(scope: bytes, mm_hash: str) -> bytes:
 
 
 def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
-    """The item of a tree, with its `content_digest`: taking it anew reads all of it."""
+    """The item of a tree, with the stored `content_digest`, since computing it would read all of the item."""
     item = tree_item(tree)
     for elem in item.values():
         if elem.field.keep_on_cpu:
@@ -414,16 +420,16 @@ def _owned(data: Any) -> Any:
 
 
 def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
-    """The item that goes to the engine in an item's place."""
+    """The reference that goes to the engine in place of an item."""
     data: Any = list(b"".join(reference) + scope)
     return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
 
 
 def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature] | None:
-    """The scope of what an item refers to, and what to ask for; None if it is an item itself.
+    """The scope of a reference, and the query for its item; None if `item` is not a reference.
 
     Raises:
-        UsageError: a reference that is no whole one.
+        UsageError: the reference is not complete.
     """
     elem = item.get(_REFERENCE)
     if elem is None:

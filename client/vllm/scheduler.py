@@ -1,29 +1,31 @@
-"""The scheduler's side of the connector: which encoder inputs need not be encoded, and who stores the others.
+"""The scheduler's side of the connector: decides which encoder inputs are loaded instead of encoded, and which engine
+stores the others.
 
-Owns: what is known of each request's inputs, from the first time it may be scheduled to its end. All of it is the
-step's thread's, but for the answers that the background thread writes into an `Input`.
+Owns: the state of each request's inputs, from the first time that the request may be scheduled until its end. Does not
+own: keys and lookups (lookups.py), claims (claims.py). Only the step's thread uses this state, except for the results
+that the background thread writes into an `Input`.
 
-One input of a request, by what the scheduler asks:
+The states of one input, by the scheduler's calls:
 
-    ensure    asked ─┬→ unshared          no name, nothing to look up: encoded, not stored
+    ensure    asked ─┬→ unshared          no name, so no lookup: encoded, not stored
                      ├→ found ──────────┐ the lease is held from here on
                      └→ missed          │
                           │ claims, in the order of the request's keys
                           ├→ found ─────┤ another engine has stored it meanwhile
                           └→ compute,   │
                              or alone   │
-    alloc                 │             └→ load: the lease goes with the step, until all ranks are done with it
-                          └→ save: the claim goes with the key, until it is stored
-    preempted, aborted, finished, no longer needed: lease and claim are let go, whatever the state
+    alloc                 │             └→ load: the lease is held until all ranks are done with the step
+                          └→ save: the claim is held until the output is stored
+    preempted, aborted, finished, no longer needed: lease and claim are released in any state
 
 Invariants
-- "hit" is said only with the lease held, and of an identifier only what holds for the request that was ensured last.
-- A request holds the claim of a key only once those of all its lesser keys are settled: engines that wait for each
-  other's never do so in a circle.
-- Requests claim no more than one step takes; the rest is left for other engines. One that has a claim already may
-  always ask for its next, so that no two requests keep each other from going on.
-- An input that the engine's own encoder cache has, as far as its own words tell, costs nothing.
-- The step's thread never waits, hashes, or speaks with the daemon.
+- `has` returns True only while the lease is held, and only for inputs of the request that was ensured last.
+- A request asks for the claim of a key only once the claims of all its smaller keys are settled, so engines never wait
+  for each other in a circle.
+- Requests claim no more than one step takes; other engines may claim the rest. A request that has a claim may always
+  ask for its next one, so two requests never block each other.
+- An input that is in the engine's own encoder cache, according to the engine's calls, costs nothing.
+- The step's thread never waits, hashes, or talks to the daemon.
 """
 
 from __future__ import annotations
@@ -48,22 +50,22 @@ from .step import NOTHING, Check, Load, Report, Save, StepMetadata
 
 WAIT_S_LEAST: Final = 0.02
 WAIT_FACTOR: Final = 3
-"""How many times as long as an engine expected to take it is waited for."""
+"""An engine waits for another engine up to this multiple of the time that the other engine expected to take."""
 SOONER: Final = 0.8
-"""Who would have encoded in this part of the time that another engine still takes, or less, does not wait for it."""
+"""An engine does not wait if it would have encoded the input itself within this share of the other's remaining time."""
 LOOK_UP_S: Final = 0.25
-"""How long looking up may take at least, however short the waiting for others is to be."""
+"""Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
 LAG_STEPS_MAX: Final = 256
-"""Ranks run steps in their order, and are handed a few ahead at most: one that is so many behind will not say any more
-that it is done, and is."""
+"""Ranks run steps in order, and are at most a few steps behind. A rank that is this many steps behind is taken as done;
+its report was lost."""
 PAUSE_S: Final = 0.0001
 ANSWER_S_MAX: Final = 30.0
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
-"""What the model is given as it is: nothing is encoded."""
+"""Inputs that the model receives as they are, without an encoder."""
 
 
 class _Asking:
-    """A request whose inputs are looked up. `inputs` are those that are neither behind it nor settled by allocation."""
+    """A request whose inputs are looked up. `inputs`: those that still have to be encoded or loaded, by identifier."""
 
     __slots__ = ("count", "end", "inputs", "order", "reached", "settled", "since", "waits_since")
 
@@ -73,11 +75,11 @@ class _Asking:
 
     @property
     def claims(self) -> bool:
-        """Whether it has claimed anything that is not allocated yet, or waits for it."""
+        """Whether the request has a claim, or waits for one, on an input that is not allocated yet."""
         return any(found.wanted is not None for found in self.inputs.values())
 
     def begin(self, features: Sequence[Any]) -> None:
-        """Its inputs are to be settled, from now on."""
+        """Starts to settle the inputs in `features` from now on."""
         self.count = len(features)
         self.end = _end(features) if features else 0
         self.order: list[str] | None = None
@@ -88,15 +90,17 @@ class _Asking:
 
 
 class SchedulerSide:
-    """Args:
-    client_name: what `tensorctl clients` shows.
-    shares: what is shared, or why nothing is: for the log's first line.
-    namespace: of the engine's outputs; None shares nothing.
-    ranks: how many workers load each input.
-    width_fits: whether outputs of a modality may have so many columns.
-    dtype: the outputs' dtype, as torch names it.
-    canary: the share of hits that is encoded all the same, and compared.
-    step_requests, step_rows: how many requests, and encoder outputs of how many rows, a step takes at most.
+    """The scheduler's side.
+
+    Args:
+        client_name: the name that `tensorctl clients` shows.
+        shares: what is shared, or why nothing is, for the first log line.
+        namespace: the namespace of the engine's outputs; None shares nothing.
+        ranks: the number of workers that load each input.
+        width_fits: whether outputs of a modality may have a given number of columns.
+        dtype: the name of the outputs' dtype in torch.
+        canary: the share of hits that are encoded anyway and compared.
+        step_requests, step_rows: the most requests, and the most rows of encoder outputs, in one step.
     """
 
     def __init__(
@@ -130,13 +134,13 @@ class SchedulerSide:
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
         self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
-        # Requests, and what of their inputs is in the engine's own encoder cache.
+        # Requests, and the inputs that are in the engine's own encoder cache.
         self._asking: dict[str, _Asking] = {}
         self._current: _Asking | None = None
         self._local: set[str] = set()
         self._damaged: set[str] = set()
         self._unavailable: set[str] = set()
-        # The step that is being made, and those on their way.
+        # The step that is being made, and the steps in progress.
         self._step = 0
         self._allocated: set[str] = set()
         self._loads: dict[str, tuple[Lease, tuple[int, int]]] = {}
@@ -156,10 +160,10 @@ class SchedulerSide:
         self._claims = EncodeClaims(self._background, computes=producer)
         self._background.start()
 
-    # ---- is it there
+    # ---- lookups for a request
 
     def ensure(self, request: Any, computed: int) -> bool:
-        """Whether the request may be scheduled now; False puts it off to another step."""
+        """Whether the request may be scheduled now. False defers it to a later step."""
         features = request.mm_features
         if self._damaged and any(feature.identifier in self._damaged for feature in features):
             self._unavailable.add(request.request_id)
@@ -181,7 +185,7 @@ class SchedulerSide:
         return asking.settled
 
     def has(self, identifier: str) -> bool:
-        """Whether an input of the request that was ensured last is held here."""
+        """Whether an input of the request that was ensured last is held here, and is to be loaded."""
         if self._current is None or not self._consumer:
             return False
         found = self._current.inputs.get(identifier)
@@ -192,9 +196,9 @@ class SchedulerSide:
         return not found.check
 
     def allocated(self, request: Any, index: int) -> None:
-        """The engine's encoder cache has room for it: it is loaded, or encoded, in the step that is being made."""
+        """Records that the encoder cache has space for the input: it is loaded, or encoded, in the present step."""
         identifier = request.mm_features[index].identifier
-        # Twice in one step: who had it first was preempted in it, and may have meant another picture by that name.
+        # A second allocation in one step: the first request was preempted, and may have had another input of this name.
         self._loads.pop(identifier, None)
         self._checks.pop(identifier, None)
         self._step_adapters.pop(identifier, None)
@@ -222,7 +226,7 @@ class SchedulerSide:
             self._let_go(wanted, asking)
 
     def finished(self, request_id: str) -> None:
-        """The request ended, however."""
+        """Releases everything that the request holds, however it ended."""
         asking = self._asking.pop(request_id, None)
         if asking is not None:
             self._release(asking)
@@ -231,8 +235,8 @@ class SchedulerSide:
         self._unavailable.discard(request_id)
 
     def weights_changed(self) -> None:
-        """What is stored was made by other weights: nothing is shared until the daemon has confirmed a new generation,
-        for which it is asked when next something is looked up, so that several calls for one change are one."""
+        """Stops sharing until the daemon has confirmed a new generation, since stored outputs were made by other
+        weights. The next lookup asks the daemon, so several calls for one change make one request."""
         self._lookups.weights_changed()
         for asking in self._asking.values():
             self._release(asking)
@@ -241,23 +245,23 @@ class SchedulerSide:
         self._damaged.clear()
 
     def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
-        """Which LoRA adapters the workers hold: by rank, their digests by vLLM's number of the adapter."""
+        """Receives the LoRA adapters that the workers hold: by rank, their digests by vLLM's number of the adapter."""
         self._adapters = held
         for asking in self._asking.values():
             if any(found.adapter and not self._holds(*found.adapter) for found in asking.inputs.values()):
-                # It is looked up again by the name that it has now.
+                # It is looked up again under its new name.
                 self._release(asking)
 
-    # ---- what the step says
+    # ---- the step's metadata
 
     def metadata(self, scheduler_output: Any) -> StepMetadata:
-        """What the workers are to do in the step that was just made."""
+        """The metadata for the workers of the step that was just made."""
         if scheduler_output.free_encoder_mm_hashes:
             self._local.difference_update(scheduler_output.free_encoder_mm_hashes)
         if scheduler_output.total_num_scheduled_tokens or self._allocated:
             self._step += 1
         elif self._deferred:
-            # Nothing runs in this step: the thread that settles what is waited for gets the interpreter.
+            # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
             time.sleep(PAUSE_S)
         self._deferred = False
         if self._in_flight:
@@ -272,7 +276,7 @@ class SchedulerSide:
         self._local |= self._allocated
         left: dict[int, set[bytes]] = {}
         if self._left and scheduler_output.total_num_scheduled_tokens:
-            # A step without tokens may not reach the workers.
+            # vLLM may not send a step without tokens to the workers.
             left, self._left = self._left, {}
         self._allocated = set()
         if not self._loads and not self._saves and not self._checks and not left:
@@ -289,7 +293,7 @@ class SchedulerSide:
         return made
 
     def take_in(self, report: Report) -> None:
-        """What workers say of the steps that they ran."""
+        """Processes the workers' reports on their steps."""
         for rank, ring in report.rings.items():
             if rank in self._rings:
                 self._left.setdefault(rank, set()).add(self._rings[rank])
@@ -308,8 +312,8 @@ class SchedulerSide:
             row_s = report.encode_s / report.encoded_rows
             self._row_s = row_s if self._row_s is None else 0.75 * self._row_s + 0.25 * row_s
         if report.failed:
-            # Zeros were computed with. Whoever has that input is ended, and as long as results may be cached that were
-            # made of it, so is whoever asks for it again.
+            # The model has computed with zeros. All requests with that input are ended. Later requests for it are ended
+            # too, since results computed with the zeros may be cached.
             self._damaged |= report.failed
         for key, by in report.differs:
             if self._lookups.distrust(key, by):
@@ -320,12 +324,12 @@ class SchedulerSide:
             self._counts.add(name, amount)
 
     def take_unavailable(self) -> set[str]:
-        """Requests to be ended with an error."""
+        """Returns, once, the requests that vLLM has to end with an error."""
         taken, self._unavailable = self._unavailable, set()
         return taken
 
     def stats(self) -> TensordECStats | None:
-        """What was counted since it was last asked, and whether the daemon is there; None if neither is new."""
+        """The counts since the last call, and whether the daemon is connected; None if neither has changed."""
         taken = self._counts.take()
         presence = self._presence
         connected = presence is not None and presence.connected
@@ -336,7 +340,8 @@ class SchedulerSide:
 
     @property
     def held(self) -> dict[str, int]:
-        """What is held now, by kind: requests, inputs, leases, claims, steps on their way. For looking on."""
+        """Numbers of held objects by kind: requests, inputs, leases, claims, steps in progress. For tests and
+        diagnosis."""
         inputs = [found for asking in self._asking.values() for found in asking.inputs.values()]
         return {
             "requests": len(self._asking),
@@ -347,7 +352,7 @@ class SchedulerSide:
         }
 
     def close(self) -> None:
-        """Lets everything go, and ends the thread. Idempotent."""
+        """Releases everything and ends the thread. Idempotent."""
         for request_id in list(self._asking):
             self.finished(request_id)
         self._in_flight.clear()
@@ -356,11 +361,12 @@ class SchedulerSide:
     # ---- a request's inputs
 
     def _is_local(self, name: str) -> bool:
-        """Whether the engine's own encoder cache has it, or will have by the end of the step."""
+        """Whether the engine's own encoder cache has the input, or will have it by the end of the step."""
         return name in self._local or name in self._allocated
 
     def _outdated(self, asking: _Asking, features: Sequence[Any], computed: int) -> bool:
-        """Whether an input is needed that nothing is known of: of a longer prompt, or gone from the engine's cache."""
+        """Whether the request needs an input without state here: its prompt grew, or the engine's cache dropped an
+        input."""
         return asking.count != len(features) or any(
             name not in asking.inputs and not self._is_local(name)
             for name in (feature.identifier for feature in _ahead(features, computed))
@@ -382,7 +388,7 @@ class SchedulerSide:
                 continue
             known = fresh.setdefault(name, Input(feature.modality, rows, feature.data, adapter))
             if known.datas[-1] is not feature.data or known.rows != rows:
-                # One name for several inputs. Should they not be one, none of them is shared.
+                # Several inputs have one name. If their contents differ, none of them is shared.
                 known.datas.append(feature.data if known.rows == rows else None)
         for found in fresh.values():
             nameless = (
@@ -402,9 +408,9 @@ class SchedulerSide:
         return asking
 
     def _adapter(self, lora_request: Any) -> tuple[int, str] | None:
-        """The adapter's number, and the digest of its weights that all ranks hold; None if there is no such one."""
+        """The adapter's number and the digest of its weights, if all ranks hold the same weights; else None."""
         if lora_request.load_inplace:
-            # vLLM loads it anew in each step: which weights those will be is not known before.
+            # vLLM loads the adapter anew in each step, so its weights in that step are not known yet.
             return None
         number = lora_request.lora_int_id
         digest = self._adapters.get(0, {}).get(number)
@@ -414,21 +420,21 @@ class SchedulerSide:
         return all(self._adapters.get(rank, {}).get(number) == digest for rank in range(self._ranks))
 
     def _settled(self, asking: _Asking) -> bool:
-        """Whether there is nothing left that is worth waiting for."""
+        """Whether no result is left that is worth waiting for."""
         now = time.monotonic()
         for name in [name for name in asking.inputs if self._is_local(name)]:
-            # Encoded or loaded meanwhile, for another of the engine's requests.
+            # Encoded or loaded meanwhile for another request of this engine.
             self._let_go(asking.inputs.pop(name), asking)
         if asking.order is None:
             for name, found in asking.inputs.items():
                 if found.state == "asked":
                     if now - asking.since < max(self._wait_s_max, LOOK_UP_S) and not self._background.late:
                         return False
-                    # Another in its place: what the thread finds out about this one, nobody will hear of.
+                    # The input is replaced by a new one, so that a late result of the background thread has no effect.
                     self._counts.add("late")
                     asking.inputs[name] = late = Input(found.modality, found.rows, None)
                     late.state = "unshared"
-            # Without a key it was settled before, by something that does not fit, or another producer.
+            # A missed input without a key is settled: the stored output does not fit, or another engine stores it.
             missed = [
                 (found.key, name)
                 for name, found in asking.inputs.items()
@@ -443,7 +449,7 @@ class SchedulerSide:
         return True
 
     def _waits(self, asking: _Asking, found: Input, now: float) -> bool:
-        """Whether another engine, or the daemon's answer, is waited for."""
+        """Whether the request waits for another engine, or for the daemon's answer."""
         assert found.key is not None
         if found.wanted is None:
             if self._is_full(asking, found.rows) and now - asking.since < self._wait_s_max:
@@ -465,7 +471,7 @@ class SchedulerSide:
                     return True
                 self._counts.add("wait_timeouts")
         elif wanted.state == "waiting":
-            # It has to encode it all the same, and the other one stores it.
+            # This engine has to encode the input anyway, and the other engine stores it.
             found.key = None
         elif wanted.state == "hit" and wanted.lease is not None:
             self._lookups.take(found, wanted.lease)
@@ -474,22 +480,23 @@ class SchedulerSide:
         return False
 
     def _is_full(self, asking: _Asking, rows: int) -> bool:
-        """Whether what is claimed fills a step already, and this request has no part in it."""
+        """Whether the claims already fill a step, and this request has none of them."""
         if asking.claims:
             return False
         ahead = self._claims.rows_ahead()
         return bool(ahead) and (ahead + rows > self._step_rows or self._claims.users_ahead() >= self._step_requests)
 
     def _own_s(self, rows: int) -> float:
-        """In how many seconds these rows would be stored, encoded in one step with all that is claimed here, or is
-        about to be: a step's outputs are stored when it ends. 0: not known."""
+        """Seconds until these rows would be stored, if encoded in one step with all rows that are claimed here or may
+        be claimed for that step. A step's outputs are stored when the step ends. 0 if unknown."""
         if self._row_s is None:
             return 0.0
         under_way_s = max(0.0, self._busy_until - time.monotonic())
         return under_way_s + max(self._claims.rows_ahead() + rows, self._rows_of_step()) * self._row_s
 
     def _rows_of_step(self) -> int:
-        """Rows that the next step may encode: of the oldest requests, without what another engine encodes."""
+        """Rows that the next step may encode: those of the oldest requests, without rows that another engine
+        encodes."""
         requests = rows = 0
         for asking in self._asking.values():
             of_request = sum(
@@ -505,13 +512,14 @@ class SchedulerSide:
         return min(rows, self._step_rows)
 
     def _is_sooner(self, wanted: Wanted, now: float) -> bool:
-        """Whether this engine would have encoded all that it wants before the other one has this."""
+        """Whether this engine would have encoded all inputs that it wants before the other engine has stored this
+        one."""
         if self._row_s is None or not wanted.expected_at:
             return False
         return self._all_s(now) < SOONER * (wanted.expected_at - now)
 
     def _all_s(self, now: float) -> float:
-        """In how many seconds all that is wanted here and not found would be stored, if this engine encoded it."""
+        """Seconds until all inputs that are wanted here and not found would be stored, if this engine encoded them."""
         if self._rows_wanted is None:
             self._rows_wanted = sum(
                 found.rows for asking in self._asking.values() for found in asking.inputs.values() if not found.lease
@@ -519,8 +527,8 @@ class SchedulerSide:
         return max(0.0, self._busy_until - now) + self._rows_wanted * (self._row_s or 0.0)
 
     def _patience_s(self, wanted: Wanted, since: float) -> float:
-        """How long the other engine is waited for: by what it expected to take, or else by what all that it may be
-        doing would take here."""
+        """Seconds to wait for the other engine: a multiple of the time that it expected, or else of the time that all
+        work wanted here would take this engine. At most `wait_s_max`."""
         if wanted.expected_at:
             expected_s = wanted.expected_at - since
         elif self._row_s is not None:
@@ -530,7 +538,8 @@ class SchedulerSide:
         return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
 
     def _stores(self, found: Input) -> bool:
-        """Whether what is encoded is to be stored: not by a mere consumer, nor where it is, or will be, stored."""
+        """Whether the encoded output is to be stored: not by a mere consumer, and not if it is stored already or
+        sharing has ended."""
         assert found.key is not None
         return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(found.key)
 
@@ -575,7 +584,7 @@ def _evict_namespace(tag: bytes, client: Client) -> None:
 
 
 def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:
-    """The features that are not wholly behind."""
+    """The features that do not end before token `computed`."""
     for feature in features:
         position = feature.mm_position
         if computed < position.offset + position.length:
@@ -583,7 +592,7 @@ def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:
 
 
 def _end(features: Sequence[Any]) -> int:
-    """The prompt's token at which all features are behind. They stand in the order of their offsets."""
+    """The position after the last feature. Features are in the order of their offsets."""
     last = features[-1].mm_position
     end: int = last.offset + last.length
     return end

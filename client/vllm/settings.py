@@ -1,4 +1,7 @@
-"""What stands in `ec_connector_extra_config`: the keys that begin with "tensord.", checked when the engine starts."""
+"""The keys of `ec_connector_extra_config` that begin with "tensord.", checked when the engine starts.
+
+Owns: their names, types and limits. Does not own: other keys. Invariants: an unknown key of tensord is an error.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,22 @@ from ...errors import BadConfiguration
 PREFIX: Final = "tensord."
 WAIT_S_MOST: Final = 60.0
 NEARLY: Final = 0.85
-"""A key this similar to one of ours is one of ours with a slip (difflib's ratio: two letters swapped or left out)."""
+"""Similarity (difflib's ratio) from which an unknown key counts as a misspelt one: two letters swapped or left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The connector's settings. Keys of others are left to them, but for those that are ours without their prefix.
+    """The connector's settings. Keys of other connectors are ignored, except keys of tensord without their prefix.
 
     Args:
-        socket: `tensord.socket`, the daemon's control socket; without it as `Client` finds it.
-        wait_s_max: `tensord.wait_s_max`, seconds a request is put off at most while another engine encodes its picture.
-        revision: `tensord.revision`, a name for the weights, instead of a fingerprint of their files. Engines that give
-            the same one are believed to have the same.
-        tenant: `tensord.tenant`, a salt: engines with different ones share nothing.
-        canary: `tensord.canary`, the share of hits that is encoded all the same and compared with what was found, as is
-            the first of each namespace; 0 compares none.
+        socket: `tensord.socket`, the daemon's control socket; by default found as by `Client`.
+        wait_s_max: `tensord.wait_s_max`, the most seconds for which a request waits while another engine encodes its
+            input.
+        revision: `tensord.revision`, a name for the weights instead of a fingerprint of their files. Engines with the
+            same revision must have the same weights; tensord does not check this.
+        tenant: `tensord.tenant`, a salt. Engines with different tenants share nothing.
+        canary: `tensord.canary`, the share of hits that are encoded anyway and compared with the stored output. The
+            first hit of each namespace is compared too. 0 compares none.
     """
 
     socket: str | None = None
@@ -38,10 +42,10 @@ class Settings:
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any]) -> Settings:
-        """Reads them.
+        """Reads and checks the settings.
 
         Raises:
-            BadConfiguration: an unknown key of ours, one of ours without its prefix, or a value that it cannot have.
+            BadConfiguration: an unknown key of tensord, a key of tensord without its prefix, or an invalid value.
         """
         known = [PREFIX + field for field in cls.__dataclass_fields__]
         for name in extra_config:
@@ -61,10 +65,10 @@ class Settings:
 
 
 def _check_foreign(name: str, known: Sequence[str]) -> None:
-    """Whether an unknown key is somebody else's.
+    """Checks that an unknown key is another connector's.
 
     Raises:
-        BadConfiguration: it has our name in it, is a name of ours without the prefix, or is nearly one with it.
+        BadConfiguration: the key contains "tensord", is a known key without the prefix, or nearly a known key.
     """
     plain = re.sub(r"[^a-z]+", ".", name.lower()).strip(".")
     bare = plain.removeprefix("tensord").strip(".")

@@ -1,4 +1,8 @@
-"""What the connector counts, as vLLM collects it: a sum a step, logged in its interval and exported to Prometheus."""
+"""The connector's counters, in the form that vLLM collects: a sum for each step, logged at vLLM's interval and exported
+to Prometheus.
+
+Owns: the counters' names and texts. Does not own: when they are counted. Invariants: a counter only rises.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ _CONNECTED_TEXT: Final = "1 while the engine is connected to tensord and that an
 
 
 class LookupCounts:
-    """Sums, added to by several threads and taken by one."""
+    """Sums that several threads add to and one thread takes."""
 
     __slots__ = ("_lock", "_sums")
 
@@ -53,7 +57,7 @@ class LookupCounts:
             self._sums[name] += amount
 
     def take(self) -> Counter[str] | None:
-        """What was counted since it was last asked; None if nothing was."""
+        """The sums since the last call; None if all are zero."""
         if not self._sums:
             return None
         with self._lock:
@@ -62,7 +66,7 @@ class LookupCounts:
 
 
 class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]
-    """Sums by the names of COUNTERS, and CONNECTED as it was last seen."""
+    """Sums by the names of COUNTERS, and the last value of CONNECTED."""
 
     data: dict[str, int | float]
 
@@ -78,12 +82,13 @@ class TensordECStats(ECConnectorStats):  # type: ignore[misc, unused-ignore]
         return dict(self.data)
 
     def is_empty(self) -> bool:
-        # vLLM hands on nothing that is empty: that the daemon went away is something.
+        # vLLM drops empty stats. A lost connection must be reported, so stats with CONNECTED are not empty.
         return CONNECTED not in self.data and not any(self.data.values())
 
 
 class TensordPromMetrics(ECConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
-    """`vllm:ec_tensord_NAME`, for each engine: a counter for each of COUNTERS, and the gauge CONNECTED."""
+    """The metrics `vllm:ec_tensord_NAME` of each engine: a counter for each name in COUNTERS, and the gauge
+    CONNECTED."""
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
-"""What the scheduler's side and the workers' side of the connector say to each other in a step.
+"""The messages between the scheduler's side and the workers' side of the connector, one each way in a step.
 
-Both cross processes, pickled by vLLM; they hold bytes, numbers and numpy arrays only.
+Owns: their fields. Does not own: their transport. Both cross processes, pickled by vLLM.
+
+Invariants: they contain only bytes, numbers, strings, containers and numpy arrays.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An encoder output to be put into the worker's encoder cache.
+    """An encoder output to load into the worker's encoder cache, of `shape` (rows, width).
 
-    `handle` names it in the ring; without one `payload` is the output itself, (rows, width).
+    `handle` names the output in the ring. If it is None, `payload` is the output itself.
     """
 
     shape: tuple[int, int]
@@ -27,10 +29,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """An encoder output that is to be stored under `key`; it is `rows` encoder tokens.
+    """An encoder output of `rows` encoder tokens to store under `key`.
 
-    `claim` is the token of the claim that the scheduler's side holds for it, 0 where it has none: with it whoever waits
-    hears at once that nothing will be stored, also from an engine that makes no more steps.
+    `claim` is the token of the scheduler's claim on the key, 0 for none. With the token, clients that wait for the key
+    learn at once that the output will not be stored, even if the engine runs no further step.
     """
 
     key: bytes
@@ -40,7 +42,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An encoder output that was found under `key`, to be compared with what this step encodes."""
+    """A stored encoder output, to compare with the output that this step encodes."""
 
     key: bytes
     found: Load
@@ -48,12 +50,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
-    """Scheduler to workers: what to load before the encoder runs, what of its outputs to store, and what to compare, by
+    """From the scheduler to the workers: the outputs to load before the encoder runs, to store, and to compare, by
     identifier.
 
-    `step` counts up, and is named again when the loads are done. `left`: by rank, rings that no later step names.
-    `rows` of encoder outputs are made in it. `adapters`: of saves and checks with a LoRA adapter, its number in vLLM,
-    and the digest of the weights that the key stands for.
+    `step` is a number that rises, and is reported back when the loads are done. `left`: by rank, the rings that no
+    later step uses. `rows`: the rows of encoder output made in the step. `adapters`: for saves and checks with a LoRA
+    adapter, vLLM's number of the adapter, and the digest of the weights that the key stands for.
     """
 
     step: int = 0
@@ -66,32 +68,33 @@ class StepMetadata(ECConnectorMetadata):  # type: ignore[misc, unused-ignore]
 
 
 NOTHING: Final = StepMetadata()
-"""What most steps say."""
+"""The metadata of most steps: no loads, saves or checks."""
 
 
 @dataclass(slots=True)
 class Report(ECConnectorWorkerMetadata):  # type: ignore[misc, unused-ignore]
-    """Workers to scheduler, of one rank or several."""
+    """From the workers to the scheduler, of one rank or merged from several."""
 
     loaded: dict[int, int] = field(default_factory=dict)
-    """By rank: the step whose loads are done. Nothing of what it named is read any more."""
+    """By rank: the step whose loads are done. The rank no longer reads any entry that it named."""
     rings: dict[int, bytes] = field(default_factory=dict)
-    """By rank: the ring that it is attached to. Another one, said before, it maps until a step says that it is left."""
+    """By rank: the ring that the rank is attached to. It keeps a ring reported earlier mapped until a step lists that
+    ring in `left`."""
     adapters: dict[int, dict[int, str]] = field(default_factory=dict)
-    """By rank, if they have changed: the LoRA adapters that it holds, by their number in vLLM, and their digests."""
+    """By rank, if changed: digests of the LoRA adapters that the rank holds, by vLLM's number."""
     settled: list[bytes] = field(default_factory=list)
-    """Keys of saves that are over: stored, or not to be."""
+    """Keys of saves that are over: the output is stored, or will not be."""
     failed: set[str] = field(default_factory=set)
-    """Identifiers whose load failed: zeros stand in their place."""
+    """Identifiers whose load failed. The encoder cache has zeros in their place."""
     differs: list[tuple[bytes, float]] = field(default_factory=list)
-    """Keys of outputs that differ from what was encoded here, and by how much (`canary.difference`)."""
+    """Keys of stored outputs that differ from the output encoded here, and the difference (`canary.difference`)."""
     encoded_rows: int = 0
     encode_s: float = 0.0
-    """These rows' part of the time from their step's beginning until they were stored."""
+    """Seconds for the `encoded_rows`: their part of the time from the step's beginning until they were stored."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: Report) -> Report:
-        """Both reports in one."""
+        """Merges two reports."""
         return Report(
             loaded={
                 rank: max(report.loaded.get(rank, 0) for report in (self, other))

@@ -1,16 +1,17 @@
-"""Changes of weights that vLLM does not tell its encoder cache manager of.
+"""Detects changes of weights that vLLM does not report to its encoder cache manager.
+
+Owns: the hooks, and the comparison of a model before and after a call. Does not own: the reaction to a change.
 
 vLLM 0.32 leaves it to the caller to reset the encoder cache after an update of the weights (update_weights and its
-session, reload_weights, reset_weights, an extension's own way). All of those reach the workers through the engine
-core's `collective_rpc`, in the scheduler's process and between two steps; that is where they are heard.
+session, reload_weights, reset_weights, an extension's own method). All of these reach the workers through the engine
+core's `collective_rpc`, in the scheduler's process and between two steps. That method is hooked.
 
-Owns: the hooks, and the look at what the model is now. A call that vLLM documents as changing weights counts as a
-change, and one that failed half way; one of its own that leaves them alone does not. Of any other (`apply_model`, an
-extension's method, a function) the model itself tells: its weights, and its modules' classes, hooks and attributes
-(identity.attributes), are compared before and after it.
+A call that vLLM documents as changing weights counts as a change, also if it failed. A call of vLLM's that leaves
+weights alone does not. Around any other call (`apply_model`, an extension's method, a function) the model is compared:
+its weights, and its modules' classes, hooks and attributes (identity.attributes).
 
-Invariant: what may have changed the weights is told before the next step is scheduled: a needless word costs encoding
-again, a missed one would serve another model's outputs.
+Invariants: a call that may have changed the weights is reported before the next step is scheduled. A needless report
+costs encoding again; a missing report would serve another model's outputs.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from . import adapters
 from .encoder_cache import tell_listeners
 
 SAMPLES: Final = 256
-"""So many numbers of each tensor are compared, evenly spread."""
+"""Number of values of each tensor that are compared, evenly spread."""
 
 _log = logging.getLogger("tensord")
 
-# What vLLM's workers offer that changes the weights, or takes their memory away.
+# Methods of vLLM's workers that change the weights or free their memory.
 CHANGES_WEIGHTS: Final = frozenset(
     {
         "checkpoint_prepare",
@@ -53,7 +54,7 @@ CHANGES_WEIGHTS: Final = frozenset(
         "wake_up",
     }
 )
-# What they offer that leaves the weights alone.
+# Methods of vLLM's workers that leave the weights alone.
 LEAVES_WEIGHTS: Final = frozenset(
     {
         "check_health",
@@ -81,7 +82,8 @@ LEAVES_WEIGHTS: Final = frozenset(
 
 
 def install() -> None:
-    """Hooks the engine core of this process, once. `listen_for_resets` calls it: no other process needs it."""
+    """Hooks the engine core of this process. Idempotent. `listen_for_resets` calls it; no other process needs the
+    hooks."""
     from vllm.v1.engine.core import EngineCore
 
     _hook(EngineCore, "collective_rpc", _told_of_calls)
@@ -107,7 +109,7 @@ def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, method, *args, **kwargs)
         finally:
-            # Also where it failed: some of the workers may have got through, or half way.
+            # Also after an error: some workers may have changed their weights, or a part of them.
             if before is None or _marks(original, self, keep=False) != before:
                 tell_listeners()
             adapters.tell_engine(self)
@@ -116,7 +118,7 @@ def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list[bytes] | None:
-    """All workers' `model_marks`; None where they cannot be had, as while the engine sleeps."""
+    """`model_marks` of all workers; None if they are not available, for example while the engine sleeps."""
     if getattr(core.model_executor, "is_sleeping", False):
         return None
     try:
@@ -128,16 +130,18 @@ def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list
 
 
 def model_marks(worker: Any, keep: bool) -> bytes:
-    """What a worker's model looks like now, in some 0.1 s for a thousand modules. Run in the worker.
+    """A digest of the worker's model as it is now. Takes about 0.1 s for a thousand modules. Runs in the worker.
 
     Args:
-        keep: until the next look, what this one tells by its identity. Tensors are not kept.
+        keep: whether to keep the objects that the digest identifies by address, until the next call. Tensors are not
+            kept.
 
     Returns:
-        SHA-256 over `attributes_now`, and each parameter's and buffer's name, dtype, shape, place in memory, count of
-        operations in place, and SAMPLES of its numbers. Operations on `tensor.data` are not counted, and seen by the
-        samples alone: one that leaves all of those as they were is not seen. Nor are weights that a layer keeps packed
-        in a form of its own, as linear layers on the CPU do; what is done to their parameters has no effect then.
+        SHA-256 over `attributes_now`, and over each parameter's and buffer's name, dtype, shape, address, count of
+        in-place operations, and SAMPLES of its values. Operations on `tensor.data` are not counted; only the samples
+        show them, so an operation that changes none of the samples is not detected. Weights that a layer keeps packed
+        in a form of its own, as linear layers on the CPU do, are not covered; operations on the parameters of such
+        layers have no effect.
     """
     digest = hashlib.sha256()
     samples: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
@@ -157,13 +161,13 @@ def model_marks(worker: Any, keep: bool) -> bytes:
             if tensor.numel():
                 samples[tensor.device].append(_sample(tensor.detach()))
     for found in samples.values():
-        # One copy for all tensors of a device.
+        # All samples of a device in one copy.
         digest.update(torch.cat(found).cpu().numpy().data)
     return digest.digest()
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Some of its numbers, as (n,) uint8."""
+    """Up to about SAMPLES of the tensor's values, as (n,) uint8."""
     if tensor.is_contiguous():
         flat = tensor.view(-1)
         taken = flat[:: max(1, len(flat) // SAMPLES)]

@@ -1,15 +1,15 @@
-"""A worker's side of the connector: copies loads into the encoder cache, and the encoder's outputs out of it.
+"""A worker's side of the connector: copies loads into the encoder cache, and stores the encoder's outputs.
 
-Owns: the rings that this rank has said it maps, saves on their way, and what is to be reported. Decides nothing: what
-is loaded and what is stored stands in the step's metadata.
+Owns: the rings that this rank has reported as mapped, saves in progress, and the next report. Does not own: decisions.
+The step's metadata says what to load and what to store.
 
 Invariants
-- A load is a copy: nothing of the ring is read after `load`.
-- A ring that was reported is kept until a step says that it is left: from then on the scheduler sends no handles in it.
-- A step waits for no save: an output is held, its copying is queued behind the stream that makes it, and what is over
-  SAVE_BYTES_MAX is dropped and said to be.
-- No load fails in silence: what could not be read is zeros in the encoder cache, which vLLM cannot do without, and the
-  scheduler is told, who ends the requests that have it.
+- A load is a copy: the ring is not read after `load`.
+- A reported ring stays mapped until a step lists it in `left`; from then on the scheduler sends no handles in it.
+- A step waits for no save: an output is kept alive, its copy is queued behind the stream that makes it. Outputs beyond
+  SAVE_BYTES_MAX in progress are dropped, and reported as settled.
+- No load fails silently: an output that cannot be read is replaced by zeros in the encoder cache, since vLLM needs an
+  entry there. The scheduler is told, and ends the requests that use the output.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ _log = logging.getLogger("tensord")
 
 
 class WorkerSide:
-    """Args:
-    rank: among those that load the same.
-    saves: whether this one stores what they all have.
-    dtype: of the outputs, as torch names it.
-    adapters: what gives the digests of the LoRA adapters that are held, by their number; None where no encoder has any.
+    """The worker's side.
+
+    Args:
+        rank: this worker's number among the workers that load the same outputs.
+        saves: whether this worker stores outputs for all of them.
+        dtype: the dtype of the outputs.
+        adapters: returns the digests of the held LoRA adapters by vLLM's number; None if no adapter affects the
+            encoder.
     """
 
     def __init__(
@@ -67,20 +70,20 @@ class WorkerSide:
         self._dtype = dtype
         self._device = device
         self._counts = LookupCounts()
-        # Between the threads. Each is replaced or appended to in one operation.
+        # Shared by the threads. Each is replaced or appended to in one operation.
         self._ring: RingReader | None = None
         self._lock = Lock()
         self._news = Report()
         self._has_news = False
         self._saving_bytes = 0
-        # The step's.
+        # Used by the step's thread.
         self._loaded = 0
         self._rings: dict[bytes, RingReader] = {}
         self._told = b""
         self._found: dict[str, tuple[bytes, torch.Tensor]] = {}
         self._began_s = 0.0
         self._step_rows = 1
-        # The background thread's.
+        # Used by the background thread.
         self._puts: list[tuple[Put, Save, int, float, float]] = []
         self._copies: Any = None
         self._background = Background(socket, client_name, "tensord-vllm-worker", self._tick, self._counts)
@@ -89,7 +92,7 @@ class WorkerSide:
     # ---- the step's thread
 
     def bound(self, metadata: StepMetadata) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._found.clear()
         if metadata.saves:
             self._began_s = time.monotonic()
@@ -99,7 +102,7 @@ class WorkerSide:
                 self._rings.pop(identity, None)
 
     def load(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor]) -> None:
-        """Puts the step's loads into the encoder cache, and keeps what is to be compared."""
+        """Puts the step's loads into the encoder cache, and keeps the stored outputs that are to be compared."""
         if not metadata.loads and not metadata.checks:
             return
         for identifier, check in metadata.checks.items() if self._rank == 0 else ():
@@ -111,7 +114,7 @@ class WorkerSide:
             try:
                 found = self._read(load)
             except Exception:
-                _log.exception("an encoder output that was found could not be loaded")
+                _log.exception("tensord: a stored encoder output could not be loaded; its requests end with an error")
                 found = None
             if found is None:
                 found = torch.zeros(load.shape, dtype=self._dtype, device=self._device)
@@ -124,7 +127,7 @@ class WorkerSide:
         self._loaded = metadata.step
 
     def save(self, metadata: StepMetadata, encoder_cache: dict[str, torch.Tensor], identifier: str) -> None:
-        """Begins to store an output that was just made, if the step says so."""
+        """Starts to store an output that was just made, if the step says so."""
         encoded_as_named = self._has_adapter(metadata.adapters.get(identifier))
         if identifier in self._found:
             key, found = self._found.pop(identifier)
@@ -156,7 +159,7 @@ class WorkerSide:
             self._tell(settled=wanted.key)
 
     def report(self) -> Report | None:
-        """What the scheduler is to know of this rank; None if that is nothing new."""
+        """This rank's news for the scheduler since the last report; None if there are none."""
         ring = self._ring
         attached = ring is not None and ring.identity != self._told
         counts = self._counts.take()
@@ -179,7 +182,7 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Ends the thread when what was queued is stored, or given up; the rings go. Idempotent."""
+        """Ends the thread once queued outputs are stored or given up, then unmaps the rings. Idempotent."""
         self._background.close()
         self._ring, self._rings = None, {}
 
@@ -192,21 +195,21 @@ class WorkerSide:
             lease = ring.borrow(load.handle) if ring is not None else None
             if lease is None:
                 return None
-            # To a device it is copied from the ring itself.
+            # For a device, the data is copied to it directly from the ring.
             copied = lease.torch(copy=self._device.type == "cpu")
         if tuple(copied.shape) != tuple(load.shape) or copied.dtype != self._dtype:
             return None
         return copied.to(self._device)
 
     def _has_adapter(self, adapter: tuple[int, str] | None) -> bool:
-        """Whether the adapter, if there is one, is still that of the key."""
+        """Whether the worker still holds the adapter that the key stands for. True without an adapter."""
         if adapter is None:
             return True
         number, digest = adapter
         return self._adapters is not None and self._adapters().get(number) == digest
 
     def _made(self) -> Any:
-        """When the step's stream has got this far; None on the CPU, which has."""
+        """An event after the work queued on the step's stream so far; None on the CPU, where that work is done."""
         if self._device.type != "cuda":
             return None
         made = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
@@ -262,7 +265,7 @@ class WorkerSide:
                 self._tell(settled=save.key)
         except (TensordError, RuntimeError):
             if save.claim:
-                # The scheduler's side hears of it in its next step, which may be long in coming.
+                # Abandoned here, since the scheduler's side learns of it only in its next step, which may be far off.
                 with suppress(TensordError):
                     client.link.send(Abandon(save.claim), timeout_s=SAY_S)
             self._tell(settled=save.key)
@@ -280,14 +283,14 @@ class WorkerSide:
                 self._news.differs.append((key, by))
 
     def _fetched(self, output: torch.Tensor, made: Any) -> torch.Tensor:
-        """The output in the host's memory, once the step's stream has made it; a stream of its own waits, no other."""
+        """The output in host memory, once the step's stream has made it. Only a separate stream waits for that."""
         if made is None:
             return output
         with torch.cuda.device(self._device):
             self._copies = self._copies or torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
             with torch.cuda.stream(self._copies):
                 self._copies.wait_event(made)
-                # Held until the copy is done, so its memory is not handed out meanwhile.
+                # `output` is referenced until the copy is done, so its memory is not reused meanwhile.
                 fetched = output.to("cpu", non_blocking=True)
                 self._copies.synchronize()
         return fetched

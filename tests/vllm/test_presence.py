@@ -114,7 +114,7 @@ def test_an_engine_without_a_daemon_says_once_why_and_what_to_do_and_then_each_c
         assert "`systemctl start tensord`" in line and "computes by itself and shares nothing" in line
         for lines in (2, 4):
             daemon.start()
-            assert f"INFO tensord: the daemon at {daemon.socket} is there" in one_line(log, engine, lines=lines)
+            assert f"INFO tensord: the daemon at {daemon.socket} is connected" in one_line(log, engine, lines=lines)
             daemon.kill()
             assert f"WARNING tensord: the daemon at {daemon.socket} is away: " in one_line(log, engine, lines=lines + 1)
 
