@@ -1,11 +1,11 @@
 """The entries of one device in this process, and the leases on them.
 
-Owns: the table (key → tensors and what is known of them), uses that the daemon was not told of yet, which keys it is to
-be told of. Does not own the conversation with the daemon (upkeep.py), nor the tensors' device.
+Owns: the table from keys to tensors and their state, the uses not reported to the daemon yet, and the keys whose state
+the daemon does not know yet. Does not own: the communication with the daemon (upkeep.py), the device.
 
-Invariants: an entry with a live lease is never taken out but by its owner's own delete or put. Whatever touches the
-tables holds `lock`, shortly and never while waiting for a device or a daemon; a lease is given back without it, since a
-finalizer may do so at any point of any thread.
+Invariants: only the owner's delete or put removes an entry with a live lease. Every access to the tables holds `lock`,
+briefly, and never while waiting for a device or a daemon. A lease is returned without the lock, since a finalizer may
+do so at any point of any thread.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ _serials = count(1)
 
 
 class HostCopy(Protocol):
-    """What becomes of an entry's copy in the host tier, as a `Put` says it: with "stored" and "existed" it is there."""
+    """The state of a copy in the host tier, like a `Put`. In the states "stored" and "existed" the copy is there."""
 
     @property
     def state(self) -> PutState: ...
 
     def wait(self, timeout_s: float | None = None) -> object:
-        """Waits until it is known what became of it.
+        """Waits until the final state is known.
 
         Raises:
-            TimedOut: it is not known after `timeout_s`.
+            TimedOut: the state is not known after `timeout_s` seconds.
         """
         ...
 
 
 ToHost = Callable[[Any], HostCopy]
-"""What is done with the copy of an entry's tree, in host memory, for it to be in the host tier."""
+"""Stores the copy of an entry's tree, which is in host memory, in the host tier."""
 
 
 class Registration:
-    """What became of a put. `state` is
+    """The result of a put. `state` is one of
 
-    - "sent": the tensors are this process's to get; the daemon has not answered, or there is none yet.
-    - "registered": the daemon counts them among its entries, and will say when they are to go.
-    - "refused": the daemon said no, and `error` says why; the cache holds no reference to the tensors.
-    - "lost": it was deleted, put anew or ordered away, or the cache was closed, before the daemon was told of it.
+    - "sent": `get` finds the tensors in this process; the daemon has not answered yet, or there is none.
+    - "registered": the daemon counts the entry, and will order its eviction.
+    - "refused": the daemon refused the entry, `error` says why; the cache holds no reference to the tensors.
+    - "lost": the entry was deleted, replaced or evicted, or the cache was closed, before the daemon knew the entry.
 
     Example:
         >>> import tempfile
@@ -77,10 +77,10 @@ class Registration:
         self._settled = LockEvent()
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until it is known what became of it.
+        """Waits until the state is not "sent" any more.
 
         Raises:
-            TimedOut: it is not known after `timeout_s`; the tensors stay.
+            TimedOut: the state is still "sent" after `timeout_s` seconds; the tensors stay.
         """
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
             name = self.key.hex()[:16]
@@ -88,12 +88,12 @@ class Registration:
         return self
 
     def settle(self, state: RegistrationState, error: TensordError | None = None) -> None:
-        """Says what became of it. For the library."""
+        """Sets the final state. For the library."""
         self.state, self.error = state, error
         self._settled.set()
 
     def disown(self) -> None:
-        """In the child of a fork. Takes no lock that a thread of the parent may hold."""
+        """Ends the registration in the child of a fork. Takes no lock, since a thread of the parent may hold it."""
         self._settled = LockEvent()
         self.settle("lost", DaemonUnavailable("this process was forked off: the tensors are its parent's"))
 
@@ -105,10 +105,10 @@ class Registration:
 class DeviceEntry:
     """Tensors in this process's VRAM.
 
-    `marks`: what streams must have reached before the tensors may be copied or dropped. `leases`: who uses them now.
-    `uses`: since it was put, that put included. `before`: what a put replaced, until the daemon has agreed to it.
-    `said`: the daemon is being asked. `known`: one has had it registered. `serial`: tells entries of one key apart.
-    `to_host`: what stands in for `Client.put` under its key.
+    `marks`: points that streams must reach before the tensors may be copied or dropped. `leases`: the present leases.
+    `uses`: the number of uses since the put, the put included. `before`: the entry that a put replaced, kept until the
+    daemon accepts the put. `said`: a registration is in flight. `known`: a daemon has registered the entry. `serial`:
+    distinguishes entries of one key. `to_host`: replaces `Client.put` under the key on offload.
     """
 
     key: bytes
@@ -128,26 +128,26 @@ class DeviceEntry:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody holds a lease."""
+        """Whether a lease on the entry exists."""
         return bool(self.leases)
 
     def give_up(self) -> None:
-        """It is not here any more: unless the daemon is being asked, nobody will hear of it."""
+        """Settles the registration as lost, unless the daemon's answer is outstanding. The entry has left the cache."""
         if not self.said and self.registration.state == "sent":
             self.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon was told of it"))
 
 
 class DeviceLease:
-    """Tensors that nobody takes away while this lives. Use it in a `with`, or let it go.
+    """Tensors that are not evicted while the lease lives. Use it in a `with` block, or drop it.
 
     Attributes:
-        tree: on tier "device" the very tensors that were put, which must not be written; on tier "host" read-only
-            numpy views, as `Lease.tree` has them.
-        tier: where they lie.
+        tree: on tier "device" the very tensors that were put, which must not be written; on tier "host" read-only numpy
+            views, as in `Lease.tree`.
+        tier: the tier of the tensors.
         host: the lease on the host tier, for its `torch()`; None on tier "device".
 
-    Release it in the thread and under the stream that used the tensors: what that stream has been told by then is
-    waited for before they go.
+    Release the lease in the thread, and under the stream, that used the tensors: the work queued on that stream by then
+    is awaited before the tensors are evicted.
 
     Example:
         >>> import tempfile
@@ -173,7 +173,7 @@ class DeviceLease:
 
     @classmethod
     def of(cls, entry: DeviceEntry, entries: DeviceEntries, device: Device) -> Self:
-        """A lease on an entry. Holds `entries.lock`."""
+        """A new lease on an entry. The caller holds `entries.lock`."""
         lease = cls(entry.tree, "device")
         lease._number = next(_leases)
         lease._entry, lease._entries, lease._device = entry, entries, device
@@ -192,14 +192,15 @@ class DeviceLease:
         return self._tree
 
     def release(self) -> None:
-        """Gives the tensors up. Once; again, nothing happens."""
+        """Releases the tensors. Idempotent."""
         entry, device = self._entry, self._device
         self._entry = self._tree = None
         if self.host is not None:
             self.host.release()
         if entry is not None and device is not None and self._entries is not None:
             if not self._entries.closed:
-                # A lease may have begun work on the tensors: the mark stands before the lease is given back.
+                # The user of the lease may have queued work on the tensors, so the mark is added before the lease is
+                # returned.
                 with suppress(Exception):
                     entry.marks.append(device.mark())
             entry.leases.pop(self._number, None)
@@ -219,10 +220,10 @@ class DeviceLease:
 
 @dataclass(slots=True)
 class DeviceTally:
-    """What one DeviceCache did: lookups by where they ended, and what became of entries.
+    """Counts of one DeviceCache: lookups by tier, and entries by what happened to them.
 
-    `blocked`: puts refused in emergency without asking the daemon, among `refused`. `stayed`: entries that their owner
-    sent to the host tier, which did not take them, among `kept`.
+    `blocked`: the part of `refused` that was refused in emergency mode without asking the daemon. `stayed`: the part of
+    `kept` that the owner offloaded and the host tier did not take.
     """
 
     hits: int = 0
@@ -240,19 +241,19 @@ class DeviceTally:
 
 
 class DeviceEntries:
-    """The table, with the sums over it."""
+    """The table of entries, with its totals."""
 
     def __init__(self) -> None:
-        # Reentrant: a lease's finalizer, and with it anything, may run where this is held.
+        # Reentrant: a lease's finalizer, and any code with it, may run while this thread holds the lock.
         self.lock = threading.RLock()
         self.closed = False
         self.tokens = 0
         self.bytes = 0
         self.tally = DeviceTally()
         self.untold: dict[bytes, None] = {}
-        """Keys of which the daemon does not know what stands here, in the order in which that came about."""
+        """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
         self.unsaid: dict[bytes, int] = {}
-        """Uses by key that it has not been told of."""
+        """Uses by key that are not reported to the daemon yet."""
         self._table: dict[bytes, DeviceEntry] = {}
 
     def __len__(self) -> int:
@@ -262,7 +263,7 @@ class DeviceEntries:
         return key in self._table
 
     def find(self, key: bytes) -> DeviceEntry | None:
-        """What stands under a key now."""
+        """The present entry of a key, or None."""
         return self._table.get(key)
 
     def keys(self) -> list[bytes]:
@@ -271,7 +272,7 @@ class DeviceEntries:
             return list(self._table)
 
     def lease(self, key: bytes, device: Device) -> DeviceLease | None:
-        """A lease, and a use."""
+        """A new lease, counted as a use; None if there is no entry."""
         with self.lock:
             entry = self._table.get(key)
             if entry is None:
@@ -280,14 +281,15 @@ class DeviceEntries:
             self.unsaid[key] = self.unsaid.get(key, 0) + 1
             self.tally.hits += 1
             if len(entry.marks) > _MARKS:
-                # Only the front of it: a release appends without this lock.
+                # Only marks before the last one are removed: a release appends without this lock.
                 settled = len(entry.marks) - 1
                 with suppress(Exception):  # a stream that failed is no reason to miss
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
             return DeviceLease.of(entry, self, device)
 
     def put(self, entry: DeviceEntry) -> bool:
-        """Puts an entry in, in place of one of the same key. False, and nothing, once the table is closed."""
+        """Adds an entry, in place of an earlier one under its key. Returns False, without a change, if the table is
+        closed."""
         with self.lock:
             if self.closed:
                 return False
@@ -296,7 +298,7 @@ class DeviceEntries:
                 self._count(before, -1)
                 before.give_up()
                 entry.uses += before.uses
-                # Of several that no daemon has agreed to, only the last is wanted.
+                # Of several entries that no daemon has accepted, only the last one matters.
                 entry.before = before if before.known else before.before
             self._table[entry.key] = entry
             self._count(entry, 1)
@@ -304,7 +306,7 @@ class DeviceEntries:
             return True
 
     def agreed(self, entry: DeviceEntry) -> None:
-        """The daemon has registered it: what it replaced is not wanted any more."""
+        """Records that the daemon has registered the entry. The entry that it replaced is dropped."""
         with self.lock:
             if not entry.known:
                 self.tally.registered += 1
@@ -312,11 +314,12 @@ class DeviceEntries:
             entry.before = None
             current = self._table.get(entry.key)
             if current is not None and current is not entry and current.before is not None:
-                # A later put replaced what has just been agreed to: that is what stands behind it now.
+                # A later put has replaced the entry that is now registered. If the daemon refuses that put, this entry
+                # returns.
                 current.before = entry
 
     def refused(self, entry: DeviceEntry) -> None:
-        """The daemon does not want it: what it replaced stands here again, if anything."""
+        """Removes an entry that the daemon refused. The entry that it replaced returns, if there is one."""
         with self.lock:
             self.tally.refused += 1
             if self._table.get(entry.key) is not entry:
@@ -330,7 +333,7 @@ class DeviceEntries:
             self.untold[entry.key] = None
 
     def delete(self, keys: Iterable[bytes]) -> int:
-        """Takes entries out for good. Returns how many there were."""
+        """Removes entries. Returns the number of removed entries."""
         with self.lock:
             gone = 0
             for key in keys:
@@ -345,8 +348,8 @@ class DeviceEntries:
             return gone
 
     def leave(self, entry: DeviceEntry, uses: int) -> Literal["left", "in use", "replaced", "deleted"]:
-        """Takes an entry out because the daemon or its owner said so, unless it is wanted here: it has been used since
-        `uses` was read of it, or is being used now. One that has left holds no tensors, whoever still holds it."""
+        """Removes an entry on an order of the daemon or its owner, unless the entry is in use, or has been used since
+        the caller read `uses`. A removed entry drops its tensors, even if other references to the entry exist."""
         with self.lock:
             current = self._table.get(entry.key)
             if current is None:
@@ -364,7 +367,8 @@ class DeviceEntries:
             return "left"
 
     def say_all(self) -> None:
-        """A daemon that knows nothing: all are to be told of, with the uses they had."""
+        """Marks all entries as unknown to the daemon, for a new daemon. Each will be registered with its count of
+        uses."""
         with self.lock:
             for entry in self._table.values():
                 entry.before = None
@@ -372,7 +376,7 @@ class DeviceEntries:
             self.unsaid.clear()
 
     def close(self) -> list[DeviceEntry]:
-        """Empties the table for good, and gives what was in it."""
+        """Empties and closes the table. Returns its entries."""
         with self.lock:
             self.closed = True
             left = list(self._table.values())
@@ -383,7 +387,7 @@ class DeviceEntries:
             return left
 
     def close_in_child(self) -> list[DeviceEntry]:
-        """The same after a fork: another thread of the parent may hold the lock."""
+        """`close` in the child of a fork, with a new lock, since another thread of the parent may hold the old one."""
         self.lock = threading.RLock()
         return self.close()
 
@@ -392,7 +396,7 @@ class DeviceEntries:
         self.bytes += sign * entry.size_bytes
 
     def check_invariants(self) -> None:
-        """Asserts that the sums are those of the table."""
+        """Asserts that the totals agree with the table."""
         with self.lock:
             assert self.tokens == sum(entry.tokens for entry in self._table.values())
             assert self.bytes == sum(entry.size_bytes for entry in self._table.values())
