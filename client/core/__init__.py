@@ -1,5 +1,5 @@
-"""The client: the connection to the daemon, puts, gets, leases, claims and the pressure on this host.
+"""The client: the connection to the daemon, puts, gets, leases, claims and the memory pressure of this host.
 
-Owns: everything that talks to the daemon or touches shared memory, and every message that a client sends
-(`requests.py`). Imports none of the other rooms of `client/`.
+Owns: all code that talks to the daemon or reads shared memory, and every message that a client sends (`requests.py`).
+Does not own: the caches on top. It imports no other package of `client/`.
 """

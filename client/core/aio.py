@@ -1,6 +1,8 @@
-"""The same client for asyncio. Lookups are too short to wait for; whatever may wait is awaited.
+"""The same client for asyncio. Lookups run at once; calls that may wait are awaited.
 
-Owns nothing but the difference: it drives the same steps, and waits on the loop instead of in the thread.
+Owns: the asyncio driver of `compute_once`, and subscriptions of an event loop. Does not own: anything else; each call
+runs the synchronous client's method, in a thread if it may wait.
+Invariants: a call that waits for an answer of the daemon runs in a thread.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ _log = logging.getLogger("tensord")
 
 
 class AsyncSubscription:
-    """Changes of modes, for one loop: `async for change in subscription`, until it is closed.
+    """An async iterator over mode changes: `async for change in subscription`, until it is closed. Belongs to one loop.
 
-    `dropped`: changes that nobody took, since CHANGES_MAX others had come.
+    It queues up to CHANGES_MAX changes, and then drops the oldest.
 
     Example:
         >>> import asyncio
@@ -68,19 +70,19 @@ class AsyncSubscription:
 
     @property
     def dropped(self) -> int:
-        """How many changes were dropped because nobody took them in time."""
+        """How many changes were dropped because the queue was full."""
         return self._dropped + (self._inner.dropped if self._inner is not None else 0)
 
     def close(self) -> None:
-        """Ends it; whoever iterates gets what has come, and then the end."""
+        """Ends the subscription. An iteration over it still yields the queued changes, and then ends."""
         self._closed = True
         if self._inner is not None:
             self._inner.close()
         self._arrived.set()
 
     async def open(self, client: Client, callback: Callable[[ModeChange], object] | None, gauge: str | None) -> Self:
-        """Subscribes. For the library."""
-        self._inner = await asyncio.to_thread(client.on_mode, self._hear, gauge)
+        """Subscribes at the daemon, and starts the task that calls `callback`, if given. For the library."""
+        self._inner = await asyncio.to_thread(client.on_mode, self._on_change, gauge)
         if callback is not None:
             self._task = asyncio.create_task(self._call(callback), name="tensord-modes")
         return self
@@ -104,16 +106,16 @@ class AsyncSubscription:
         if self._task is not None and self._task is not asyncio.current_task():
             await self._task
 
-    def _hear(self, change: ModeChange) -> None:
+    def _on_change(self, change: ModeChange) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._take, change)
+            self._loop.call_soon_threadsafe(self._append, change)
         except RuntimeError:
-            # The loop has ended, and with it whoever wanted to know.
+            # The event loop is closed, so no reader is left.
             self._closed = True
             if self._inner is not None:
                 self._inner.close()
 
-    def _take(self, change: ModeChange) -> None:
+    def _append(self, change: ModeChange) -> None:
         if len(self._changes) >= CHANGES_MAX:
             self._changes.popleft()
             self._dropped += 1
@@ -129,11 +131,11 @@ class AsyncSubscription:
                 if inspect.isawaitable(called):
                     await called
             except Exception:
-                _log.exception("on_mode: the callback failed at %s of %s", change.mode, change.gauge)
+                _log.exception("on_mode callback failed; change to mode %s of gauge %s", change.mode, change.gauge)
 
 
 class AsyncClient:
-    """`Client` with `await`. See there for arguments, results and errors.
+    """`Client` with `await`: the same arguments, results and errors.
 
     Example:
         >>> import asyncio
@@ -155,7 +157,7 @@ class AsyncClient:
 
     @property
     def client(self) -> Client:
-        """The client behind it, for what takes one, as `DeviceCache` does."""
+        """The synchronous client of this one, for calls that take a `Client`, for example `DeviceCache`."""
         return self._client
 
     @property
@@ -245,7 +247,10 @@ class AsyncClient:
         return self._client.reuse(key)
 
     async def ring(self) -> RingReader | None:
-        """Returns the ring that is attached now, to read entries that another process pins; None without a daemon."""
+        """Returns the ring that is attached now, to read entries that another process pins (`RingReader.borrow`).
+
+        None without a daemon so far.
+        """
         return self._client.ring()
 
     async def put(
@@ -316,7 +321,7 @@ class AsyncClient:
         ttl_s: float | None = None,
         timeout_s: float | None = None,
     ) -> Value:
-        """As `Client.get_or_compute`; a coroutine function is awaited, any other function runs in a thread."""
+        """As `Client.get_or_compute`. A coroutine function is awaited; any other function runs in a thread."""
         steps = self._client.steps(key)
         deadline = time.monotonic() + check_timeout(timeout_s, self._timeout_s)
         outcome: Any = None
@@ -343,7 +348,7 @@ class AsyncClient:
                 error = raised
 
     async def claim(self, key: bytes) -> Claim:
-        """Asks for the right to compute `key`, and returns before the daemon answers; see `Claim.state`.
+        """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
 
         Raises:
             BadKey: `key` is not 32 bytes.
@@ -375,7 +380,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.evict, *keys)
 
     async def clear(self, namespace: Namespace | None = None) -> int:
-        """Removes all entries of a namespace, or of the ring without one.
+        """Removes all entries of a namespace; without a namespace, all entries of the ring.
 
         Returns:
             How many entries there were.
@@ -386,9 +391,9 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.clear, namespace)
 
     async def current(self, namespace: Namespace) -> Namespace:
-        """Returns the namespace at its generation now. Sends no message. Call it before you load the weights.
+        """Returns the namespace at its current generation. Sends no message. Call it before you load the weights.
 
-        Without a daemon so far, or if nobody invalidated it, the namespace comes back as it was given.
+        Without a daemon so far, or if no process invalidated it, the namespace comes back as it was given.
         """
         return self._client.current(namespace)
 
@@ -410,7 +415,7 @@ class AsyncClient:
         """Keeps an entry from being evicted for at most `for_s` seconds, without a lease.
 
         Returns:
-            For how many seconds the daemon keeps the entry, which has a limit of its own; 0 on a miss.
+            The seconds that the daemon granted, at most its own limit; 0 on a miss.
 
         Raises:
             BadKey: `key` is not 32 bytes.
@@ -432,9 +437,10 @@ class AsyncClient:
     async def on_mode(
         self, callback: Callable[[ModeChange], object] | None = None, gauge: str | None = None
     ) -> AsyncSubscription:
-        """As `Client.on_mode`, with callbacks run by this loop, coroutine functions too; or iterate over the result.
+        """As `Client.on_mode`. The event loop runs `callback`, which may be a coroutine function; or iterate over the
+        result.
 
-        Keep the result, or close it: a callback is called until then, or until the loop ends.
+        `callback` is called until the result or this client is closed, or the loop ends.
         """
         subscription = await AsyncSubscription().open(self._client, callback, gauge)
         self._subscriptions.add(subscription)
@@ -451,7 +457,7 @@ class AsyncClient:
     async def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
         """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.
 
-        Without a daemon, the daemon is told once there is one.
+        Without a daemon, sends the graph once there is one.
 
         Raises:
             UsageError: `name` is no valid name.
@@ -529,4 +535,4 @@ class AsyncClient:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise TimedOut("nobody computed the value in time; it is computed here") from None
+            raise TimedOut("no other client stored the value in time; compute it here") from None

@@ -1,14 +1,13 @@
-"""Has another thread do what no exception of a signal handler may cut short.
+"""Runs calls in another thread, so that no exception of a signal handler interrupts them.
 
-Python runs signal handlers in the main thread alone, between any two instructions of it. An exception that one raises
-(Ctrl-C, a time limit by SIGALRM) may so end any function half-way, with a table half changed or a message half sent.
-Calls of the main thread that change what a client shares with its other threads are therefore carried out here, and the
-main thread waits for their end on a lock of the interpreter's. Calls of other threads are carried out where they are,
-and so are puts, which are too frequent: one that is cut short ends the connection (puts.py).
+Python runs signal handlers in the main thread only, between any two instructions. An exception of a handler (Ctrl-C, a
+time limit by SIGALRM) may end any function half-way, with a table half changed or a message half sent. So a call of the
+main thread that changes state shared with other threads runs here, and the main thread waits for its end on a lock of
+the interpreter. Calls of other threads run in place. Puts also run in place, because they are too frequent: an
+interrupted put ends the connection instead (puts.py).
 
-Owns: the threads that do it, started as they are needed. Does not own what they do.
-
-Invariant: work that was handed over is done to its end, whatever becomes of the call that handed it over.
+Owns: the threads, started on demand. Does not own: the work.
+Invariants: work that was queued is finished, even if the call that queued it is interrupted.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ...errors import DaemonUnavailable
 
 Result = TypeVar("Result")
 _IDLE_MAX: Final = 2
-"""Threads that are kept though nothing is to be done."""
+"""Limit of idle threads that are kept."""
 
 
 class _Task:
-    """Work with its outcome. `done` is released when there is one."""
+    """A piece of work and its outcome. `done` is released once there is an outcome."""
 
     __slots__ = ("done", "error", "result", "work")
 
@@ -60,7 +59,7 @@ _counting = threading.Lock()
 
 
 def aside(work: Callable[[], Result]) -> Result:
-    """`work()`, which an exception of a signal handler cannot end."""
+    """Returns `work()`. An exception of a signal handler cannot interrupt the work."""
     if _thread.get_ident() != _main:
         return work()
     task = _Task(work)
@@ -72,7 +71,7 @@ def aside(work: Callable[[], Result]) -> Result:
         with task.done:
             pass
     finally:
-        # One step: a signal is looked for after it.
+        # One step: a signal handler runs before or after it.
         _waited_for.discard(task)
     try:
         if task.error is not None:
@@ -80,7 +79,8 @@ def aside(work: Callable[[], Result]) -> Result:
         result: Result = task.result
         return result
     finally:
-        # An error's traceback has this frame: a cycle, which would keep the caller's payload.
+        # An error's traceback refers to this frame: without this there is a cycle, which keeps the caller's payload
+        # alive.
         del task
 
 
@@ -90,12 +90,14 @@ def _have_threads() -> None:
     try:
         _thread.start_new_thread(_begin, ())
     except RuntimeError:
-        # No more threads are to be had, as at the interpreter's end.
+        # The interpreter starts no more threads, for example while it exits.
         _do_all()
 
 
 def _begin() -> None:
-    """In the new thread, which gets another started: `Thread.start` waits for it, and no signal may end that either."""
+    """Runs in the new thread, and starts the serving one. `Thread.start` waits for its thread, and no signal may
+    interrupt that wait.
+    """
     try:
         threading.Thread(target=_serve, name="tensord-aside", daemon=True).start()
     except RuntimeError:
@@ -128,14 +130,14 @@ def _do_all() -> None:
 
 
 def _in_child() -> None:
-    """After a fork: the threads are the parent's, and so is what they were doing."""
+    """After a fork: the threads and their work belong to the parent."""
     global _main, _tasks, _idle, _counting
     _main = _thread.get_ident()
     _tasks, _idle, _counting = SimpleQueue(), 0, threading.Lock()
     for task in list(_waited_for):
-        # A signal handler forked within the call.
-        task.work, task.error = None, DaemonUnavailable("this process was forked off while the call was under way")
-        with suppress(RuntimeError):  # it was done just before
+        # A signal handler forked during the call.
+        task.work, task.error = None, DaemonUnavailable("this process was forked during the call; repeat it")
+        with suppress(RuntimeError):  # released just before the fork
             task.done.release()
     _waited_for.clear()
 

@@ -1,8 +1,10 @@
-"""The client: what an inference process imports.
+"""The synchronous client: the class that an inference process imports.
 
-Owns: the public calls and their defaults. Lookups go to the View and touch nothing else; everything that changes
-something goes over the Link. While the daemon is away, lookups go on, puts are lost and say so, and nothing raises but
-what cannot be answered without it.
+Owns: the public calls and their default arguments. Lookups read shared memory through the View; calls that change
+something send messages over the Link.
+Does not own: the connection (link.py), puts in flight (puts.py), reads (view.py).
+Invariants: while the daemon is away, lookups go on, and puts end as "lost". Only calls that need an answer of the
+daemon raise DaemonUnavailable.
 """
 
 from __future__ import annotations
@@ -56,19 +58,21 @@ TIMEOUT_S: Final = 5.0
 
 
 class Client:
-    """A process's connection to the host's cache. Safe to use from several threads, and across forks.
+    """A process's connection to the host's cache. Thread-safe, and usable in a forked child.
 
     Args:
-        socket: the daemon's control socket; without it $TENSORD_SOCKET, the user's own, or the system's.
-        name: shown by `tensorctl clients`; without it the program's name.
-        timeout_s: how long a call may take, in seconds, where the call does not say otherwise. Here and in every call:
-            a number from 0 to ten years, or infinity for no limit; anything else is a UsageError.
-        attach_s: how long to wait here for the daemon, `timeout_s` unless given. It is attached later, too.
-        required: raise at once if there is no daemon, instead of missing until there is one.
+        socket: path of the daemon's control socket. Default: $TENSORD_SOCKET, else the user's own socket, else the
+            system's.
+        name: the name that `tensorctl clients` shows. Default: the program's name.
+        timeout_s: default time limit of each call, in seconds. This and every other `timeout_s` is a number from 0 to
+            ten years, or infinity for no limit; other values raise UsageError.
+        attach_s: seconds that the constructor waits for the daemon. Default: `timeout_s`. The client attaches later,
+            too.
+        required: raise if there is no daemon. Default: every lookup is a miss until there is one.
 
     Raises:
         UsageError: `socket`, `name`, `timeout_s` or `attach_s` is out of its range.
-        DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, why there is none.
+        DaemonUnavailable, SocketForbidden, VersionMismatch: with `required`, the client could not attach.
 
     Example:
         >>> cache.put(key, {"hidden": np.zeros((576, 64), np.float32)}, tokens=576, wait=True).state
@@ -109,15 +113,15 @@ class Client:
     # ---- lookups
 
     def get(self, key: bytes, *, verify: bool = False) -> Lease | None:
-        """A lease on the entry of `key`, or None. A hit sends no message and makes no system call.
+        """Returns a lease on the entry of `key`, or None on a miss. A hit sends no message and makes no system call.
 
         Args:
             key: 32 bytes, as `Namespace.key` makes them; here and in every call also a bytearray or a memoryview.
             verify: check the payload against its checksum first.
 
         Raises:
-            BadKey: not 32 bytes.
-            Corrupt: `verify` found that the payload is not what was stored.
+            BadKey: `key` is not 32 bytes.
+            Corrupt: `verify` found that the payload differs from the one that was stored.
         """
         view = self._link.view
         if view is not None and not verify:
@@ -129,34 +133,45 @@ class Client:
         return view.verified(key) if verify else view.get(key)
 
     def hold(self, key: bytes) -> Lease | None:
-        """A lease as `get` gives it, without being counted: neither as a use, which would keep the entry from being
-        evicted for longer, nor as a hit or a miss.
+        """Returns a lease as `get` does, but counts neither a use, nor a hit, nor a miss.
+
+        A use would delay the entry's eviction.
 
         Raises:
-            BadKey: not 32 bytes.
+            BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
         view = self._link.view or self._attach()
         return view.hold(key) if view is not None else None
 
     def get_many(self, keys: Keys) -> Batch:
-        """Leases on many entries, pinned together; each view is made when it is asked for.
+        """Pins many entries together and returns their leases. Each lease is made when it is indexed.
 
         Args:
-            keys: a sequence of keys, or all of them in one: (n × 32) bytes, or an (n, 32) uint8 array.
+            keys: a sequence of n keys, n × 32 bytes in one, or a uint8 array of shape (n, 32).
 
         Returns:
-            A batch to index by the keys' positions: a Lease, or None for a miss.
+            A batch. Its index is the position of the key; its items are a Lease, or None for a miss.
+
+        Raises:
+            BadKey: a key is not 32 bytes.
         """
         joined = _joined(keys)
         view = self._link.view or self._attach()
         return view.get_many(joined) if view is not None else Batch.of_misses(len(joined))
 
     def get_into(self, key: bytes, out: np.ndarray[Any, Any]) -> bool:
-        """Copies the entry's single array into `out`, which the caller owns. False on a miss.
+        """Copies the entry's single array into `out`.
+
+        Args:
+            out: an array of the entry's shape and dtype, which the caller owns.
+
+        Returns:
+            False on a miss; `out` is unchanged then.
 
         Raises:
-            UsageError: the entry is no single array of `out`'s shape and dtype.
+            BadKey: `key` is not 32 bytes.
+            UsageError: the entry is not a single array of `out`'s shape and dtype.
         """
         lease = self.get(key)
         if lease is None:
@@ -164,35 +179,46 @@ class Client:
         found = lease.tree
         if not isinstance(found, np.ndarray) or found.shape != out.shape or found.dtype != out.dtype:
             described = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-            raise UsageError(f"out is {out.dtype}{list(out.shape)}, and the entry {described}; give one that matches")
+            raise UsageError(f"out is {out.dtype}{list(out.shape)}, the entry is {described}; pass an out that matches")
         np.copyto(out, found)
         return True
 
     def contains(self, key: bytes) -> bool:
-        """Whether a get would hit now. Takes no lease and is not counted as a use."""
+        """Returns whether a `get` would hit now. Takes no lease and counts no use.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
         key = check_key(key)
         view = self._link.view or self._attach()
         return view is not None and view.contains(key)
 
     def peek(self, key: bytes) -> Entry | None:
-        """The entry's metadata, without counting as a use."""
+        """Returns the entry's metadata, or None on a miss. Counts no use.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+        """
         key = check_key(key)
         view = self._link.view or self._attach()
         return view.peek(key) if view is not None else None
 
     def reuse(self, key: bytes) -> Reuse | None:
-        """How many clients hold the entry now, and how often it was used in all, to about a second; None if it is not
-        there. Sends no message, and is not counted as a use.
+        """Returns how many clients hold the entry and how often it was used, or None on a miss. Counts no use.
+
+        Sends no message. The daemon writes both counts about once a second.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
         """
         key = check_key(key)
         view = self._link.view or self._attach()
         return view.reuse(key) if view is not None else None
 
     def ring(self) -> RingReader | None:
-        """The ring that is attached now, to read by `RingReader.borrow` what another process pins.
+        """Returns the ring that is attached now, to read entries that another process pins (`RingReader.borrow`).
 
-        None if there is
-        none.
+        None without a daemon so far.
         """
         view = self._link.view or self._attach()
         return view.ring if view is not None else None
@@ -211,25 +237,25 @@ class Client:
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
-        """Stores a payload under `key`. Returns once it is copied out of `tree`, which may then be changed.
+        """Stores a payload under `key`. Returns once the payload is copied; `tree` may change from then on.
 
         Args:
             tree: dict, list, tuple, str, bytes, int, float, bool, None, numpy arrays and torch tensors, nested.
-            tokens: how many encoder tokens it stands for; counts against max_tokens.
-            ttl_s: seconds until it expires, more than 0; without it the daemon's default. They run from this put, or
-                from the last `touch`. Lookups do not renew them, nor does another put of the key. Without a daemon
-                nothing expires.
-            cost_ms: milliseconds that computing it took: what is dear is kept for longer, if the policy is one that
-                weighs it.
-            agent: on whose behalf it is stored, where the policy is to know.
-            wait: return only when it is visible to everybody, or refused.
-            timeout_s: how long room in the inbox, and with `wait` the daemon, may take.
+            tokens: encoder tokens that the payload stands for; they count against max_tokens.
+            ttl_s: seconds until the entry expires, more than 0. Default: the daemon's setting. Only `touch` renews
+                them; lookups and further puts of the key do not. Nothing expires while no daemon runs.
+            cost_ms: milliseconds that computing the payload took. Policies that weigh cost keep expensive entries
+                longer.
+            agent: the agent that the entry belongs to; the policy may weigh it.
+            wait: return only when every process can read the entry, or the put is refused or lost.
+            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
 
         Returns:
-            What became of it. A refusal or an absent daemon is a state of the Put, and raises nothing.
+            The put and its state. A refusal or an absent daemon is a state, and raises nothing.
 
         Raises:
-            BadKey, UnsupportedLeaf: what was given is no key, or no payload.
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf: a leaf of `tree` is of another type.
             UsageError: `tokens`, `ttl_s`, `cost_ms` or `agent` is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
@@ -239,14 +265,15 @@ class Client:
         return put.wait(max(0.0, deadline - time.monotonic())) if wait else put
 
     def reserve(self, spec: Any, *, timeout_s: float | None = None) -> Reservation:
-        """Arrays in shared memory to produce a payload in, which saves one copy.
+        """Returns arrays in shared memory to write a payload into, which saves one copy.
 
         Args:
-            spec: a tree as for `put` with `tensord.Spec(shape, dtype)` where an array is to be produced.
+            spec: a tree as for `put`, with `tensord.Spec(shape, dtype)` in place of each array to be written.
+            timeout_s: seconds to wait for room in the inbox.
 
         Raises:
-            UnsupportedLeaf: as for put.
-            ObjectTooLarge, DaemonUnavailable, TimedOut: why there is no room.
+            UnsupportedLeaf: a leaf of `spec` is of a type that `put` does not take.
+            ObjectTooLarge, DaemonUnavailable, TimedOut: there is no room; the message says why.
         """
         payload = encode_spec(spec, depth_max=self._link.limits.tree_depth_max)
         return aside(partial(self._reserve, payload, self._deadline(timeout_s)))
@@ -287,14 +314,24 @@ class Client:
         ttl_s: float | None = None,
         timeout_s: float | None = None,
     ) -> Value:
-        """The payload of `key`, computed by one process on the host however many ask for it at once.
+        """Returns the payload of `key`; if it is missing, one process on the host computes and stores it.
 
-        The others wait for it, up to `timeout_s`, and then compute it themselves. An exception of `compute` is raised
-        here, and only here: one of those who wait is asked to try instead.
+        Other callers of the same key wait for that process, up to `timeout_s`, and then compute the value themselves.
+        An exception of `compute` is raised in this caller only; the daemon then grants the claim to one of the waiting
+        clients.
+
+        Args:
+            compute: called without arguments, at most once; returns a tree as `put` takes it.
+            tokens, ttl_s: as for `put`.
+            timeout_s: seconds to wait for another process's result.
 
         Returns:
-            What `compute` returned, or the same tree from shared memory: numpy leaves as read-only views, torch
-            leaves as tensors.
+            The value of `compute`, or the same tree from shared memory: numpy leaves as read-only views, torch leaves
+            as copied tensors.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            UnsupportedLeaf, UsageError: as for `put`.
         """
         deadline = self._deadline(timeout_s)
         steps = self.steps(key)
@@ -319,17 +356,17 @@ class Client:
                 error = raised
 
     def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
-        """Asks for the right to compute `key`, without waiting for the answer: `Claim.state` tells.
+        """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
 
-        For those who compute where they cannot wait, or store by another client. Where the daemon is stopped and its
-        socket full, asking itself may take the client's `timeout_s`.
+        Use it to compute in a place that must not wait, or to store through another client. `get_or_compute` waits
+        instead. If the daemon is stopped and its socket is full, sending the request may take the client's `timeout_s`.
 
         Args:
-            within_s: in how many seconds it would be stored, if it is this client's to compute; 0 where that is not
-                known. Others who wait are told (`Claim.expected_at`).
+            within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
+                that wait for the key read it as `Claim.expected_at`.
 
         Raises:
-            BadKey: not 32 bytes.
+            BadKey: `key` is not 32 bytes.
             UsageError: `within_s` is out of its range.
         """
         key = check_key(key)
@@ -338,7 +375,7 @@ class Client:
         return Claim(self._link, key, self._timeout_s, within_s)
 
     def steps(self, key: bytes) -> Steps:
-        """The steps of `get_or_compute`, for whoever drives them."""
+        """Returns the steps of `get_or_compute`, as a generator that the caller drives. For the library."""
         key = check_key(key)
         self._attach()
         return compute_once(key, self.get, self._link, self._tally, self._timeout_s)
@@ -346,65 +383,90 @@ class Client:
     def store(
         self, key: bytes, value: Any, *, tokens: int, ttl_s: float | None, claim: int | None, cost_ms: float = 0.0
     ) -> Put:
-        """The put of a computed value, under the claim it was computed under."""
+        """Puts a computed value under the claim that was granted for its key. For the library."""
         return self._put(key, value, PutOptions(tokens, ttl_s, claim, cost_ms), self._deadline(None))
 
     # ---- what changes entries
 
     def touch(self, *keys: bytes) -> int:
-        """Renews the recency of entries, and the time to live that each was put with. Returns how many are there."""
+        """Renews the recency of entries, and the time to live that each was put with.
+
+        Returns:
+            How many of the entries are there.
+
+        Raises:
+            BadKey: a key is not 32 bytes.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
         return self._counted(lambda number: messages.Touch(number, _checked(keys)))
 
     def evict(self, *keys: bytes) -> int:
-        """Removes entries; leases on them stay right. Returns how many were there."""
+        """Removes entries. Leases on them stay valid.
+
+        Returns:
+            How many of the entries were there.
+
+        Raises:
+            BadKey: a key is not 32 bytes.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
         return self._counted(lambda number: messages.Evict(number, _checked(keys)))
 
     def clear(self, namespace: Namespace | None = None) -> int:
-        """Removes a namespace's entries, or all. Returns how many there were."""
+        """Removes all entries of a namespace; without a namespace, all entries of the ring.
+
+        Returns:
+            How many entries there were.
+
+        Raises:
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
         tag = namespace.tag if namespace is not None else None
         return self._counted(lambda number: messages.Clear(number, tag))
 
     def current(self, namespace: Namespace) -> Namespace:
-        """The namespace at its generation now. Sends no message.
+        """Returns the namespace at its current generation. Sends no message.
 
-        Call it before you load the weights. A process that loads weights first may get the generation of the weights
-        that replaced them meanwhile, and would share what the old weights make as if the new ones had made it.
+        Call it before you load the weights. A process that loads the weights first may read a generation that was
+        raised meanwhile, and would store results of the old weights as results of the new ones.
 
         Returns:
-            The namespace at the generation to which `invalidate` last raised it, in whichever process; as it was given
-            where that is not lower, where it was never invalidated, or without a daemon so far. Under a past generation
-            nothing is found and every put is refused, so nothing wrong is shared in that case either.
+            The namespace at the generation to which `invalidate` last raised it, in any process. The namespace as given
+            if its own generation is not lower, if it was never invalidated, or without a daemon so far. Under a past
+            generation every lookup misses and every put is refused, so a stale generation shares no wrong results.
         """
         view = self._link.view or self._attach()
         known = view.current(namespace.tag) if view is not None else 0
         return namespace.raised_to(max(namespace.generation, known))
 
     def invalidate(self, namespace: Namespace) -> Namespace:
-        """Drops a namespace's entries because the weights behind its name have changed. Call it when the new weights
-        are in place: whoever asks for the generation afterwards is taken to load those.
+        """Drops a namespace's entries because its weights have changed. Call it once the new weights are in place.
 
-        From now on every put and claim under the generation that was is refused, also of processes that have yet to
-        hear of it, and after any restart of the daemon.
+        A process that reads the generation afterwards (`current`) is assumed to load the new weights. The daemon
+        refuses puts and claims under the old generation from now on, also from processes that have not seen the new
+        one, and also after a restart.
 
         Returns:
-            The namespace to go on with. Whoever comes second with the same old generation gets the same new one.
+            The namespace at its new generation. A second call with the same old generation returns the same new one.
 
         Raises:
             LimitReached: namespaces_max, or the namespace is at its last generation.
-            DaemonUnavailable, TimedOut: nobody answered. It may have been done; asking again does no harm.
+            DaemonUnavailable, TimedOut: the daemon did not answer. It may have done it; a second call does no harm.
         """
         answer = self._ask(lambda number: messages.Invalidate(number, namespace.tag, namespace.generation))
         return namespace.raised_to(answer.generation)
 
     def pin(self, key: bytes, for_s: float) -> float:
-        """Keeps an entry from being evicted without holding a view, for `for_s` seconds at most.
+        """Keeps an entry from being evicted for at most `for_s` seconds, without a lease.
 
         Returns:
-            For how long it is kept, which the daemon may bound; 0 if it is not there.
+            The seconds that the daemon granted, at most its own limit; 0 on a miss.
 
         Raises:
-            LimitReached: pins_per_client_max or pinned_share_max.
+            BadKey: `key` is not 32 bytes.
             UsageError: `for_s` is out of its range.
+            LimitReached: pins_per_client_max or pinned_share_max.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         key = check_key(key)
         for_s = check_seconds("for_s", for_s, above_0=True)
@@ -412,83 +474,94 @@ class Client:
         return lasts_s
 
     def unpin(self, key: bytes) -> None:
-        """Ends a pin before its time."""
+        """Ends a pin before its time.
+
+        Raises:
+            BadKey: `key` is not 32 bytes.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
+        """
         key = check_key(key)
         self._ask(lambda number: messages.Unpin(number, key))
 
-    # ---- how full it is
+    # ---- memory pressure, workflows and devices
 
     def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None = None) -> Subscription:
-        """Calls `callback` whenever a tier goes into another mode, so that an engine can drop caches of its own.
+        """Calls `callback` whenever a tier changes its mode, so that an engine can shrink caches of its own.
 
-        Callbacks are called in one thread of this client's, one at a time and in order; what they raise is logged. They
-        are not called for the modes of now: `Subscription.states` has those. What changed while the daemon was away is
-        told when it is back. A fork's child subscribes anew.
+        One thread of this client calls all callbacks, one at a time and in order. It logs the exceptions that they
+        raise. It does not call them for the modes at the time of the subscription: see `Subscription.states`. Changes
+        that happen while the daemon is away are reported once it is back. The child of a fork subscribes anew.
 
         Args:
-            gauge: a device's name, or "host"; without it all of them.
+            gauge: a device's name, or "host" for the ring. Default: all gauges.
 
         Raises:
-            UsageError: `gauge` can be no gauge's name.
+            UsageError: `gauge` is no valid name of a gauge.
         """
         self._attach()
         return self._governor.on_mode(callback, gauge, self._timeout_s)
 
     def modes(self) -> dict[str, TierState]:
-        """How full each tier is: a device's by its name, the ring's by "host". Counted in bytes, as last told when its
-        mode changed.
+        """Returns how full each tier is, in bytes: a device by its name, the ring by "host".
+
+        The byte counts are those of the tier's last change of mode.
 
         Raises:
-            DaemonUnavailable, TimedOut: why there is no answer.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         self._attach()
         self._governor.subscribe(self._timeout_s)
         return self._governor.states
 
     def workflow(self, name: str, graph: AgentStepGraph) -> Workflow:
-        """Says which agents are going to run when, until `Workflow.end`: use it in a `with`.
+        """Tells the daemon which agents run in which order, until `Workflow.end`. Use the result in a `with`.
 
-        Without a daemon it is said when there is one.
+        Without a daemon, sends the graph once there is one.
 
         Raises:
-            UsageError: the name can be no workflow's.
-            BadGraph: the steps are no graph that can be run, or another client has a workflow of that name.
+            UsageError: `name` is no valid name.
+            BadGraph: the steps cannot be run in any order, or another client has a workflow of this name.
             LimitReached: workflows_max or workflow_steps_max.
         """
         self._attach()
         return Workflow(self._link, self._governor, name, graph, self._timeout_s)
 
     def request_arrived(self, device: str, count: int = 1) -> None:
-        """So many inference requests have arrived, for the device's queueing floor. Without a daemon, nothing happens.
+        """Reports `count` new inference requests, for the queueing floor of `device`. Without a daemon, does nothing.
 
         Raises:
-            UsageError: a value out of its range; the message names it.
+            UsageError: a value is out of its range; the message names it.
         """
         queueing.arrived(self._governor, device, count)
 
     def request_completed(self, device: str, service_s: float, blocks: int) -> None:
-        """An inference request was served in `service_s` seconds, with `blocks` of the device's cache (their size is
-        the daemon's `queueing.block_bytes`). Without a daemon, nothing happens.
+        """Reports an inference request served in `service_s` seconds. Without a daemon, does nothing.
+
+        Args:
+            blocks: blocks of the device's cache that the request used, of `queueing.block_bytes` bytes each.
 
         Raises:
-            UsageError: a value out of its range; the message names it.
+            UsageError: a value is out of its range; the message names it.
         """
         queueing.completed(self._governor, device, service_s, blocks)
 
     def reserve_device(
         self, device: str, size_bytes: int, for_s: float = 30.0, *, timeout_s: float | None = None
     ) -> DeviceReservation:
-        """Sets free memory of a device aside, so that no other process reserves it: use it in a `with`, and allocate.
+        """Reserves `size_bytes` of a device's free memory against other processes. Allocates nothing.
+
+        Use the result in a `with`, and allocate in it.
 
         Args:
-            for_s: it ends by itself after so many seconds, or sooner if the daemon bounds it.
+            for_s: seconds until the reservation ends by itself; the daemon may set a lower limit.
+            timeout_s: seconds to wait for the daemon's answer.
 
         Raises:
-            UsageError: a value out of its range.
-            DeviceFull: not so much is free; the message says how much is.
-            NoGauge: nobody knows how full the device is.
+            UsageError: a value is out of its range.
+            DeviceFull: less is free; the message says how much.
+            NoGauge: nothing measures how full the device is.
             LimitReached: reservations_max.
-            DaemonUnavailable, TimedOut: why there is no answer.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         self._attach()
         limit_s = check_timeout(timeout_s, self._timeout_s)
@@ -498,17 +571,17 @@ class Client:
 
     @property
     def link(self) -> Link:
-        """The connection. For the library."""
+        """The connection to the daemon. For the library."""
         return self._link
 
     @property
     def governor(self) -> GovernorListener:
-        """What hears of modes. For the library."""
+        """The listener that receives mode changes. For the library."""
         return self._governor
 
     @property
     def timeout_s(self) -> float:
-        """How long a call may take, where it does not say otherwise."""
+        """Default time limit of each call, in seconds."""
         return self._timeout_s
 
     @property
@@ -518,18 +591,18 @@ class Client:
 
     @property
     def tally(self) -> ComputeTally:
-        """What `get_or_compute` did in this client."""
+        """Counts of what `get_or_compute` did in this client."""
         return self._tally
 
     def wait_connected(self, timeout_s: float | None = None) -> bool:
-        """Waits until the daemon is there; False if it was not in time."""
+        """Waits until the daemon is there, for at most `timeout_s` seconds; returns False if it is still not there."""
         return self._link.wait_connected(check_timeout(timeout_s, self._timeout_s))
 
     def status(self) -> dict[str, Any]:
-        """What `tensorctl status --json` shows.
+        """Returns the daemon's status, as `tensorctl status --json` prints it.
 
         Raises:
-            DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer.
+            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer.
         """
         channel = BlockingChannel.connect(self._status_path, self._timeout_s, Connection.status_client())
         try:
@@ -543,7 +616,7 @@ class Client:
         return body
 
     def close(self) -> None:
-        """Ends the connection. Leases and their views stay right for as long as they live."""
+        """Ends the connection. Leases and their views stay valid for as long as they live."""
         aside(self._closed)
 
     def __enter__(self) -> Self:
@@ -552,10 +625,10 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside
+    # ---- internal
 
     def _attach(self) -> View | None:
-        """The slow way in: before the first attachment, after a fork, or without a daemon."""
+        """Starts the link if it does not run: before the first attachment, after a fork, or without a daemon."""
         if self._closed.alive:
             self._link.start()
         return self._link.view
@@ -593,9 +666,9 @@ def _checked(keys: Iterable[bytes]) -> list[bytes]:
 def _joined(keys: Keys) -> np.ndarray[Any, Any]:
     if isinstance(keys, np.ndarray):
         if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
-            raise BadKey(f"keys as an array are (n, {KEY_BYTES}) uint8, and this one is {keys.dtype}{list(keys.shape)}")
+            raise BadKey(f"a keys array must be (n, {KEY_BYTES}) uint8; this one is {keys.dtype}{list(keys.shape)}")
         return np.ascontiguousarray(keys)
     joined = keys if isinstance(keys, bytes) else b"".join(_checked(keys))
     if len(joined) % KEY_BYTES:
-        raise BadKey(f"keys joined are a multiple of {KEY_BYTES} bytes, and these are {len(joined)}")
+        raise BadKey(f"joined keys must be a multiple of {KEY_BYTES} bytes; these are {len(joined)}")
     return np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)

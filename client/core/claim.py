@@ -1,9 +1,8 @@
-"""A claim on a key that is computed elsewhere than where it is stored, by somebody who must not wait.
+"""Claims for callers that must not wait, or that store through another client.
 
-Owns: one claim from asking to its end. `once.py` is the same for who computes here and may wait; who is told to compute
-is the daemon's to say.
-
-Invariant: however late an answer comes, a claim that is granted after its end is given back at once.
+Owns: one claim, from the request to its end. Does not own: the decision which client computes (the daemon's); `once.py`
+drives claims for callers that compute in place and may wait.
+Invariants: a claim that is granted after its end is given back at once, however late the answer comes.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ State = Literal["asked", "waiting", "compute", "hit", "alone"]
 
 
 class Claim:
-    """The wish to compute `key`, or to have it. Belongs to the process that made it.
+    """A single-flight claim on `key`, pending or granted. Belongs to the process that created it.
 
-    One that is granted is renewed until it is ended, and keeps others waiting for as long: end each by `stored` or
-    `abandon`. One that nobody holds any more is given back. A put of the key ends it for everybody who waits, whichever
-    client's it is.
+    The client renews a granted claim until it ends; other clients wait for as long. End each claim with `stored` or
+    `abandon`. A claim that is garbage-collected is given back. A put of the key by any client ends the claim for all
+    clients that wait.
 
     Example:
         >>> claim = cache.claim(key)
@@ -38,7 +37,9 @@ class Claim:
     """
 
     def __init__(self, link: Link, key: bytes, timeout_s: float, within_s: float = 0.0) -> None:
-        """Asks; sending may take `timeout_s` where the daemon takes nothing in. `within_s`: see `Client.claim`."""
+        """Sends the request, which may take up to `timeout_s` seconds if the daemon's socket is full. `within_s`: see
+        `Client.claim`.
+        """
         self.key = key
         self._link = link
         self._ended: Literal["hit", "alone"] | None = None
@@ -46,11 +47,14 @@ class Claim:
 
     @property
     def state(self) -> State:
-        """What is known by now; costs no message.
+        """The state so far. Sends no message.
 
-        "asked": no answer yet. "waiting": another client computes it. "compute": this one should, and the others wait.
-        "hit": it is stored. "alone": there is no daemon any more, or a limit in the way, or the claim was given back:
-        compute it if it is wanted, nobody waits for it.
+        - "asked": the daemon has not answered.
+        - "waiting": another client computes the payload.
+        - "compute": the claim is granted. Compute the payload; other clients wait for it.
+        - "hit": the payload is stored.
+        - "alone": no claim: the daemon is away, a limit was reached, or the claim was given back. Compute the payload
+          if you need it; no client waits for it.
         """
         if self._ended is not None:
             return self._ended
@@ -61,30 +65,32 @@ class Claim:
         if claimed is None or claimed.answer == "wait":
             return "alone"
         if claimed.answer == "compute" and not self._link.holds_claim(claimed.token):
-            # It ended with the connection under which it was granted.
+            # The claim ended with the connection on which it was granted.
             return "alone"
         return claimed.answer
 
     @property
     def expected_at(self) -> float:
-        """Of one that waits: when whoever computes expects to have stored it, by time.monotonic; 0 where it did not
-        tell."""
+        """In the state "waiting": when the computing client expects to have stored the payload, by time.monotonic; 0 if
+        unknown.
+        """
         return self._answer.expected_at
 
     @property
     def token(self) -> int:
-        """What names the claim in a put by another client of the same user; 0 while it is not granted."""
+        """Names the claim in a put by another client of the same user; 0 while it is not granted."""
         claimed = _outcome(self._answer) if self._answer.done() and self._ended is None else None
         return claimed.token if claimed is not None and claimed.answer == "compute" else 0
 
     def stored(self) -> None:
-        """The key was stored, by whichever client: the claim is renewed no more."""
+        """Ends the claim because the key was stored, by any client. The client renews it no more."""
         self._end("hit")
 
     def abandon(self) -> None:
-        """Gives the claim back, also one that is yet to be granted: the first who waits is asked to compute.
+        """Gives the claim back, also one that is not granted yet. The daemon grants the key to the first waiting
+        client.
 
-        It may take a second where the daemon takes nothing in.
+        May take up to a second if the daemon's socket is full.
         """
         self._end("alone")
 
@@ -94,7 +100,7 @@ class Claim:
 
     def _end_now(self, how: Literal["hit", "alone"]) -> None:
         self._ended = how
-        # The link gives back what is granted to a request that was cancelled.
+        # The link gives back a claim that is granted to a cancelled request.
         if not self._answer.cancel():
             self._answer.add_done_callback(self._drop if how == "hit" else self._give_back)
 
@@ -110,5 +116,5 @@ class Claim:
 
 
 def _outcome(answer: Future[messages.Claimed]) -> messages.Claimed | None:
-    """What a settled request was told; None if it failed or was cancelled."""
+    """The answer to a settled request; None if it failed or was cancelled."""
     return None if answer.cancelled() or answer.exception() is not None else answer.result()

@@ -1,7 +1,8 @@
-"""Free memory of a device, set aside for one process before it takes it.
+"""Reservations of a device's free memory, for one process before it allocates.
 
-Owns: giving it back exactly once. Does not own the memory, nor the account of what is free: the daemon keeps that, for
-all processes, so that two of them never together reserve more than was free.
+Owns: releasing a reservation exactly once. Does not own: the memory, nor the account of free bytes. The daemon keeps
+that account for all processes.
+Invariants: two processes never reserve more together than was free (the daemon checks it).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from .link import SAY_S, Connected, Link
 
 
 class DeviceReservation:
-    """Free memory of a device that is set aside for this process until `release`, or for `lasts_s`.
+    """Free memory of a device, reserved for this process until `release`, or for `lasts_s` seconds.
 
-    It keeps others from reserving the same memory; it allocates nothing.
+    It keeps other processes from reserving the same memory. It allocates nothing.
 
     Example:
         >>> with cache.reserve_device("card0", 4096) as reservation:
@@ -35,10 +36,12 @@ class DeviceReservation:
         self._number: int | None = answer.reservation
 
     def release(self) -> None:
-        """The memory was taken, or is not wanted. Once; again, or without the daemon, nothing happens."""
+        """Ends the reservation, after the memory was allocated or is not needed. Further calls, or calls without the
+        daemon, do nothing.
+        """
         number, self._number = self._number, None
         if number is not None:
-            # Another daemon knows nothing of it: a reservation ends with its connection.
+            # On this connection only: a reservation ends with its connection.
             self._link.ask(
                 lambda request: messages.ReleaseReservation(request, number), SAY_S, connected=self._connected
             )
@@ -66,7 +69,7 @@ def reserve(link: Link, device: str, size_bytes: int, for_s: float, timeout_s: f
     try:
         return DeviceReservation(link, connected, size_bytes, link.answer(asked, timeout_s))
     except BaseException:
-        # Granted in this very moment, and nobody has it: it would end only by itself.
+        # The daemon may have granted it meanwhile. Without a release it would last until its time limit.
         asked.add_done_callback(partial(_give_back, link, connected))
         raise
 

@@ -1,4 +1,8 @@
-"""What callers hand in, checked before anything happens: a mistake is named with its field, its value and the limit."""
+"""Checks of the callers' arguments.
+
+Owns: the checks that several modules share. Does not own: limits, which the messages' schema declares.
+Invariants: each error names the field, its value and the limit. No check has an effect besides.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from ...shm.layout import KEY_BYTES
 
 
 def check_key(key: object) -> bytes:
-    """The key as bytes, which a bytearray or a memoryview of bytes may give too.
+    """Returns the key as bytes. Also takes a bytearray, or a one-dimensional memoryview of bytes.
 
     Raises:
-        BadKey: not 32 bytes.
+        BadKey: `key` is not 32 bytes.
     """
     if isinstance(key, bytearray) or (isinstance(key, memoryview) and key.format == "B" and key.ndim == 1):
         key = bytes(key)
@@ -28,40 +32,55 @@ def check_key(key: object) -> bytes:
 
 
 def check_name(field: str, name: object, most: int = GAUGE_CHARS_MAX, least: int = 1) -> None:
-    """Raises UsageError for what is no text of `least` to `most` characters, such as a gauge's or a device's name, or
-    has surrogates, which no message can carry."""
+    """Checks a name, for example of a gauge or a device.
+
+    Raises:
+        UsageError: `name` is not a text of `least` to `most` characters, or has surrogates, which no message can carry.
+    """
     if not isinstance(name, str) or not least <= len(name) <= most:
-        raise UsageError(f"{field} is {name!r}; it is a text of {least} to {most} characters")
+        raise UsageError(f"{field} is {name!r}; it must be a text of {least} to {most} characters")
     if printable(name) != name:
-        raise UsageError(f"{field} is {name!r}; it is a text without surrogates")
+        raise UsageError(f"{field} is {name!r}; it must be a text without surrogates")
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for each surrogate, as they stand for bytes of a file's name that are no text."""
+    """The text with a question mark for each surrogate. Surrogates stand for bytes of a file name that are no valid
+    UTF-8.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_socket(socket: str | os.PathLike[str]) -> Path:
-    """The path. Raises UsageError for what no file can be called."""
+    """Returns the path of a socket.
+
+    Raises:
+        UsageError: `socket` cannot be the path of a file.
+    """
     with suppress(ValueError, TypeError):
         if (name := os.fsencode(socket)) and b"\0" not in name:
             return Path(os.fsdecode(socket))
-    raise UsageError(f"socket is {socket!r}; it is the path of a socket, or None for the usual one")
+    raise UsageError(f"socket is {socket!r}; it must be the path of a socket, or None for the default")
 
 
 def check_count(field: str, count: object, most: int, least: int = 0) -> int:
-    """The whole number that `count` is. Raises UsageError for what is none from `least` to `most`."""
-    # Arrays and tensors have the method too, and raise unless they are a whole number.
+    """Returns the whole number `count` as an int.
+
+    Raises:
+        UsageError: `count` is not a whole number from `least` to `most`.
+    """
+    # Arrays and tensors have `__index__` too. It raises TypeError unless they are a single whole number.
     with suppress(TypeError):
         if hasattr(count, "__index__") and not isinstance(count, bool):
             whole = int(count.__index__())
             if least <= whole <= most:
                 return whole
-    raise UsageError(f"{field} is {count!r}; it is a whole number from {least} to {most}")
+    raise UsageError(f"{field} is {count!r}; it must be a whole number from {least} to {most}")
 
 
 def number(given: object) -> float:
-    """The number as a float, a tensor of one included; NaN, which is within no bounds, for everything else."""
+    """Returns `given` as a float, also a tensor of one element. Returns NaN, which is out of every range, for anything
+    else.
+    """
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         if not isinstance(given, bool | str | bytes | bytearray):
             return float(given)  # type: ignore[arg-type]
@@ -69,10 +88,10 @@ def number(given: object) -> float:
 
 
 def check_timeout(timeout_s: float | None, usual_s: float, field: str = "timeout_s") -> float:
-    """How long a call may take, in seconds: `usual_s` for None, ten years for infinity.
+    """Returns a time limit in seconds: `usual_s` for None, ten years for infinity.
 
     Raises:
-        UsageError: no number from 0 up.
+        UsageError: `timeout_s` is not a number from 0.
     """
     if timeout_s is None:
         return usual_s
@@ -80,9 +99,13 @@ def check_timeout(timeout_s: float | None, usual_s: float, field: str = "timeout
 
 
 def check_seconds(field: str, seconds: object, *, above_0: bool = False) -> float:
-    """The seconds as a float. Raises UsageError for what is no number from 0, or above it, to ten years."""
+    """Returns `seconds` as a float.
+
+    Raises:
+        UsageError: `seconds` is not a number from 0 (with `above_0`: more than 0) to ten years.
+    """
     value = number(seconds)
     if 0 <= value <= DURATION_S_MAX and not (above_0 and value == 0):
         return value
     from_0 = "more than 0" if above_0 else "from 0"
-    raise UsageError(f"{field} is {seconds!r}; it is a time {from_0} to {DURATION_S_MAX:g} seconds")
+    raise UsageError(f"{field} is {seconds!r}; it must be a time {from_0} to {DURATION_S_MAX:g} seconds")

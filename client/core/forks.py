@@ -1,11 +1,10 @@
-"""What a fork does to this process's lanes and links.
+"""Fork handling for this process's lanes and links.
 
-Owns: the table of all lanes that are mapped here, whoever still holds a client of theirs. Does not own what a lane or a
-link does about a fork.
-
-A lane with words in use is frozen: parent and child hold views under the same words, so neither clears them. The words
-are looked at only after the lane was suspended, and it stays so until the fork is over, so that no thread takes a word
-in between; a get copies out meanwhile. The child writes no lane of its parent's, and no inbox.
+Owns: the tables of all mapped lanes, also of closed clients, and of all links. Does not own: what a lane or a link does
+about a fork.
+Invariants: a lane with words in use is frozen at a fork. Parent and child then hold views under the same words, so
+neither clears them. A lane is suspended before its words are read, and until the fork is over, so that no thread takes
+a word in between; a get copies the payload meanwhile. The child writes no lane and no inbox of its parent.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 _links: WeakSet[Link] = WeakSet()
 _lanes: WeakSet[Lane] = WeakSet()
 _forks = 0
-"""Threads between the beginning and the end of a fork. A lane is resumed when there is none."""
-# Held for the tables and while a lane is looked at, never while a fork goes on. Reentrant: a signal handler may fork.
+"""How many forks are under way. Lanes are resumed when there is none."""
+# Held while a table or a lane is read, never during the fork itself. Reentrant: a signal handler may fork.
 _lock = threading.RLock()
 
 
 def watch(link: Link) -> None:
-    """Tells `link` of every fork from now on."""
+    """Calls `link` at every fork from now on."""
     with _lock:
         _links.add(link)
 
 
 def keep(lane: Lane) -> None:
-    """Takes care of `lane` at every fork, for as long as it is mapped. To be called before anything is pinned in it."""
+    """Handles `lane` at every fork for as long as it is mapped. Call it before the first pin in the lane."""
     with _lock:
         _lanes.add(lane)
         if _forks:
@@ -46,14 +45,14 @@ def keep(lane: Lane) -> None:
 
 
 def lanes() -> list[Lane]:
-    """All lanes that are mapped here."""
+    """All lanes that are mapped in this process."""
     with _lock:
         return list(_lanes)
 
 
 @contextmanager
 def none_under_way() -> Iterator[bool]:
-    """True where no fork is under way; then none begins within."""
+    """Yields True if no fork is under way; then none begins within the block."""
     with _lock:
         yield not _forks
 
@@ -78,7 +77,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     global _forks, _lock
-    # Another thread of the parent's may hold it.
+    # A thread of the parent may have held the lock at the fork.
     _lock = threading.RLock()
     _forks = 0
     _surely(unshared.after_fork_in_child)
@@ -107,7 +106,7 @@ def _leave_lanes_to_parent() -> None:
 
 
 def _surely(act: Callable[[], None]) -> None:
-    """Carries `act` out even where a signal handler's exception ends it: the interpreter would fork all the same."""
+    """Calls `act`, again if a signal handler's exception ends it: the interpreter forks in either case."""
     try:
         act()
     except BaseException:

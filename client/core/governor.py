@@ -1,11 +1,10 @@
-"""How full the tiers are, as the daemon tells it: modes, who wants to hear of them, and workflows to be said again.
+"""Modes of the tiers, as the daemon reports them, and registrations that a new daemon needs.
 
-Owns: the subscription of one client, the thread that callbacks run in, and what a new daemon must be told of. Does not
-own what follows from a mode: that is the daemon's policy, and the engine's that asked to be told.
-
-Invariants: one callback runs at a time, in the order of the daemon's words. Whatever a callback does, the next one is
-called. A gauge is told of once for each change of mode that this client learned of: what happened while the daemon was
-away comes as one difference when it is back.
+Owns: one client's subscription to modes, the thread that runs callbacks, and the objects that register again at a new
+daemon. Does not own: the effects of a mode, which the daemon's policy and the subscribed engine decide.
+Invariants: one callback runs at a time, in the order of the daemon's messages. An exception of a callback does not stop
+the next one. Subscribers get one change for each change of mode that this client learned of. Changes while the daemon
+was away are merged into one, reported once it is back.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .link import SAY_S, Connected, Link, Told
 from .waiting import Condition
 
 CHANGES_MAX: Final = 1024
-"""Changes that wait for a callback; the oldest are forgotten."""
+"""Limit of changes that wait for a callback. Beyond it the oldest are dropped."""
 _BRIEF_S: Final = 0.05
 _log = logging.getLogger("tensord")
 
@@ -37,7 +36,7 @@ TierState = messages.TierState
 
 @dataclass(frozen=True, slots=True)
 class ModeChange:
-    """A tier went from one mode into another. `refuses`: nothing new is taken in until this mode is left.
+    """A tier's change from one mode to another. `refuses`: the tier admits no new entries in this mode.
 
     Example:
         >>> change = tensord.ModeChange(
@@ -56,17 +55,17 @@ class ModeChange:
     refuses: bool
 
 
-class Restored(Protocol):
-    """What a new daemon must be told of."""
+class Registrant(Protocol):
+    """An object whose registration a new daemon needs."""
 
-    def say_again(self, connected: Connected) -> None:
-        """Says it on this connection. Called in the link's thread."""
+    def register_again(self, connected: Connected) -> None:
+        """Sends the registration on this connection. The link's thread calls it."""
 
 
 class Subscription:
-    """A callback that hears of modes until it is closed. Use it in a `with`, or keep it until the process ends.
+    """A callback for mode changes, until it is closed. Use it in a `with`, or keep it until the process ends.
 
-    `dropped`: changes that it was not told of, since it had not come back from CHANGES_MAX others.
+    `dropped`: changes that were dropped because CHANGES_MAX others waited for the callback.
 
     Example:
         >>> def listen(change: tensord.ModeChange) -> None:
@@ -85,12 +84,12 @@ class Subscription:
 
     @property
     def states(self) -> dict[str, TierState]:
-        """The gauges that it hears of, as last told; empty as long as there was no daemon."""
+        """The last reported state of each subscribed gauge, by its name; empty before the first connection."""
         states = self._governor.states
         return {name: state for name, state in states.items() if self.gauge in (None, name)}
 
     def close(self) -> None:
-        """Calls the callback no more; a call that is under way is not waited for."""
+        """Ends the subscription. Does not wait for a call of the callback that is under way."""
         self.closed = True
         self._governor.forget(self)
 
@@ -101,7 +100,7 @@ class Subscription:
         try:
             self._callback(change)
         except Exception:
-            _log.exception("on_mode: the callback failed at %s of %s", change.mode, change.gauge)
+            _log.exception("on_mode callback failed; change to mode %s of gauge %s", change.mode, change.gauge)
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +110,7 @@ class Subscription:
 
 
 class GovernorListener:
-    """One client's ear for the daemon's governor. Hears the link, and is held by the client."""
+    """A client's listener for the daemon's governor. The link refers to it weakly; the client holds it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -122,7 +121,7 @@ class GovernorListener:
         self._lock = Condition()
         self._states: dict[str, TierState] = {}
         self._subscriptions: tuple[Subscription, ...] = ()
-        self._restored: tuple[Restored, ...] = ()
+        self._registrants: tuple[Registrant, ...] = ()
         self._wanted = False
         self._unread = False
         self._subscribed: Connected | None = None
@@ -133,11 +132,11 @@ class GovernorListener:
 
     @property
     def states(self) -> dict[str, TierState]:
-        """All gauges, as last told."""
+        """The last reported state of each gauge, by its name."""
         return dict(self._states)
 
     def on_mode(self, callback: Callable[[ModeChange], object], gauge: str | None, timeout_s: float) -> Subscription:
-        """Calls `callback` at every change from now on. Without a daemon: as soon as there is one."""
+        """Calls `callback` at every change from now on. Without a daemon, the changes begin once there is one."""
         if gauge is not None:
             check_name("gauge", gauge)
         subscription = Subscription(self, callback, gauge)
@@ -154,10 +153,10 @@ class GovernorListener:
                 self._thread.start()
 
     def subscribe(self, timeout_s: float) -> None:
-        """Has the daemon tell of modes, this one and all to come, and waits for how they are now.
+        """Subscribes to modes on this connection and all later ones, and waits for the current state.
 
         Raises:
-            DaemonUnavailable, TimedOut: it will be asked when it is there.
+            DaemonUnavailable, TimedOut: the daemon did not answer. The client subscribes once there is a daemon.
         """
         self._wanted = True
         connected = self._link.connection
@@ -167,7 +166,7 @@ class GovernorListener:
             self._link.answer(self._link.ask(messages.Subscribe, timeout_s, connected=connected), timeout_s)
 
     def watch(self) -> None:
-        """The same without waiting: whoever listens to the link hears of modes."""
+        """`subscribe` without waiting. Modes then reach all listeners of the link."""
         self._wanted = True
         connected = self._link.connection
         if connected is not None and self._subscribed is not connected:
@@ -179,49 +178,49 @@ class GovernorListener:
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             self._lock.notify_all()
 
-    def restore(self, restored: Restored) -> None:
-        """Has it said again to every daemon to come."""
+    def restore(self, registrant: Registrant) -> None:
+        """Registers `registrant` again at every new daemon."""
         with self._lock:
-            self._restored = (*self._restored, restored)
+            self._registrants = (*self._registrants, registrant)
 
-    def drop(self, restored: Restored) -> None:
-        """It is to be said no more."""
+    def drop(self, registrant: Registrant) -> None:
+        """Registers `registrant` no more."""
         with self._lock:
-            self._restored = tuple(each for each in self._restored if each is not restored)
+            self._registrants = tuple(each for each in self._registrants if each is not registrant)
 
     def tell(self, message: messages.Message) -> None:
-        """Says something that needs no answer, or nothing at all where there is no daemon. Hardly ever waits."""
+        """Sends a message that needs no answer. Drops it without a daemon, or if sending takes over 50 ms."""
         with suppress(Unavailable, Refusal):
             self._link.send(message, timeout_s=_BRIEF_S)
 
-    # ---- the link's words
+    # ---- calls of the link
 
     def attached(self, connected: Connected) -> None:
-        """A daemon that knows nothing of this client."""
+        """Subscribes and registers at the new daemon."""
         if self._wanted:
             self._link.ask(messages.Subscribe, SAY_S, connected=connected)
-        for restored in self._restored:
-            restored.say_again(connected)
+        for registrant in self._registrants:
+            registrant.register_again(connected)
 
     def detached(self) -> None:
-        """The last states are kept: what has changed meanwhile is told when there is a daemon again."""
+        """Keeps the last states, to compare them with those of the next daemon."""
         self._subscribed = None
         if self._link.closed:
             with self._lock:
                 self._lock.notify_all()
 
     def told(self, message: Told, connected: Connected) -> None:
-        """In the link's thread: notes it, and leaves the callbacks to theirs."""
+        """Runs in the link's thread: stores the state, and queues changes for the callbacks' thread."""
         match message:
             case messages.Modes():
                 self._subscribed = connected
-                # A daemon that has just begun has read no gauge yet: it pushes each at its first reading.
+                # A daemon that has just started has no gauge's reading yet. It pushes each gauge at its first reading.
                 self._unread = not message.tiers
                 if message.tiers:
                     self._learned({state.gauge: state for state in message.tiers})
             case messages.ModeChanged(before=before, state=state):
                 if self._unread:
-                    # All are read now: which of those that the former daemon had are gone?
+                    # All gauges are read now. The answer shows which of the former daemon's gauges are gone.
                     self._unread = False
                     self._link.ask(messages.Subscribe, SAY_S, connected=connected)
                 known = self._states.get(state.gauge)
@@ -231,14 +230,14 @@ class GovernorListener:
                 pass
 
     def _learned(self, states: dict[str, TierState]) -> None:
-        """These are all gauges that there are. One that is gone counts as relaxed."""
+        """Takes over the states of all existing gauges. A gauge that is gone counts as relaxed."""
         known, self._states = self._states, states
         for name, last in known.items():
             gone = TierState(name, last.tier, Mode.RELAXED, last.used_bytes, last.total_bytes)
             self._compared(last.mode, states.get(name, gone))
 
     def forked(self) -> None:
-        """Subscriptions and workflows are the parent's."""
+        """Subscriptions and workflows belong to the parent: closes them in the child."""
         for subscription in self._subscriptions:
             subscription.closed = True
         self._begin()

@@ -1,10 +1,9 @@
-"""The client's staging memory, from which the daemon copies into the ring.
+"""An inbox: the client's staging memory, from which the daemon copies payloads into the ring.
 
-Owns: which regions of the memfd are taken. A region is free again when the daemon has acknowledged it AND no array of
-it lives, so that an array from `reserve` that is written to after its commit never reaches another key.
-
-Invariants: two regions never overlap; a region's bytes belong to one put; nobody in this process writes the memfd of a
-retired inbox: its arrays live, and what is written to them stays here.
+Owns: which regions of the memfd are in use. Does not own: when an inbox is created or closed (inboxes.py).
+Invariants: two regions never overlap. A region's bytes belong to one put. A region is free only when the daemon has
+acknowledged it and no array over it lives, so that a late write to an array from `reserve` never reaches another key.
+This process does not write the memfd of a retired inbox: its arrays stay valid, but writes to them go to private pages.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from ...shm.unshared import Unshared
 from .waiting import Condition
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# How often a waiter for room looks for collected arrays: a finalizer may not wake it, since that takes a lock.
+# How often a thread that waits for room checks for collected arrays. A finalizer cannot wake it, because that takes a
+# lock.
 _LOOK_EVERY_S: Final = 0.02
 _log = logging.getLogger("tensord")
 
 
 class _Watch(ref[Any]):
-    """Stands among its inbox's `ended` once the object is collected that it looks at.
+    """A weak reference that the interpreter appends to its inbox's `_ended` once the referent is collected.
 
-    The interpreter appends it there itself: no code of ours runs, which a signal handler's exception could cut short.
+    The callback is `deque.append` itself. So no Python code runs that a signal handler's exception could interrupt.
     """
 
     __slots__ = ("offset", "region")
@@ -45,11 +45,11 @@ class _Watch(ref[Any]):
     __eq__ = object.__eq__
     offset: int
     region: Region | None
-    """Which one the object held; None if it was the region at `offset` itself."""
+    """The region that the referent held; None if the referent is the region at `offset` itself."""
 
 
 class Region:
-    """A stretch of the inbox: `memory` is (size,) uint8 and writable."""
+    """A range of the inbox. `memory` is uint8 of shape (size,) and writable."""
 
     __slots__ = ("__weakref__", "_end", "_holders", "inbox", "memory", "offset")
 
@@ -61,7 +61,9 @@ class Region:
         self._end = inbox.watch(self, offset, None)
 
     def hand_out(self) -> Bytes:
-        """The memory, for arrays that leave this library: the region now waits for the last of them, too."""
+        """Returns the memory for arrays that leave this library. The region stays in use until the last of them is
+        collected.
+        """
         memory = self.memory
         assert memory is not None
         self._holders += 1
@@ -70,16 +72,16 @@ class Region:
         return memory
 
     def let_go_with(self, holder: object) -> Callable[[], None]:
-        """Has the region let go when `holder` is collected, and gives what calls that off."""
+        """Releases one hold of the region when `holder` is collected. Returns a function that cancels this."""
         return partial(self.inbox.watches.discard, self.inbox.watch(holder, self.offset, self))
 
     def bytes(self, size_bytes: int) -> Bytes:
-        """Its first `size_bytes` as this process sees them, also after they were handed out."""
+        """The first `size_bytes` as this process sees them, also after `hand_out`."""
         return self.inbox.bytes(self.offset, size_bytes)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps the region for whoever writes it, though the daemon may need it no more before they have finished."""
+        """Keeps the region in use while the block writes it, even if the daemon acknowledges it before the end."""
         self.inbox.hold(self)
         try:
             yield
@@ -87,20 +89,20 @@ class Region:
             self.inbox.let_go(self)
 
     def abandon_from_finalizer(self) -> None:
-        """`release` without a lock: it takes effect when the inbox is next looked at."""
+        """`release` without a lock. It takes effect at the inbox's next operation."""
         self.inbox.collected.append(self)
 
     def release(self) -> None:
-        """The daemon needs these bytes no more."""
+        """Releases one hold: the daemon, or the owner, needs these bytes no more."""
         self.inbox.let_go(self)
 
 
 class Inbox:
-    """A sealed memfd of `size_bytes`, by its `number` among its client's. Safe to use from several threads.
+    """A sealed memfd of `size_bytes`; `number` identifies it among its client's inboxes. Thread-safe.
 
-    `retired`: no region is taken from it any more, nor a put begun. `told`: the connection on which the daemon knows of
-    it. `refusal`: why the daemon did not take it. `broken`: nobody looks any more at which regions are taken, since a
-    signal handler's exception may have left that half changed.
+    `retired`: no region is taken from it and no put begins in it any more. `told`: the connection on which the daemon
+    knows it. `refusal`: the error with which the daemon refused it. `broken`: the accounts of regions are not used any
+    more, because a signal handler's exception may have left them half changed.
     """
 
     def __init__(self, size_bytes: int, number: int = 0) -> None:
@@ -125,17 +127,20 @@ class Inbox:
         self._streams = 0
 
     def prefault(self) -> None:
-        """Maps all pages in; the first touch of each would cost a put 5 to 30 µs. For a background thread."""
+        """Faults all pages in. A page fault during a put would cost 5 to 30 µs. For a background thread."""
         address = self._mapped.address
         for start in range(0, self.size_bytes, PREFAULT_PIECE_BYTES):
             if self.retired:
-                # Pages of its own are made for what is written there, and no others.
+                # The mapping is private now: prefaulting would copy every page.
                 return
             prefault(address + start, min(PREFAULT_PIECE_BYTES, self.size_bytes - start), write=True)
 
     def take(self, size_bytes: int, deadline: float, hope: Callable[[], bool] = lambda: True) -> Region | None:
-        """A region of `size_bytes`, waiting for room until `deadline` (monotonic seconds), and as long as there is
-        `hope`; None if none came free, or the inbox is retired."""
+        """Returns a region of `size_bytes`. Waits for room until `deadline` (monotonic seconds), while `hope()` is
+        true.
+
+        None if no room came free, the inbox is too small, or it is retired.
+        """
         wanted = aligned(max(1, size_bytes))
         if wanted > self.size_bytes:
             return None
@@ -145,7 +150,7 @@ class Inbox:
                     self._sweep()
                     offset = self._regions.allocate(wanted)
                     if offset is not None:
-                        # Noted before the lock is given back, so that an exception in between is caught below.
+                        # Bound to a name before the lock is released, so that an exception in between is caught below.
                         region = Region(self, offset, self.bytes(offset, size_bytes))
                         return region  # noqa: RET504
                     remaining = deadline - time.monotonic()
@@ -153,18 +158,18 @@ class Inbox:
                         return None
                     self._changed.wait(min(remaining, _LOOK_EVERY_S))
             except BaseException:
-                # Before anybody else has the lock.
+                # Before another thread gets the lock.
                 self.broken = self.retired = True
                 raise
         return None
 
     def bytes(self, offset: int, size_bytes: int) -> Bytes:
-        """(size_bytes,) uint8 at `offset`."""
-        # Over the mapping and not over another array: views of views keep only their last array alive.
+        """The bytes at `offset`, as uint8 of shape (size_bytes,)."""
+        # Made over the mapping, not over another array: numpy keeps only the last base of nested views alive.
         return np.ndarray((size_bytes,), np.uint8, self._mapped.memory, offset)
 
     def retire(self) -> None:
-        """Gives no more regions, and keeps what is written to those it gave in this process."""
+        """Gives no more regions. Further writes to its arrays stay in this process."""
         with self._changed:
             self.retired = True
             self._make_private()
@@ -175,14 +180,14 @@ class Inbox:
             self._mapped.make_private()
         except OSError as error:
             _log.error(
-                "an inbox of %d bytes cannot be mapped privately (%s): the daemon may still read it, so do not write "
-                "to arrays of committed reservations; let go of them",
+                "an inbox of %d bytes cannot be mapped privately (%s): the daemon may still read it; do not write to "
+                "arrays of committed reservations, and delete them",
                 self.size_bytes,
                 error,
             )
 
     def retire_if_unused(self) -> bool:
-        """Retires it if it has no region; whether it has none."""
+        """Retires the inbox if no region is in use. Returns whether none is."""
         with self._changed:
             if self.broken:
                 return False
@@ -203,13 +208,13 @@ class Inbox:
                 self._streams -= 1
 
     def hold(self, region: Region) -> None:
-        """Somebody else needs a region that is held already."""
+        """Adds a holder to a region that is in use."""
         with self._changed:
             assert region._holders
             region._holders += 1
 
     def let_go(self, region: Region) -> None:
-        """One of a region's holders needs it no more."""
+        """Removes a holder of a region. The last one frees it."""
         with self._changed:
             try:
                 self._drop(region)
@@ -225,15 +230,16 @@ class Inbox:
             return self._regions.used_bytes
 
     def close(self) -> None:
-        """Closes the descriptor. The mapping lives as long as arrays of it do."""
+        """Closes the descriptor. The mapping lives as long as arrays over it."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
-    def watch(self, of: object, offset: int, region: Region | None) -> _Watch:
-        """Has the region let go when `of` is collected. The inbox keeps the watch: one that the cycle collector takes
-        together with what it looks at says nothing."""
-        watch = _Watch(of, self._ended.append)
+    def watch(self, referent: object, offset: int, region: Region | None) -> _Watch:
+        """Releases the region when `referent` is collected. The inbox keeps the watch, because a weak reference that is
+        collected together with its referent calls no callback.
+        """
+        watch = _Watch(referent, self._ended.append)
         watch.offset, watch.region = offset, region
         self.watches.add(watch)
         return watch
@@ -249,7 +255,7 @@ class Inbox:
             if watch.region is not None:
                 self._drop(watch.region)
             elif not self.broken:
-                # Whoever had the region was ended by a signal handler's exception.
+                # A signal handler's exception ended the call that held the region.
                 self._regions.free(watch.offset)
 
     def _drop(self, region: Region) -> None:

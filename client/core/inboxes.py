@@ -1,15 +1,15 @@
-"""A client's inboxes: the one that new regions come from, and those that puts are still read from.
+"""A client's inboxes: the current one, from which new regions come, and former ones that puts in flight still use.
 
-Owns: when an inbox is made, on which connection the daemon was told of it, and when it is closed. Does not own its
-regions (inbox.py), nor the puts that stand there (puts.py).
+Owns: when an inbox is created, on which connection the daemon was told of it, and when it is closed. Does not own: its
+regions (inbox.py), nor the puts in it (puts.py).
 
-    first put → current ─ a put needs more ─→ drains ─ no region of it is left ─→ closed
-                   └ its connection ended with puts unanswered → retired ─ no region of it is left ─→ closed
+    first put → current ─ a put needs more ─→ draining ─ its last region is free ─→ closed
+                   └ its connection ended with puts unanswered → retired ─ its last region is free ─→ closed
 
-Invariant: a region that a daemon may still read is not written. A daemon whose connection ended may read the inbox for
-as long as it likes. So a retired inbox is mapped privately from then on: no region is taken from it, what is written to
-its arrays reaches nobody, and what is still to be committed there is copied to the current inbox. What stands whole in
-it is sent again from there, since it cannot change.
+Invariants: a region that a daemon may still read is not written. A daemon may read an inbox long after its connection
+ended. So a retired inbox is mapped privately: it gives no regions, writes to its arrays reach no other process, and
+payloads that are still to be committed are copied to the current inbox. Complete payloads are sent again from the
+retired inbox, because they cannot change.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .aside import aside
 from .inbox import Inbox, Region
 
 START_BYTES: Final = 1 << 20
-"""Bytes of a first inbox, unless the first put needs more."""
+"""Bytes of the first inbox, unless the first put needs more."""
 _GROW_AGAIN_S: Final = 10.0
 
 
 class Inboxes:
-    """The inboxes of one client. `send` and `connection` as for `Puts`. Safe to use from several threads."""
+    """The inboxes of one client. `send`, `next_id` and `connection` as for `PutSender`. Thread-safe."""
 
     def __init__(
         self, send: Callable[..., None], next_id: Callable[[], int], connection: Callable[[], object | None]
@@ -41,7 +41,7 @@ class Inboxes:
         self._send = send
         self._next_id = next_id
         self._connection = connection
-        # Reentrant: what is collected under it may close a client.
+        # Reentrant: a finalizer that runs under the lock may close a client.
         self._lock = threading.RLock()
         self._all: dict[int, Inbox] = {}
         self._asked: dict[int, Inbox] = {}
@@ -51,10 +51,11 @@ class Inboxes:
         self.limits = messages.ClientLimits()
 
     def fit(self, size_bytes: int) -> Inbox:
-        """The current inbox, for a put of `size_bytes`: of twice as much, or as large as the daemon allows.
+        """Returns the current inbox, with room for two puts of `size_bytes` if the limits allow that. Grows it if
+        needed.
 
         Raises:
-            DaemonUnavailable, NotEnoughMemory: there is none, and none can be made.
+            DaemonUnavailable, NotEnoughMemory: there is no inbox, and none can be created.
         """
         inbox, connected = self.current, self._connection()
         if (
@@ -75,7 +76,7 @@ class Inboxes:
                 try:
                     return self._make(wanted)
                 except TensordError as error:
-                    # A put that is larger than the inbox is streamed through it, but not without a daemon.
+                    # A put that is larger than the inbox is streamed through it, which needs a daemon.
                     if isinstance(error, Unavailable) and aligned(size_bytes) > inbox.size_bytes:
                         raise
             connected = self._connection()
@@ -84,14 +85,14 @@ class Inboxes:
             return inbox
 
     def region(self, size_bytes: int, deadline: float, inbox: Inbox | None = None) -> Region:
-        """A region of the current inbox, which grows rather than have a put wait for room. `inbox`: the one that `fit`
-        just gave.
+        """Returns a region of the current inbox. Grows the inbox before a put waits for room. `inbox`: the result of a
+        `fit` just before.
 
         Raises:
-            ObjectTooLarge: it fits in no inbox.
+            ObjectTooLarge: the region fits in no inbox.
             TimedOut: no room came free by `deadline` (monotonic seconds).
-            DaemonUnavailable: there is no inbox, or no room, and no daemon (any more).
-            NotEnoughMemory: there is no inbox.
+            DaemonUnavailable: no inbox or no room, and no daemon (any more).
+            NotEnoughMemory: no inbox could be created.
         """
         while True:
             connected = self._connection()
@@ -100,8 +101,8 @@ class Inboxes:
                 if aligned(size_bytes) <= self._most_bytes and self._refusal is not None:
                     raise self._refusal
                 raise ObjectTooLarge(
-                    f"a reservation of {size_bytes} bytes does not fit in the inbox of {inbox.size_bytes}; "
-                    "put it instead, which streams, or raise inbox_bytes_max"
+                    f"a reservation of {size_bytes} bytes does not fit in the inbox of {inbox.size_bytes} bytes; "
+                    "use put, which streams larger payloads, or raise inbox_bytes_max"
                 )
             region = inbox.take(size_bytes, 0.0)
             if region is None and not inbox.retired:
@@ -109,7 +110,7 @@ class Inboxes:
                     inbox = None
                     continue
                 if connected is None:
-                    raise DaemonUnavailable(f"the daemon is away, and the inbox of {inbox.size_bytes} has no room")
+                    raise DaemonUnavailable(f"the daemon is away, and the inbox of {inbox.size_bytes} bytes is full")
                 region = inbox.take(size_bytes, deadline, partial(self._is_on, connected))
             if region is not None:
                 return region
@@ -118,16 +119,16 @@ class Inboxes:
             inbox = None
 
     def tell(self, inbox: Inbox, connected: object | None, send: Callable[..., None]) -> None:
-        """Has the daemon know of an inbox before anything names it on this connection.
+        """Sends OpenInbox unless the daemon knows the inbox on this connection already.
 
         Raises:
-            DaemonUnavailable, TimedOut: it was not sent.
+            DaemonUnavailable, TimedOut: the message was not sent.
         """
         with self._lock:
             if connected is not None and inbox.told is connected:
                 return
             if not self.knows(inbox):
-                raise inbox.refusal or DaemonUnavailable("the inbox it stands in was given up")
+                raise inbox.refusal or DaemonUnavailable("the inbox of the payload was closed; put it again")
             request = self._next_id()
             self._asked[request] = inbox
             try:
@@ -139,31 +140,31 @@ class Inboxes:
             inbox.told = connected or self._connection()
 
     def is_current(self, region: Region) -> bool:
-        """Whether a region is of the inbox that new ones come from, and the daemon knows of it."""
+        """Whether a region belongs to the current inbox, and the daemon knows this inbox."""
         inbox, connected = region.inbox, self._connection()
         return inbox is self.current and not inbox.retired and connected is not None and inbox.told is connected
 
     def knows(self, inbox: Inbox) -> bool:
-        """Whether an inbox is this client's, and was not closed."""
+        """Whether an inbox belongs to this client and is not closed."""
         return self._all.get(inbox.number) is inbox
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all regions."""
+        """Bytes of all regions in use."""
         return sum(inbox.used_bytes for inbox in list(self._all.values()))
 
     def opened(self, request: int) -> None:
-        """The daemon has mapped an inbox: it is worth mapping in now."""
+        """The daemon has mapped an inbox: prefaults it in a background thread."""
         inbox = self._asked.pop(request, None)
         if inbox is not None and not inbox.prefaulted:
             inbox.prefaulted = True
             threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
 
     def refused(self, request: int, error: TensordError) -> Inbox | None:
-        """The daemon did not take an inbox, which is given up; what was current before it is so again.
+        """The daemon refused an inbox: closes it. The largest inbox that is left becomes the current one.
 
         Returns:
-            The inbox; None if the request did not bring one.
+            The inbox; None if the request was not an OpenInbox.
         """
         with self._lock:
             inbox = self._asked.pop(request, None)
@@ -178,19 +179,19 @@ class Inboxes:
             return inbox
 
     def retire(self, inbox: Inbox) -> None:
-        """Takes no more regions of it: a daemon may read those it had for as long as it likes."""
+        """Takes no more regions of an inbox. A daemon may still read the regions that it knows."""
         with self._lock:
             inbox.retire()
             if self.current is inbox:
                 self.current = None
 
     def disconnected(self) -> None:
-        """No answer comes any more."""
+        """The connection ended: no answer to an OpenInbox comes any more."""
         with self._lock:
             self._asked.clear()
 
     def tidy(self) -> None:
-        """Closes inboxes that are no longer current, and have no region left."""
+        """Closes former inboxes without a region in use."""
         if len(self._all) == (self.current is not None):
             return
         with self._lock:
@@ -204,20 +205,20 @@ class Inboxes:
                         self._send(messages.CloseInbox(inbox.number), connected=connected)
 
     def start_over(self) -> None:
-        """Gives all of them up: a signal handler's exception may have left any of them half changed."""
+        """Closes all inboxes, because a signal handler's exception may have left one half changed."""
         with self._lock:
             for inbox in list(self._all.values()):
                 inbox.broken = True
             self.close()
 
     def close(self) -> None:
-        """Gives all of them up."""
+        """Closes all inboxes."""
         with self._lock:
             for inbox in list(self._all.values()):
                 self._give_up(inbox)
 
     def close_in_child(self) -> None:
-        """After a fork: they are the parent's. Takes no lock."""
+        """After a fork: the inboxes belong to the parent. Closes the descriptors without a lock."""
         for inbox in self._all.values():
             inbox.close()
 
@@ -227,7 +228,7 @@ class Inboxes:
         inbox.close()
 
     def _is_on(self, connected: object | None) -> bool:
-        """Whether the connection is the same."""
+        """Whether `connected` is still the current connection."""
         return self._connection() is connected
 
     @property
@@ -235,15 +236,17 @@ class Inboxes:
         return self.limits.inbox_bytes_max // ALIGN_BYTES * ALIGN_BYTES
 
     def _wanted_bytes(self, size_bytes: int) -> int:
-        """Bytes of an inbox for a put of `size_bytes`."""
+        """The size of an inbox for puts of `size_bytes`: at least twice as much, within the limits."""
         return min(self._most_bytes, max(START_BYTES, 1 << (2 * aligned(max(1, size_bytes)) - 1).bit_length()))
 
     def _may_grow(self) -> bool:
-        """Not for some time after the daemon has refused an inbox."""
+        """Whether another inbox is allowed. False for a while after the daemon refused one."""
         return len(self._all) < self.limits.inboxes_per_client_max and time.monotonic() >= self._grow_at
 
     def _grown(self, inbox: Inbox) -> bool:
-        """Whether there is a larger inbox than `inbox` now."""
+        """Creates a larger inbox unless `inbox` was replaced already. Returns whether there is another current inbox
+        now.
+        """
         with self._lock:
             if self.current is not inbox:
                 return True
@@ -257,7 +260,7 @@ class Inboxes:
             return True
 
     def _make(self, size_bytes: int) -> Inbox:
-        """A new current inbox, of which the daemon has been told."""
+        """Creates a new current inbox, and announces it to the daemon."""
         self.tidy()
         try:
             inbox = Inbox(size_bytes, self._next_id())
@@ -275,8 +278,8 @@ class Inboxes:
 
 
 def no_room(inbox: Inbox, size_bytes: int) -> TimedOut:
-    """Why a region was not to be had in time."""
+    """The error for a region that was not free in time."""
     return TimedOut(
-        f"no {size_bytes} bytes came free in the inbox of {inbox.size_bytes} in time: arrays from reserve() "
-        "that still live hold their part of it"
+        f"no {size_bytes} bytes came free in the inbox of {inbox.size_bytes} bytes in time; "
+        "delete arrays from reserve() that you no longer need, or raise timeout_s"
     )

@@ -1,7 +1,7 @@
-"""What a reader holds: a pinned entry, released when the last view of it is collected.
+"""Leases: pinned entries that are released when the last view of their payload is collected.
 
-Owns: turning pinned bytes into trees. Does not own the pin: that belongs to the root array, to which the lane has tied
-it, and every view of the payload keeps the root alive.
+Owns: turning pinned bytes into trees. Does not own: the pin. The lane ties the pin to the root array.
+Invariants: every view of a payload keeps its root array, and so its pin, alive.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Lease:
-    """A pinned entry. Its views stay right for as long as any of them lives, whatever becomes of the client.
+    """A pinned entry. Its views stay valid for as long as any of them lives, even after the client is closed.
 
-    Leaving the `with` block drops only the lease's own hold.
+    Leaving the `with` block drops only the lease's own reference.
 
     Example:
         >>> cache.put(key, {"hidden": np.arange(3)}, wait=True).state
@@ -51,7 +51,7 @@ class Lease:
 
     @property
     def tree(self) -> Any:
-        """The payload as it was put, with read-only zero-copy numpy views for leaves, tensors' leaves too.
+        """The payload as it was put. Arrays and tensors are read-only zero-copy numpy views.
 
         Raises:
             ValueError: the lease was released.
@@ -59,11 +59,11 @@ class Lease:
         return self._recipe.view(self._root)
 
     def torch(self, *, copy: bool = True) -> Any:
-        """The payload with torch tensors for leaves.
+        """Returns the payload with torch tensors for leaves.
 
         Args:
-            copy: False gives tensors over the shared memory itself. Torch knows no read-only tensor: an in-place
-                operation on one of those ends the process with SIGSEGV.
+            copy: False returns tensors over the shared memory itself. Torch has no read-only tensors: an in-place
+                operation on such a tensor ends the process with SIGSEGV.
 
         Raises:
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
@@ -73,17 +73,19 @@ class Lease:
 
     @property
     def value(self) -> Any:
-        """The payload with each leaf as what it was put as: numpy leaves as views, torch leaves as tensors, copied."""
+        """The payload with each leaf in the type that was put: arrays as views, tensors as copies."""
         return self._recipe.value(self._root)
 
     def handle(self) -> bytes | None:
-        """Names the pinned bytes to another process of this host, which reads them by `Ring.borrow`.
+        """Returns a name for the pinned bytes, with which another process of this host reads them
+        (`RingReader.borrow`).
 
-        It is good for as long as this lease, or any view of it, lives: whatever becomes of the entry, the client or the
-        daemon meanwhile. The handle of a lease that is itself borrowed is good for as long as the first lender's.
+        The handle is valid for as long as this lease, or any view of it, lives, even if the entry is evicted, the
+        client closed or the daemon restarted meanwhile. The handle of a borrowed lease is valid for as long as the
+        original lender's lease.
 
         Returns:
-            72 bytes, of which the first 16 are `Ring.identity`; None where the lease is a copy.
+            72 bytes, of which the first 16 are `RingReader.identity`; None if the lease is a copy.
 
         Raises:
             ValueError: the lease was released.
@@ -91,8 +93,10 @@ class Lease:
         return self._handle(self._root, 0)
 
     def span(self) -> Array | None:
-        """The pinned bytes with their header before them, (n,) uint8, read-only: what `lease_of_copy` takes a copy of.
-        It is right for as long as the lease lives. None where the lease is a copy.
+        """Returns the pinned span, its header first, as a read-only uint8 array of shape (n,). `lease_of_copy` takes a
+        copy of it.
+
+        Valid for as long as the lease lives. None if the lease is a copy.
 
         Raises:
             ValueError: the lease was released.
@@ -113,12 +117,12 @@ class Lease:
         return mapping.handle(array, offset, self.payload_bytes) if mapping is not None else None
 
     def release(self) -> None:
-        """Drops this hold on the entry; views already taken keep theirs."""
+        """Drops the lease's reference to the entry. Views that were taken before stay valid."""
         with suppress(AttributeError):
             del self._root
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what `release` has taken away: a hit pays nothing for this check.
+        # Called only for attributes that `release` deleted, so that the check costs a hit nothing.
         if name in ("_root", "tree"):
             raise ValueError("this lease was released; take the views you need before the with block ends")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -131,12 +135,12 @@ class Lease:
 
 
 class ArrayLease(Lease):
-    """A lease on a payload that is one array, or one tensor, and nothing else: `tree` is made at once."""
+    """A lease on a payload that is a single array or tensor. `tree` is made at once."""
 
     __slots__ = ("tree",)
 
     def __init__(self, root: Array, recipe: Recipe, payload_bytes: int) -> None:
-        """`root` is the payload itself."""
+        """`root` is the payload's array itself."""
         self.tree = root  # type: ignore[misc]  # a slot in the property's place: a hit reads it without a call
         self._recipe = recipe
         self.payload_bytes = payload_bytes
@@ -168,7 +172,9 @@ class ArrayLease(Lease):
 
 
 def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, known: Recipe) -> Lease:
-    """A lease on the payload at `start` of `memory`, (n,) uint8 or the ring, which every view keeps alive."""
+    """A lease on the payload at `start` of `memory`: the ring, or uint8 of shape (n,). Its views keep
+    `memory` alive.
+    """
     if known.single is None:
         return Lease(np.ndarray((payload_bytes,), np.uint8, memory, start), known, payload_bytes)
     shape, dtype, offset = known.single
@@ -176,9 +182,10 @@ def lease_over(memory: Array | RingMapping, start: int, payload_bytes: int, know
 
 
 class Batch:
-    """What `get_many` holds: all hits pinned at once; views are made when asked for, by the position of their key.
+    """The leases of `get_many`: all hits are pinned at once, and each lease is made when it is indexed.
 
-    `found` is (n,) bool. Indexing gives a Lease, or None for a miss.
+    `found` is a bool array of shape (n,). The index is the position of a key; the items are a Lease, or None for a
+    miss.
 
     Example:
         >>> cache.put(key, np.arange(3), wait=True).state
@@ -191,7 +198,7 @@ class Batch:
     __slots__ = ("_copies", "_lengths", "_places", "_root", "_view", "found")
 
     def __init__(self, view: View | None, root: Array, found: Array, places: Array, lengths: Array) -> None:
-        """`root` covers the whole ring and holds the pins of all that was `found`."""
+        """`root` covers the whole ring and holds the pins of all entries that are marked in `found`."""
         self._view = view
         self._places = places
         self._lengths = lengths
@@ -201,7 +208,7 @@ class Batch:
 
     @classmethod
     def of_misses(cls, count: int) -> Self:
-        """A batch in which nothing was found."""
+        """A batch of `count` misses."""
         nothing = np.zeros(count, np.uint64)
         return cls(None, nothing, np.zeros(count, np.bool_), nothing, nothing)
 
@@ -221,7 +228,7 @@ class Batch:
             return None
 
     def add_copy(self, position: int, copy: Lease | None) -> None:
-        """A hit that found no free lane word, copied out instead of pinned; None if it went meanwhile."""
+        """Adds a copied hit, for which the lane had no free word. None if the entry was evicted meanwhile."""
         if copy is not None:
             self._copies[position] = copy
             self.found[position] = True
@@ -230,7 +237,7 @@ class Batch:
         return (self[position] for position in range(len(self)))
 
     def release(self) -> None:
-        """Drops the batch's hold; leases and views already taken keep theirs."""
+        """Drops the batch's pins. Leases and views that were taken before stay valid."""
         self._root = None
 
     def __enter__(self) -> Self:

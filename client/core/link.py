@@ -1,7 +1,10 @@
-"""The client's connection: one background thread that attaches, receives, renews claims, and attaches again.
+"""The client's connection: one background thread that attaches, receives messages, renews claims, and reconnects.
 
-Owns: the socket, requests that wait for an answer, which View is in force, and who listens. Does not own what is read
-through it (lookups never come here, and go on while the daemon is away), nor what a push means: listeners are told.
+Owns: the socket, requests that wait for an answer, the current View, the claims that are renewed, and the listeners.
+Does not own: lookups, which read the View and go on while the daemon is away; nor the effects of a push, which the
+listeners decide.
+Invariants: an answer settles its request once. A claim or a reservation that is granted to a cancelled request is given
+back at once.
 """
 
 from __future__ import annotations
@@ -34,51 +37,58 @@ from .view import View
 from .waiting import LockEvent, LockFuture
 
 SAY_S: Final = 1.0
-"""How long sending one message to the daemon may take, where nobody waits for the answer."""
+"""Time limit for sending one message, in seconds, where no call waits for its answer."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MOST_S: Final = 1.0
 _RETRY_WAITED_S: Final = 0.05
-"""While puts wait to be sent again: a daemon that is killed again and again may live for less than a second."""
+"""Longest pause between attempts to attach while puts wait to be sent again: a daemon that is killed repeatedly may
+live for less than a second.
+"""
 _IDLE_S: Final = 1.0
 _SEND_S: Final = 5.0
-# A claim is renewed three times in the time it lasts.
+# A claim is renewed three times within its lifetime.
 _RENEWALS: Final = 3
 _log = logging.getLogger("tensord")
 
 Connected = BlockingChannel
-"""Names one connection to one daemon: what was said on it is nothing to the next."""
+"""Identifies one connection. The daemon keeps no state of it for the next."""
 Push = messages.ModeChanged | messages.Order
 Told = Push | messages.Modes | messages.DeviceOpened
 
 
 class PushListener(Protocol):
-    """Who hears what the daemon says by itself. Called in the link's thread, which must not be kept waiting."""
+    """Receives the messages that the daemon sends unasked. The link's thread calls it, so it must not block."""
 
     def attached(self, connected: Connected) -> None:
-        """There is a daemon that knows nothing of this client yet: whatever it should know is said again."""
+        """A new connection: the daemon has no state of this client, so the listener sends its registrations again."""
 
     def detached(self) -> None:
-        """The daemon went away. Also when the client is closed, then in the closing thread."""
+        """The connection ended. Also called when the client is closed, then in the closing thread."""
 
     def told(self, message: Told, connected: Connected) -> None:
-        """A push, or the state of modes as an answer has it, in the order of the daemon's words."""
+        """A push, or an answer with the state of modes, in the order in which the daemon sent them."""
 
     def forked(self) -> None:
-        """In the child of a fork: whatever was told to the daemon is the parent's, locks and threads are gone."""
+        """Called in the child of a fork. Registrations at the daemon belong to the parent; locks and
+        threads are gone.
+        """
 
 
 class PendingRequest(LockFuture):
-    """A request that waits for its answer. `waits`: the daemon has said that it is another's, who computes, to come;
-    `expected_at` (monotonic): when that one expects to have stored it, 0 where it did not tell."""
+    """A request that waits for its answer.
+
+    `waits`: true once the daemon answered "wait": another client computes the key, and a second answer follows.
+    `expected_at`: when that client expects to have stored the key, by time.monotonic; 0 if unknown.
+    """
 
     waits = False
     expected_at = 0.0
 
 
 class Link:
-    """One connection to the daemon at `path`, kept up for as long as the client lives.
+    """One connection to the daemon at `path`, renewed for as long as the client lives.
 
-    `view` is what lookups go through; None before the first attachment, and after a fork until the next one.
+    `view` serves the lookups. None before the first attachment, and after a fork until the next one.
     """
 
     def __init__(self, path: Path, name: str, attach_timeout_s: float) -> None:
@@ -92,12 +102,14 @@ class Link:
         self.error: TensordError | None = None
         self._attach_timeout_s = attach_timeout_s
         self._ids = count(1)
-        # Replaced, never changed, so that nobody needs a lock to go through them.
+        # Copy-on-write, so that readers need no lock.
         self._listeners: tuple[weakref.ref[PushListener], ...] = ()
         self._reset()
 
     def _reset(self) -> None:
-        """What does not outlive a fork: the thread, the socket, the locks, and all that is under way."""
+        """Creates the state that does not survive a fork: the thread, the socket, the locks, and all puts and requests
+        in flight.
+        """
         self.puts = PutSender(self.send, self.next_id, lambda: self.connection, self.refusal, self._shut)
         self._channel: BlockingChannel | None = None
         self._lane_fd = -1
@@ -114,8 +126,8 @@ class Link:
     # ---- for callers
 
     def start(self, wait_s: float | None = None) -> None:
-        """Starts the thread, if it does not run, and waits until it has attached or failed to; for `wait_s`, or as long
-        as attaching may take. Who came too late for one attempt does not wait for it again.
+        """Starts the thread if it does not run, and waits until it has attached or failed to: for `wait_s` seconds, or
+        for the time limit of an attempt. After a timeout, later calls do not wait for the same attempt again.
         """
         if self._thread is None:
             aside(self._start)
@@ -130,7 +142,7 @@ class Link:
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends the connection. Views of leases stay, and their pins with them."""
+        """Ends the connection. Views of leases stay valid, and their pins stay."""
         self._stopping.set()
         channel, thread = self._channel, self._thread
         if channel is not None:
@@ -151,22 +163,22 @@ class Link:
         return self._attached.is_set()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Waits until attached; False if that did not happen in time."""
+        """Waits until attached; returns False if that takes longer than `timeout_s` seconds."""
         self.start()
         return self._attached.wait(timeout_s)
 
     @property
     def connection(self) -> Connected | None:
-        """The connection that there is now."""
+        """The current connection; None while not attached."""
         return self._channel if self._attached.is_set() else None
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called: there will be no other connection."""
+        """Whether `close` was called. No connection follows."""
         return self._stopping.is_set()
 
     def listen(self, listener: PushListener) -> None:
-        """Tells `listener`, for as long as somebody else holds it. If there is a daemon, it is attached at once."""
+        """Adds a listener, by weak reference. If the client is attached, calls `listener.attached` at once."""
         with self._lock:
             kept = tuple(ref for ref in self._listeners if ref() not in (None, listener))
             self._listeners = (*kept, weakref.ref(listener))
@@ -175,11 +187,11 @@ class Link:
             listener.attached(connected)
 
     def listeners(self) -> list[PushListener]:
-        """Who listens now."""
+        """The listeners that are still alive."""
         return [listener for ref in self._listeners if (listener := ref()) is not None]
 
     def unlisten(self, listener: PushListener) -> None:
-        """Tells it no more."""
+        """Removes a listener."""
         with self._lock:
             self._listeners = tuple(ref for ref in self._listeners if ref() not in (None, listener))
 
@@ -193,10 +205,11 @@ class Link:
         timeout_s: float = _SEND_S,
         connected: Connected | None = None,
     ) -> None:
-        """Sends messages that need no answer here; with `connected` on that connection, or not at all.
+        """Sends messages whose answers this client does not wait for. With `connected`, sends on that connection or not
+        at all.
 
         Raises:
-            DaemonUnavailable, TimedOut: they did not go.
+            DaemonUnavailable, TimedOut: the messages were not sent.
         """
         channel = self._channel
         if channel is None or not self._attached.is_set() or channel is not (connected or channel):
@@ -211,10 +224,10 @@ class Link:
         connected: Connected | None = None,
         then: Callable[[Future[Any]], None] | None = None,
     ) -> PendingRequest:
-        """Sends the request that `make` makes for an id, and gives the future of its answer.
+        """Sends a request, and returns the future of its answer. `make` builds the request from its id.
 
-        The future fails with the error the daemon answers, or DaemonUnavailable. `then` is called with it when it is
-        settled, by the link's thread in the order of the answers; where it was not sent, at once.
+        The future fails with the daemon's error, or with DaemonUnavailable. `then` is called with the settled future:
+        by the link's thread in the order of the answers, or at once if the request was not sent.
         """
         return aside(partial(self._ask, make, timeout_s, connected, then))
 
@@ -233,67 +246,69 @@ class Link:
         try:
             self.send(make(number), timeout_s=timeout_s, connected=connected)
         except TensordError as error:
-            # Unless the connection's end has settled it already.
+            # The end of the connection may have settled it before.
             if self._answers.pop(number, None) is not None:
-                # Its traceback has this frame, which has the future: a cycle that would keep the callers' views.
+                # The traceback refers to this frame, and the frame to the future: a cycle that would keep the callers'
+                # views alive.
                 answer.set_exception(error.with_traceback(None))
         return answer
 
     def answer(self, future: Future[Any], timeout_s: float) -> Any:
-        """Waits for an answer.
+        """Waits for an answer, and returns it.
 
         Raises:
-            TimedOut: none came in time.
+            TimedOut: no answer within `timeout_s` seconds; the request is cancelled.
+            TensordError: the daemon's error, or DaemonUnavailable.
         """
         try:
             return future.result(max(0.0, timeout_s))
         except TimeoutError:
             if not future.cancel():
-                # It came in this very moment, and may hold something that somebody has to give back.
+                # The answer arrived in this moment. It may be a grant that the caller has to give back.
                 return future.result()
             raise TimedOut(f"the daemon at {self.path} did not answer within {timeout_s:.3g} s") from None
         except BaseException:
-            # Nobody wants it any more, if it is still to come; the daemon's own errors are settled already.
+            # Cancels the request if no answer has come; the daemon's own errors have settled it already.
             future.cancel()
             raise
         finally:
-            # For the same reason as in `ask`.
+            # Breaks the cycle described in `_ask`.
             del future
 
     def hold_claim(self, token: int, lasts_s: float, asked: PendingRequest) -> None:
-        """Renews a claim until `drop_claim`, or until nobody has the request any more that it was granted to: a signal
-        handler's exception may have ended a call before it gave that to anybody.
+        """Renews a claim until `drop_claim`, or until the request that it was granted to is collected. A signal
+        handler's exception may end a call before it returns that request.
         """
         renew_at = time.monotonic() + lasts_s / _RENEWALS
         self._renew_at = min(self._renew_at, renew_at) if self._claims else renew_at
         self._claims[token] = lasts_s, weakref.ref(asked)
 
     def drop_claim(self, token: int) -> bool:
-        """The claim was committed or abandoned; False if it was not held (any more)."""
+        """Stops renewing a claim that was committed or abandoned. Returns False if it was not held any more."""
         return self._claims.pop(token, None) is not None
 
     def give_back(self, token: int, timeout_s: float = _SEND_S) -> None:
-        """Ends a claim that nothing came of: the first who waits is asked to compute."""
+        """Abandons a claim without a payload. The daemon grants the key to the first waiting client."""
         aside(partial(self._give_back, token, timeout_s))
 
     def _give_back(self, token: int, timeout_s: float) -> None:
         if self.drop_claim(token):
-            # Unsent, it has ended with the connection, or will by itself.
+            # An unsent Abandon does no harm: the claim ends with the connection, or expires.
             with suppress(TensordError):
                 self.send(messages.Abandon(token), timeout_s=timeout_s)
 
     def holds_claim(self, token: int) -> bool:
-        """Whether the claim is renewed: from its grant until `drop_claim`, or until the daemon went away."""
+        """Whether the claim is renewed: from its grant until `drop_claim`, or until the connection ends."""
         return token in self._claims
 
     def refusal(self, key: bytes) -> TensordError | None:
-        """Why the daemon would store nothing under a key, as far as shared memory tells."""
+        """Why the daemon would refuse a put of `key`, as far as shared memory shows; None if it would not."""
         view = self.view
         return view.refusal(key) if view is not None else None
 
     def unavailable(self) -> TensordError:
-        """Why there is no daemon. A new error for each caller: one that is raised again keeps the frames of all its
-        callers, and the payloads and views in them, until the daemon is back.
+        """Why there is no daemon, as a new error for each caller. A shared error would keep the frames of all its
+        callers, with their payloads and views, until the daemon is back.
         """
         if self.error is None:
             return DaemonUnavailable(f"not attached to the daemon at {self.path}")
@@ -302,7 +317,7 @@ class Link:
     # ---- forks
 
     def before_fork(self) -> None:
-        """In the forking process, just before, with the lanes in use frozen."""
+        """Called in the forking process, just before the fork, after the lanes in use were frozen."""
         if self.view is not None and self.view.lane.frozen:
             self.view = None
             self._lane_given_up = True
@@ -315,11 +330,11 @@ class Link:
         channel = self._channel
         if channel is not None:
             self._tried.clear()
-            self.puts.why_lost = "this process forked while it held views, and attaches anew: put it again"
+            self.puts.why_lost = "this process forked while it held views, and attaches anew; put it again"
             channel.close()
 
     def after_fork_in_child(self) -> None:
-        """The child begins as if it had never attached; inherited views keep what they stand on."""
+        """The child starts without an attachment. Inherited views keep their mappings."""
         if self._channel is not None:
             self._channel.close_in_child()
         lane_fd, self._lane_fd = self._lane_fd, -1
@@ -334,7 +349,7 @@ class Link:
         self._tell(lambda listener: listener.forked())
 
     def _shut(self) -> None:
-        """Has the thread attach anew."""
+        """Ends the connection, so that the thread attaches anew."""
         channel = self._channel
         if channel is not None:
             channel.shut()
@@ -358,13 +373,14 @@ class Link:
             retry_s = _RETRY_FIRST_S
             try:
                 if self.puts.cut:
-                    # While there was no channel to end. Later ones end this one.
+                    # A put was interrupted while there was no channel. With a channel, the interruption ends the
+                    # channel.
                     self.puts.disconnected()
-                # Before anybody else may send: a Commit that overtook the inbox would be refused.
+                # Before other threads may send: a Commit that came before its inbox would be refused.
                 self.puts.send_again(partial(_send_on, channel), channel)
                 self.puts.why_lost = WENT
                 with self._lock:
-                    # Whoever begins to listen now is attached either here, or there.
+                    # Under the lock of `listen`: a new listener is told of the connection either there or in `_serve`.
                     self._attached.set()
                 self._serve(channel)
             except TensordError as error:
@@ -386,7 +402,7 @@ class Link:
         try:
             hello = messages.Hello(self.next_id(), PROTOCOL_VERSION, self.name, os.getpid(), fenced)
             with suppress(DaemonUnavailable):
-                # Who was turned away finds out by reading why.
+                # If the daemon has closed the connection, the error that it sent is read below.
                 channel.send(hello, timeout_s=self._attach_timeout_s)
             welcome, _ = self._expect(channel, messages.Welcome, deadline)
             view = self.view
@@ -420,14 +436,14 @@ class Link:
         try:
             if before is not None and before.lane.lane_id == attached.lane_id:
                 if self.view is not before:
-                    raise DaemonUnavailable("this process forked meanwhile, and gave up the lane that came back")
+                    raise DaemonUnavailable("this process forked while it attached, and gave up its lane")
                 if before.is_over(index_fd):
-                    # The same memory and our own lane again: what is mapped stays, and so does every lease.
+                    # The daemon returned the same memory and this client's own lane: the mappings and all leases stay.
                     if not before.is_whole:
                         self.view = View.open(ring_fd, index_fd, before.lane)
                     return
             lane = Lane(lane_fd)
-            # Before anything can be pinned in it.
+            # Before the first pin in it.
             forks.keep(lane)
             self.view = View.open(ring_fd, index_fd, lane)
             if self._lane_fd >= 0:
@@ -483,18 +499,18 @@ class Link:
             case messages.Error():
                 raise message.to_error()
             case messages.Claimed(answer="compute", token=token):
-                # Before its holder hears of it: this thread is about to wait, and must know when to renew it.
+                # Before the future is settled: this thread is about to wait, and must know when to renew the claim.
                 answer = self._answers.pop(message.id, None)
                 if answer is not None:
                     self.hold_claim(token, message.lasts_s, answer)
                 if answer is None or not _settle(answer, message):
-                    # Whoever asked has stopped waiting; the claim must not keep others waiting.
+                    # The caller has stopped waiting. Give the claim back, so that no client waits for it.
                     self.drop_claim(token)
                     self.send(messages.Abandon(token))
             case messages.Reserved(reservation=number):
                 answer = self._answers.pop(message.id, None)
                 if answer is None or not _settle(answer, message):
-                    # Whoever asked has stopped waiting; the memory must not be kept from others.
+                    # The caller has stopped waiting. Release the memory for other processes.
                     self.send(messages.ReleaseReservation(self.next_id(), number))
             case _:
                 answer = self._answers.pop(message.id, None)
@@ -508,7 +524,7 @@ class Link:
         self._channel = None
         channel.close()
         self._claims.clear()
-        self._fail_answers(self.error or DaemonUnavailable(f"the daemon at {self.path} went away"))
+        self._fail_answers(self.error or DaemonUnavailable(f"the connection to the daemon at {self.path} ended"))
         self._tell(lambda listener: listener.detached())
         self.puts.disconnected()
 
@@ -517,13 +533,13 @@ class Link:
             try:
                 say(listener)
             except Exception:
-                # A listener's fault must not end the connection that puts and claims go over.
-                _log.exception("%s failed to take in what the daemon said", type(listener).__name__)
+                # An exception of a listener must not end the connection, which serves puts and claims too.
+                _log.exception("%s failed to handle a message; the connection stays", type(listener).__name__)
 
     def _fail_answers(self, error: TensordError) -> None:
         while self._answers:
             with suppress(KeyError):
-                # One each: whoever waits raises it, with a traceback of its own.
+                # A copy for each caller, which raises it with a traceback of its own.
                 _settle(self._answers.popitem()[1], error=copy(error))
 
 
@@ -535,7 +551,7 @@ def _send_on(
 
 
 def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> bool:
-    """Gives a future its outcome; False if nobody waits for it any more."""
+    """Settles a future. Returns False if it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return False
     if error is not None:

@@ -1,8 +1,10 @@
-"""Keys: what a payload is the payload of, as 32 bytes.
+"""Namespaces and keys. A key identifies a payload by 32 bytes.
 
-A key is the namespace's 8-byte tag, then 20 bytes of SHA-256 over everything that tells two payloads apart, then the
-generation. The tag leaves out the generation, so that the daemon finds all generations of a namespace from their keys
-alone, and knows a key of a past one (`shm.keys`).
+Owns: how a key is made. A key is the namespace's 8-byte tag, then 20 bytes of SHA-256 over everything that tells two
+payloads apart, then the generation.
+Does not own: how the daemon recognises a key of a past generation (`shm.keys`).
+Invariants: the tag does not depend on the generation. So the daemon finds all generations of a namespace by its keys
+alone.
 """
 
 from __future__ import annotations
@@ -23,21 +25,22 @@ Content = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Namespace:
-    """What makes two encoders' outputs differ. Two models' embeddings of one picture must never meet.
+    """Everything that makes two encoders' outputs differ. Two models' embeddings of one picture must never share a key.
 
     Args:
         model: name or path of the model.
-        revision: a commit, or a fingerprint of the weights; required, since names outlive weights.
-        dtype: of the outputs, as "bfloat16".
-        processor: name and version of what turns raw media into the encoder's input.
-        lora: fingerprint of the adapter, where there is one.
-        tenant: a salt that keeps tenants' keys apart. It keeps keys apart, not bytes.
-        generation: how often `Client.invalidate` said that the weights behind the name have changed. `Client.current`
-            gives the namespace at its generation now: call it before you load the weights.
-        hash: of the content: "sha256", or "blake3" where that package is installed.
+        revision: a commit, or a fingerprint of the weights. Required, because a name may get new weights.
+        dtype: dtype of the outputs, for example "bfloat16".
+        processor: name and version of the processor that turns raw media into the encoder's input.
+        lora: fingerprint of the adapter, if there is one.
+        tenant: a salt that makes a tenant's keys its own. It does not protect the payloads: every client can map the
+            ring.
+        generation: how often `Client.invalidate` has dropped the namespace. `Client.current` returns the namespace at
+            its current generation: call it before you load the weights.
+        hash: hash of the content: "sha256", or "blake3" if that package is installed.
 
     Raises:
-        BadNamespace: one of model, revision, dtype and processor is missing or empty.
+        BadNamespace: one of model, revision, dtype and processor is missing or empty, or a value is out of its range.
 
     Example:
         >>> ns = tensord.Namespace(model="my/vlm", revision="9f3c", dtype="float32", processor="mine-1.0")
@@ -59,34 +62,37 @@ class Namespace:
             value = getattr(self, field.name)
             if field.name == "generation":
                 if not isinstance(value, int) or not 0 <= value <= GENERATION_MAX:
-                    raise BadNamespace(f"generation={value!r} must be a number from 0 to {GENERATION_MAX}")
+                    raise BadNamespace(f"generation={value!r} must be a whole number from 0 to {GENERATION_MAX}")
             elif not isinstance(value, str):
                 raise BadNamespace(f"{field.name}={value!r} must be a string, not {type(value).__name__}")
             elif not value and field.name in ("model", "revision", "dtype", "processor"):
                 raise BadNamespace(
-                    f"{field.name} is empty: without it two different encoders' outputs would share a key; "
-                    'give what tells them apart, or "none" where nothing does'
+                    f"{field.name} is empty; without it the outputs of two different encoders would share a key; "
+                    'give a value that differs between them, or "none" if there is none'
                 )
         if self.hash not in ("sha256", "blake3"):
             raise BadNamespace(f'hash={self.hash!r} must be "sha256" or "blake3"')
 
     @property
     def tag(self) -> bytes:
-        """8 bytes, the same for every generation: the beginning of every key."""
+        """The first 8 bytes of every key of this namespace, the same for all generations."""
         named = [getattr(self, field.name) for field in fields(self) if field.name != "generation"]
         return hashlib.sha256(msgpack.packb(named)).digest()[:NAMESPACE_TAG_BYTES]
 
     def key(self, kind: str, modality: str, content: Content, **parameters: object) -> bytes:
-        """The key of one payload.
+        """Returns the key of one payload.
 
         Args:
-            kind: what is stored, as "encoder" or "processor".
-            modality: "image", "audio", "video", "text".
-            content: the raw bytes that were encoded; of an array its bytes in C order, its dtype and its shape.
-            parameters: whatever else changes the output (resolution, crop), as msgpack can hold it.
+            kind: what the payload is, for example "encoder" or "processor".
+            modality: "image", "audio", "video" or "text".
+            content: the raw bytes that were encoded. For an array: its bytes in C order, its dtype and its shape.
+            parameters: all other inputs that change the output (resolution, crop), of types that msgpack can pack.
 
         Returns:
             32 bytes.
+
+        Raises:
+            BadNamespace: a parameter cannot be packed, or the blake3 package is missing.
         """
         described: list[object] = [kind, modality]
         if isinstance(content, np.ndarray):

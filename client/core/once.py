@@ -1,7 +1,8 @@
-"""Compute once per host: look up, else claim, else wait for whoever computes; one round, then compute.
+"""Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio alike. It does no waiting itself: it yields what is to be
-waited for, or computed, and is sent the outcome.
+Owns: the order of the steps, for threads and for asyncio. Does not own: waiting and computing. The generator yields
+each step, and its driver sends the outcome in.
+Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .puts import Put
 
 @dataclass(frozen=True, slots=True)
 class AwaitAnswer:
-    """Wait for this answer of the daemon."""
+    """Step: wait for this answer of the daemon."""
 
     future: Future[messages.Claimed]
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the value, here and now."""
+    """Step: compute the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreValue:
-    """Put the value under the claim (None: without one). `cost_ms`: how long computing it took."""
+    """Step: put the value under the claim, or without one if None. `cost_ms`: milliseconds that computing it took."""
 
     value: Any
     claim: int | None
@@ -43,7 +44,7 @@ class StoreValue:
 
 @dataclass(slots=True)
 class ComputeTally:
-    """What `get_or_compute` did: values found at once, waited for, and computed here."""
+    """Counts of `get_or_compute` calls: value found at once, received from another client, or computed here."""
 
     found: int = 0
     waited: int = 0
@@ -56,9 +57,10 @@ Steps = Generator[AwaitAnswer | Compute | StoreValue, Any, Any]
 def compute_once(
     key: bytes, look_up: Callable[[bytes], Lease | None], link: Link, tally: ComputeTally, timeout_s: float
 ) -> Steps:
-    """The steps of one `get_or_compute`; the generator's value is the payload.
+    """The steps of one `get_or_compute`, as a generator whose return value is the payload.
 
-    An error of the computation is thrown in, passes the claim on, and comes out again.
+    The driver throws an exception of the computation in. The generator gives the claim back, and raises the exception
+    again.
     """
     lease = look_up(key)
     if lease is not None:
@@ -69,7 +71,7 @@ def compute_once(
     try:
         claimed: messages.Claimed | None = yield AwaitAnswer(asked)
     except TensordError:
-        # No daemon, a limit, or no answer in time: the value is wanted all the same.
+        # No daemon, a limit was reached, or no answer in time. The value is computed without a claim.
         claimed = _late(asked)
     except BaseException:
         claimed = _late(asked)
@@ -99,7 +101,7 @@ def compute_once(
 
 
 def _late(asked: Future[messages.Claimed]) -> messages.Claimed | None:
-    """The answer that came in the moment in which nobody wanted to wait for it any more: it may be a claim."""
+    """The answer that arrived while the wait for it ended, which may be a grant; None if there is none."""
     if asked.cancel() or asked.exception() is not None:
         return None
     return asked.result()

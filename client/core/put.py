@@ -1,6 +1,7 @@
-"""One put: its outcome, as the caller sees it, and its state until the daemon has answered.
+"""One put: its outcome for the caller, and its state until the daemon has answered.
 
-Owns neither the connection nor the inbox (puts.py).
+Owns: both. Does not own: the connection, the inbox, nor any transition (puts.py).
+Invariants: an outcome is settled once, by puts.py.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ PutState = Literal["sent", "stored", "existed", "refused", "lost"]
 
 
 class Put:
-    """What became of a put. `state` is
+    """One put and its state. `state` is
 
-    - "sent": on its way; the caller may go on, and change what it put.
-    - "stored": every process on the host can read it.
-    - "existed": the key was there already; nothing was changed.
-    - "refused": the daemon said no, and `error` says why.
-    - "lost": no daemon that we may use, or it went away, or nobody took it in time; `error` says which.
+    - "sent": in flight. The caller may change the tree that it put.
+    - "stored": every process on the host can read the entry.
+    - "existed": an entry with this key was there already; nothing changed.
+    - "refused": the daemon or this client refused the payload; `error` says why.
+    - "lost": no daemon, the connection ended, or no room or answer in time; `error` says which.
 
     Example:
         >>> put = cache.put(key, np.arange(3))                      # returns once the array is copied
@@ -44,11 +45,11 @@ class Put:
         self._settled = LockEvent()
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until it is known what became of it.
+        """Waits until the put leaves the state "sent".
 
         Raises:
             UsageError: `timeout_s` is out of its range.
-            TimedOut: it is not known after `timeout_s`; the put goes on.
+            TimedOut: the daemon did not answer within `timeout_s` seconds; the put goes on.
         """
         if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
             name = self.key.hex()[:16]
@@ -56,15 +57,17 @@ class Put:
         return self
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
-        """Says what became of it. For the library."""
-        # Without the traceback, whose frames have this put and its payload: a cycle.
+        """Sets the outcome. For the library."""
+        # The traceback's frames refer to this put and its payload: without it there is no cycle.
         self.state, self.error = state, error and error.with_traceback(None)
         self._settled.set()
 
     def disown(self) -> None:
-        """In the child of a fork: the put is the parent's. Takes no lock that a thread of the parent may hold."""
+        """In the child of a fork: settles the put as lost, because it belongs to the parent. Takes no lock that a
+        thread of the parent may hold.
+        """
         self._settled = LockEvent()
-        self.settle("lost", DaemonUnavailable("this process was forked off while the put was on its way"))
+        self.settle("lost", DaemonUnavailable("this process was forked before the daemon acknowledged the put"))
 
     def __repr__(self) -> str:
         return f"Put({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
@@ -72,9 +75,10 @@ class Put:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A put that is not acknowledged. It can be sent again as long as its whole payload stands in its inbox.
+    """A put in flight. It can be sent again while its whole payload stands in its inbox.
 
-    `connected`: where its own thread has sent its Commit. `regions`: by their offsets in `inbox`.
+    `regions`: by their offset in `inbox`. `whole`: the payload is in one region, not streamed. `connected`: the
+    connection on which the putting thread sent the Commit.
     """
 
     put: Put
@@ -88,10 +92,10 @@ class Pending:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it stands in the inbox, and was sent."""
+        """Whether the whole payload stands in the inbox, and all its parts were announced."""
         return self.whole and bool(self.parts) and self.parts[-1].last
 
     @property
     def sent(self) -> bool:
-        """Whether a daemon may know of it, and read its regions until it has answered."""
+        """Whether a daemon may know of the put, and may read its regions until it answers."""
         return self.sent_again or self.connected is not None

@@ -1,4 +1,8 @@
-"""What a put says of its payload besides its bytes."""
+"""The options of a put.
+
+Owns: their defaults and their checks. Does not own: what the daemon does with them.
+Invariants: `checked` returns only values that the daemon accepts.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,17 @@ from .fields import check_count, check_name, check_seconds, number
 
 
 class PutOptions(NamedTuple):
-    """The fields of Commit that are the caller's.
+    """The fields of Commit that the caller sets.
 
     Args:
-        tokens: that the payload stands for.
-        ttl_s: seconds until it expires; None: the daemon's default.
-        claim: the token of the claim under which it was computed.
-        cost_ms: what computing it took, 0 where that is not known.
-        agent: on whose behalf it is stored.
-        prefix_bytes: of the record that is its first leaf, if it is a piece of a sequence (`shm.prefix`), else 0.
-        parent: the key of the piece before.
+        tokens: encoder tokens that the payload stands for.
+        ttl_s: seconds until the entry expires; None: the daemon's default.
+        claim: token of the claim under which the payload was computed.
+        cost_ms: milliseconds that computing the payload took; 0 if unknown.
+        agent: the agent that the entry belongs to.
+        prefix_bytes: bytes of the record that is the payload's first leaf, if the entry is a block of a sequence
+            (`shm.prefix`), else 0.
+        parent: key of the parent block.
     """
 
     tokens: int = 0
@@ -31,10 +36,10 @@ class PutOptions(NamedTuple):
     parent: bytes | None = None
 
     def checked(self) -> PutOptions:
-        """These, as the daemon takes them. It ends the connection of who says what cannot be.
+        """These options, checked and converted. The daemon closes the connection of a client that sends others.
 
         Raises:
-            UsageError: a value is out of its range; it is named.
+            UsageError: a value is out of its range; the message names it.
         """
         check_name("agent", self.agent, AGENT_NAME_CHARS_MAX, least=0)
         return self._replace(
@@ -48,4 +53,4 @@ def _checked_cost(cost_ms: object) -> float:
     value = number(cost_ms)
     if 0 <= value <= COST_MS_MAX:
         return value
-    raise UsageError(f"cost_ms is {cost_ms!r}; it is a time from 0 to {COST_MS_MAX:g} milliseconds")
+    raise UsageError(f"cost_ms is {cost_ms!r}; it must be a time from 0 to {COST_MS_MAX:g} milliseconds")

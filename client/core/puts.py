@@ -1,7 +1,8 @@
-"""The way of a put: describe the payload, copy it into the inbox, say Commit; the daemon does the rest.
+"""The path of a put: describe the payload, copy it into the inbox, send a Commit. The daemon copies it into the ring.
 
-Owns: puts on their way, and the inbox regions they hold until they are acknowledged. Does not own the connection, nor
-the inboxes (inboxes.py), nor the decision what is stored.
+Owns: puts in flight, and the inbox regions that they hold until the daemon acknowledges them. Does not own: the
+connection (link.py), the inboxes (inboxes.py), nor the decision whether a payload is stored (the daemon's).
+Invariants: an inbox that a daemon may still read is not written; an incomplete payload is never sent again.
 """
 
 from __future__ import annotations
@@ -26,21 +27,25 @@ from .put import PutState as PutState
 from .put_options import PutOptions
 from .waiting import Condition
 
-# A payload is sent in parts of this size, so that the daemon copies the first while we copy the next.
+# A payload is sent in parts of this size, so that the daemon copies one part while this process copies the next.
 PART_BYTES: Final = 4 << 20
 
 _log = logging.getLogger("tensord")
 
-WENT: Final = "the daemon went away while the payload was on its way"
-CUT: Final = "an exception of a signal handler cut a put of this client short, which attaches anew: put it again"
+WENT: Final = "the daemon went away before it acknowledged the payload"
+CUT: Final = "a signal handler's exception interrupted a put of this client, which attaches anew; put it again"
 
 
 class PutSender:
-    """All puts of one client, over inboxes of which the first is made at the first of them.
+    """All puts of one client. The first put creates the first inbox.
 
-    `send(messages, fds, connected)` hands messages to the connection and raises DaemonUnavailable where there is none,
-    or it is no longer `connected`; `connection()` gives the one there is. `refusal(key)`: why the daemon would store
-    nothing under a key, as far as shared memory tells. `end()` ends the connection: `disconnected` is called.
+    Args:
+        send: `send(*messages, fds, connected)` hands messages to the connection. Raises DaemonUnavailable if there is
+            none, or it is not `connected`.
+        next_id: returns the next request id.
+        connection: returns the current connection, or None.
+        refusal: returns why the daemon would refuse a key, as far as shared memory shows; None if it would not.
+        end: ends the connection, after which `disconnected` is called.
     """
 
     def __init__(
@@ -60,14 +65,14 @@ class PutSender:
         self._pending: dict[int, Pending] = {}
         self._end_connection = end
         self.cut = False
-        """Whether a signal handler's exception ended a put, and may have left it half done, until `disconnected`."""
+        """Whether a signal handler's exception ended a put and may have left it half done. `disconnected` resets it."""
         self.why_lost = WENT
-        """Why there is no connection, for whoever loses a put by that."""
+        """Why there is no connection. The error of puts that end as "lost" says it."""
         self.inboxes = Inboxes(send, next_id, connection)
 
     @property
     def limits(self) -> ClientLimits:
-        """What the daemon allows."""
+        """The limits that the daemon sent."""
         return self.inboxes.limits
 
     @limits.setter
@@ -75,7 +80,7 @@ class PutSender:
         self.inboxes.limits = limits
 
     def put(self, key: bytes, payload: Payload, options: PutOptions, *, deadline: float) -> Put:
-        """Copies `payload` into the inbox, part by part, each on its way to the daemon as soon as it is whole."""
+        """Copies `payload` into the inbox part by part, and sends each part as soon as it is copied."""
         put = Put(key)
         try:
             self._check_generation(key)
@@ -84,17 +89,18 @@ class PutSender:
         except TensordError as error:
             self._end(put, _state_for(error), error)
         except BaseException:
-            # First, and in one step: whatever becomes of the next line, the link's thread finds it.
+            # This assignment comes first, as one atomic step: even if the next line is interrupted, the link's thread
+            # sees the flag.
             self.cut = True
             self._end_connection()
             raise
         return put
 
     def reserve(self, payload_bytes: int, deadline: float) -> Region:
-        """A region for a payload that is produced in place.
+        """Returns a region for a payload that is produced in place.
 
         Raises:
-            ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: why there is none.
+            ObjectTooLarge, LimitReached, DaemonUnavailable, TimedOut: no region; the message says why.
         """
         self._check_size(payload_bytes)
         return self.inboxes.region(payload_bytes, deadline)
@@ -102,7 +108,7 @@ class PutSender:
     def commit(
         self, key: bytes, region: Region, payload_bytes: int, tree_bytes: int, options: PutOptions, *, deadline: float
     ) -> Put:
-        """Sends a region that holds a whole payload; copies it first where its inbox was retired."""
+        """Sends a region that holds a whole payload. Copies the payload first if the region's inbox was retired."""
         put = Put(key)
         try:
             self._check_generation(key)
@@ -127,7 +133,7 @@ class PutSender:
         return put
 
     def acknowledged(self, message: messages.PartCopied | messages.Committed) -> None:
-        """The daemon needs a part's bytes no more, or a put has ended."""
+        """Handles a PartCopied, after which the part's region is free, or a Committed, which settles the put."""
         region = None
         with self._lock:
             pending = self._pending.get(message.id)
@@ -141,7 +147,7 @@ class PutSender:
         self._settle(pending, message.outcome, error)
 
     def refused(self, request: int, error: TensordError) -> bool:
-        """A put, or an inbox, was answered with an error. False if the request was neither."""
+        """Handles an error that answers a put or an OpenInbox. Returns False if `request` is neither."""
         with self._lock:
             inbox = self.inboxes.refused(request, error)
             if inbox is not None:
@@ -155,14 +161,16 @@ class PutSender:
         return True
 
     def disconnected(self) -> None:
-        """The connection is gone: what stands whole in its inbox is sent again, once, when there is a new one.
+        """The connection ended: retires the inboxes of all puts that were sent, and settles puts that cannot be sent
+        again.
 
-        The daemon may carry out whatever it knows of, at any time: the inboxes of puts that were sent are retired.
+        A put is sent again once, on the next connection, if its whole payload stands in its inbox. The daemon may carry
+        out a put that was sent at any time later; hence the retired inboxes. After an interrupted put (`cut`) nothing
+        is sent again: all puts are lost and all inboxes are given up.
 
-        SYNC POINT: under one lock with the beginning of puts, and with the last look before a Commit is sent. So what
-        was not whole when its inbox was retired, and is written on where nobody reads it, is never sent.
-
-        After a put that was cut short nothing is sent again: all puts are lost, and all inboxes given up.
+        SYNC POINT: the same lock covers this function, the beginning of a put, and the last check before a Commit is
+        sent. So a payload that was incomplete when its inbox was retired is never sent: it goes on being written in
+        private pages.
         """
         self.inboxes.disconnected()
         with self._lock:
@@ -172,17 +180,17 @@ class PutSender:
             hopeless = [p for p in self._pending.values() if cut or p.sent_again or not p.complete]
             for inbox in {p.inbox for p in self._pending.values() if p.sent}:
                 self.inboxes.retire(inbox)
-            # Whoever waits for their ends is told as well.
+            # Wakes puts that wait for room in `_begin`.
             self._lock.notify_all()
             for pending in hopeless:
                 lost = DaemonUnavailable(CUT if cut else self.why_lost)
                 self._settle(pending, "lost", lost)
 
     def send_again(self, send: Callable[..., None], connected: object) -> None:
-        """There is a new connection: sends every put on it that nobody acknowledged, by `send`, and its inbox before.
+        """Sends every complete put that is not acknowledged on a new connection, each after its inbox.
 
         Raises:
-            DaemonUnavailable: it is gone already.
+            DaemonUnavailable: the new connection has ended already.
         """
         with self._lock:
             again = [pending for pending in self._pending.values() if pending.complete]
@@ -190,15 +198,15 @@ class PutSender:
                 pending.sent_again = True
         for pending in again:
             self.inboxes.tell(pending.inbox, connected, send)
-            # The claim it was made under died with the old connection.
+            # The claim that the put was made under ended with the old connection.
             pending.commit = replace(pending.commit, claim=None, acks=False)
             send(pending.commit, *pending.parts)
 
     def close(self) -> None:
-        """Ends all that is on its way, as lost."""
+        """Settles all puts in flight as lost."""
         self.why_lost = "the client was closed"
         with self._lock:
-            # First: what the daemon may still read is written by nobody.
+            # First: from here on no thread writes memory that the daemon may still read.
             self.inboxes.close()
             self._lock.notify_all()
             for pending in list(self._pending.values()):
@@ -206,28 +214,28 @@ class PutSender:
                 self._settle(pending, "lost", closed)
 
     def close_in_child(self) -> None:
-        """After a fork: the inboxes, and what is on its way from them, are the parent's."""
+        """After a fork: the inboxes and the puts in flight belong to the parent."""
         self.inboxes.close_in_child()
         for pending in self._pending.values():
             pending.put.disown()
 
     @property
     def in_flight(self) -> int:
-        """Puts that are not acknowledged."""
+        """How many puts are not acknowledged."""
         return len(self._pending)
 
     def _check_size(self, payload_bytes: int) -> None:
         if payload_bytes > self.limits.object_bytes_max:
             raise ObjectTooLarge(
                 f"the payload has {payload_bytes} bytes, object_bytes_max is {self.limits.object_bytes_max}; "
-                "raise it (and ring_bytes with it), or store the payload in pieces"
+                "raise it (and ring_bytes with it), or split the payload over several keys"
             )
 
     def _put(self, put: Put, payload: Payload, options: PutOptions, deadline: float) -> None:
-        """Has a put begin, and copies its payload.
+        """Begins a put and copies its payload.
 
         Raises:
-            TensordError: why it did not begin.
+            TensordError: the put did not begin.
         """
         size_bytes, tree_bytes = payload.payload_bytes, len(payload.header)
         while True:
@@ -262,7 +270,7 @@ class PutSender:
         *,
         whole: bool = True,
     ) -> Pending | None:
-        """The put, from now on among those on their way; None where its inbox was retired."""
+        """Adds the put to those in flight. None if its inbox was retired."""
         commit = messages.Commit(
             self._next_id(),
             put.key,
@@ -289,22 +297,22 @@ class PutSender:
             self._lock.wait_for(lambda: len(self._pending) < most or hopeless(), max(0.0, deadline - time.monotonic()))
             if len(self._pending) >= most:
                 if hopeless():
-                    raise DaemonUnavailable(f"the daemon is away, and {most} puts wait for its answer")
+                    raise DaemonUnavailable(f"the daemon is away, and commits_in_flight_max ({most}) puts wait for it")
                 raise LimitReached(
-                    f"commits_in_flight_max is {most}, and none of as many puts was acknowledged in time; "
-                    "put less at once, or allow more time"
+                    f"commits_in_flight_max is {most}, and none of {most} puts in flight was acknowledged in time; "
+                    "put fewer payloads at once, or raise timeout_s"
                 )
             if inbox.retired:
                 return None
             if not self.inboxes.knows(inbox):
                 raise DaemonUnavailable(
-                    "it was reserved by the process that this one was forked from: reserve again in this one"
+                    "the reservation belongs to the process that this one was forked from; reserve again here"
                 )
             self._pending[commit.id] = pending
         return pending
 
     def _copy(self, pending: Pending, payload: Payload, region: Region) -> None:
-        """One region for the whole payload. Only what fits in one part waits with its Commit until it is copied."""
+        """Copies the payload into one region. A payload of two parts or more sends its Commit before the first copy."""
         size_bytes = payload.payload_bytes
         early = size_bytes >= 2 * PART_BYTES
         try:
@@ -314,11 +322,11 @@ class PutSender:
                 if not self._hold(pending, region):
                     return
                 if early:
-                    # The daemon finds room while we copy the first part.
+                    # The daemon allocates a span while this process copies the first part.
                     self._send_commit(pending)
                 for start, stop in _parts(size_bytes, PART_BYTES):
                     if pending.put.state != "sent":
-                        # It ended: the daemon wants the rest announced, and not to have it.
+                        # The put has ended. The daemon expects every part to be announced, but needs no more bytes.
                         rest = messages.Part(pending.commit.id, region.offset + start, size_bytes - start, True)
                         self._send_part(pending, rest)
                         return
@@ -333,7 +341,9 @@ class PutSender:
             self._not_sent(pending, error)
 
     def _stream(self, pending: Pending, payload: Payload, deadline: float) -> None:
-        """A region for each part, which is free again when the daemon has copied it."""
+        """Copies the payload through the inbox, with one region for each part. The daemon's PartCopied frees the
+        region.
+        """
         inbox, size_bytes = pending.inbox, payload.payload_bytes
         part_bytes = min(PART_BYTES, inbox.size_bytes // 8)
         try:
@@ -357,7 +367,7 @@ class PutSender:
             self._not_sent(pending, error)
 
     def _hold(self, pending: Pending, region: Region) -> bool:
-        """Gives the put a region, to be released with it; False where the put has ended meanwhile."""
+        """Gives the put a region, which is released with it. Returns False if the put has ended meanwhile."""
         with self._lock:
             if pending.commit.id in self._pending:
                 pending.regions[region.offset] = region
@@ -366,14 +376,16 @@ class PutSender:
         return False
 
     def _send_commit(self, pending: Pending, *parts: messages.Part) -> None:
-        """Sends its Commit, with parts, unless a new connection has taken up the whole, or it has ended: the daemon
-        would count what nobody here does. Further parts go where the Commit went, or nowhere.
+        """Sends the put's Commit, with parts. Sends nothing if a new connection took the put over, or if the put has
+        ended: the daemon would count a put that this client does not wait for. Further parts go on the same connection
+        only.
 
-        SYNC POINT: the connection is looked at first. Whatever it was to take up, or the end of the one before was to
-        end, is taken up or ended before it is given here; and if it is another by now, nothing is sent.
+        SYNC POINT: the connection is read first. If that connection's start was to send the put again, or its
+        predecessor's end was to settle the put, it has happened before `connected` is set here. If the connection has
+        changed by the time of the send, nothing is sent.
 
         Raises:
-            DaemonUnavailable, TimedOut: it did not go.
+            DaemonUnavailable, TimedOut: the messages were not sent.
         """
         connected = self._connection()
         if connected is None:
@@ -390,8 +402,8 @@ class PutSender:
             self._send(part, connected=pending.connected)
 
     def _not_sent(self, pending: Pending, error: TensordError) -> None:
-        """Sending it failed here. Where a new connection has taken it up meanwhile, it is on its way all the same: the
-        daemon counts it, and answers.
+        """Settles a put whose messages were not sent; unless a new connection took the put over, which the daemon
+        answers.
         """
         if isinstance(error, DaemonUnavailable) and self.why_lost is not WENT:
             error = DaemonUnavailable(self.why_lost)
@@ -410,13 +422,13 @@ class PutSender:
         self._end(pending.put, state, error)
 
     def _check_generation(self, key: bytes) -> None:
-        """Raises Invalidated for a key of a past generation, before anything is copied for nothing."""
+        """Raises Invalidated for a key of a past generation, before any payload is copied."""
         refusal = self._refusal(key)
         if refusal is not None:
             raise refusal
 
     def _end(self, put: Put, state: PutState, error: TensordError | None) -> None:
-        """Settles a put. That a namespace's results are not stored any more is logged once."""
+        """Settles a put. Logs once for each namespace that its puts are refused."""
         if isinstance(error, Invalidated) and put.key[:NAMESPACE_TAG_BYTES] not in self._invalidated:
             self._invalidated.add(put.key[:NAMESPACE_TAG_BYTES])
             _log.warning("tensord: %s", error)
@@ -424,7 +436,9 @@ class PutSender:
 
 
 def _parts(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """Stretches of about `part_bytes`, none much smaller: a last part of a few bytes would cost as much as a large."""
+    """Ranges of about `part_bytes`, of nearly equal size: a last part of a few bytes would cost as much
+    as a full one.
+    """
     count = max(1, size_bytes // part_bytes)
     step = aligned(-(-size_bytes // count))
     for start in range(0, size_bytes, step):

@@ -1,7 +1,8 @@
-"""The feed of the queueing floor: what an engine says of the inference requests that it serves.
+"""Reports of inference requests, from which the daemon computes the queueing floor.
 
-Owns: the checks of what is said. Does not own what follows from it: the daemon reckons the floor. Says it once and
-waits for nothing: what is said while there is no daemon is not said later, since it is about the last minute.
+Owns: the checks of the reports. Does not own: the floor (the daemon's).
+Invariants: a report is sent once, without waiting. Reports without a daemon are dropped, since they concern the last
+minute only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Arrays in the inbox, for a payload that is produced where the daemon will copy it from.
+"""Reservations: arrays in the inbox in which a caller produces a payload.
 
-Owns: handing the region over exactly once, whether by commit, by abandoning it, or by being forgotten.
+Owns: handing a region over exactly once: by commit, by abandon, or when the reservation is collected. Does not own: the
+region's memory (inbox.py), nor the put (puts.py).
+Invariants: a reservation is committed at most once.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from .put_options import PutOptions
 from .puts import Put
 
 Commit = Callable[[Region, bytes, PutOptions, float], tuple[Put, float]]
-"""Has the put of a region begin, under a key and terms, within so many seconds: the put, and when that time ends."""
+"""Begins the put of a region, with a key, options and a time limit in seconds. Returns the put, and the deadline."""
 
 
 class Reservation:
-    """Arrays in the inbox, to be filled in place and committed without another copy on this side.
+    """Arrays in the inbox, to be filled in place and committed without another copy in this process.
 
-    `tree` has writable numpy arrays for leaves. They may be written until `commit`, and again once the put has
-    ended: that reaches nobody. What is written in between may reach this entry.
+    `tree` has writable numpy arrays for leaves. Write them until `commit`. A write between `commit` and the end of the
+    put may reach the entry; a write after the end of the put reaches no entry.
 
     Example:
         >>> reserved = cache.reserve({"hidden": tensord.Spec((576, 64), "float32")})
@@ -51,10 +53,10 @@ class Reservation:
         wait: bool = False,
         timeout_s: float = 5.0,
     ) -> Put:
-        """Hands the arrays over as the payload of `key`. See `Client.put`.
+        """Commits the arrays as the payload of `key`. Arguments, result and errors as for `Client.put`.
 
         Raises:
-            ValueError: it was committed or abandoned before.
+            ValueError: the reservation was committed or abandoned before.
         """
         options = PutOptions(tokens, ttl_s, cost_ms=cost_ms, agent=agent)
         put, deadline = aside(partial(self._hand_over, key, options, timeout_s))
@@ -63,12 +65,12 @@ class Reservation:
     def _hand_over(self, key: bytes, options: PutOptions, timeout_s: float) -> tuple[Put, float]:
         region, self._region, self.tree = self._region, None, None
         if region is None:
-            raise ValueError("this reservation was committed or abandoned before; reserve again")
+            raise ValueError("this reservation was committed or abandoned before; call reserve again")
         self._call_off()
         return self._commit(region, key, options, timeout_s)
 
     def abandon(self) -> None:
-        """Gives the memory back once no array of it lives."""
+        """Returns the memory to the inbox once no array over it lives."""
         aside(self._give_back)
 
     def _give_back(self) -> None:

@@ -1,9 +1,8 @@
-"""The ring as a process has it mapped, and the names that bytes in it have in other processes.
+"""The ring as this process has mapped it, and handles: names of payloads for other processes.
 
-Owns: the read-only mapping, reading without a pin, the packed form of a handle. Does not own what a handle is turned
-into (ring.py), nor any pin.
-
-Invariant: nothing that another process says of the ring is believed before the ring itself has said the same.
+Owns: the read-only mapping, reads without a pin, and the packed form of a handle. Does not own: leases on a handle's
+payload (ring_reader.py), nor any pin.
+Invariants: a handle from another process is used only if the ring's own span header confirms it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ HANDLE_BYTES: Final = _HANDLE.size
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The name of one payload in one ring: `offset` is its span's, in bytes from the ring's beginning."""
+    """The name of one payload in one ring. `offset` is its span's offset from the start of the ring, in bytes."""
 
     identity: bytes
     offset: int
@@ -40,23 +39,23 @@ class Handle:
     key: bytes
 
     def pack(self) -> bytes:
-        """72 bytes, the same for every process of the host; the first 16 are the ring's identity."""
+        """72 bytes, the same for every process of the host. The first 16 are the ring's identity."""
         return _HANDLE.pack(self.identity, self.offset, self.payload_bytes, self.span_id, self.key)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Handle | None:
-        """Reads it back; None if these bytes are of another length."""
+        """The handle of these bytes; None if they have another length."""
         return cls(*_HANDLE.unpack(packed)) if len(packed) == _HANDLE.size else None
 
 
 class RingMapping(mmap):
-    """A read-only mapping of the ring. It holds the lane under which its bytes are pinned, so that every array over
-    it keeps that lane, and the kernel lock on it, alive.
+    """A read-only mapping of the ring. It refers to the lane that pins its bytes. So every array over it keeps that
+    lane, and the kernel lock on it, alive.
 
-    What is not pinned is read through `fd`: its pages may have been given back to the system, and touching one in the
-    mapping would make it anew, or be a SIGBUS where there is no memory for it.
+    Bytes that are not pinned are read through `fd`. Their pages may have been returned to the system; a read through
+    the mapping would allocate them again, or raise SIGBUS if there is no memory for them.
 
-    `identity` is the same in every process that maps this ring, whichever daemon serves it, and no other ring's.
+    `identity` is unique to this ring, and the same in every process that maps it, under every daemon that serves it.
     """
 
     lane: Lane
@@ -64,40 +63,42 @@ class RingMapping(mmap):
     fd = -1
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # `close` is taken while there is one: at the interpreter's end `os` may be gone before the last lease.
+        # `close` is bound early: at the interpreter's exit, `os` may be gone before the last lease.
         if self.fd >= 0:
             close(self.fd)
 
     def begin(self, lane: Lane, ring_fd: int, instance_id: int) -> None:
-        """Takes up the lane, and a descriptor of its own; `ring_fd` stays the caller's."""
+        """Sets the lane, and duplicates `ring_fd`, which stays the caller's."""
         self.lane = lane
         self.fd = os.dup(ring_fd)
         self.identity = _IDENTITY.pack(instance_id, os.fstat(ring_fd).st_ino)
 
     def copied(self, start: int, size_bytes: int) -> Array:
-        """Bytes that nobody pins, (size_bytes,) uint8; zeros where their pages, or the ring, are gone."""
+        """Copies bytes that may not be pinned, as uint8 of shape (size_bytes,). Pages that are gone read as zeros."""
         copied = bytearray(size_bytes)
         into, at = memoryview(copied), 0
-        # One call reads 2 GiB at most.
+        # One call reads at most 2 GiB.
         while at < size_bytes and (got := os.preadv(self.fd, [into[at:]], start + at)):
             at += got
         return np.frombuffer(copied, np.uint8)
 
     def span(self, offset: int) -> SpanHeader | None:
-        """What the ring says of the span at `offset`, pinned or not; None where there is none."""
+        """The header of the span at `offset`, pinned or not; None if there is no valid one."""
         try:
             return SpanHeader.unpack(self.copied(offset, SPAN_HEADER_BYTES).tobytes())
         except Corrupt:
             return None
 
     def span_at(self, array: Array, offset: int) -> int:
-        """Where the span begins in whose payload `array`, an array over this mapping, begins at `offset`."""
+        """The offset of the span in whose payload `array`, an array over this mapping, starts at `offset`."""
         begins: int = np.frombuffer(self, np.uint8).__array_interface__["data"][0]
         at: int = array.__array_interface__["data"][0] - begins - offset - SPAN_HEADER_BYTES
         return at
 
     def handle(self, array: Array, offset: int, payload_bytes: int) -> bytes | None:
-        """The handle of the payload in which `array`, an array over this mapping, begins at `offset`."""
+        """The handle of the payload in which `array`, an array over this mapping, starts at `offset`. None if its
+        header does not match.
+        """
         span_at = self.span_at(array, offset)
         header = self.span(span_at)
         if header is None or header.payload_bytes != payload_bytes:
@@ -105,9 +106,9 @@ class RingMapping(mmap):
         return Handle(self.identity, span_at, payload_bytes, header.span_id, header.key).pack()
 
     def named(self, packed: bytes) -> tuple[int, SpanHeader] | None:
-        """Where the payload of a handle begins, and its span's header.
+        """The offset of a handle's payload, and its span's header.
 
-        None if the bytes are no handle, or one of another ring, or what stands there is not what it names.
+        None if the bytes are no handle, the handle is of another ring, or the span does not match it.
         """
         handle = Handle.unpack(packed)
         if handle is None or handle.identity != self.identity or handle.offset % ALIGN_BYTES:
@@ -123,7 +124,7 @@ class RingMapping(mmap):
 
 
 def mapping_under(array: Array) -> RingMapping | None:
-    """The mapping in which an array lies; None where it lies in memory of this process's own."""
+    """The mapping that an array lies in; None if it lies in private memory."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

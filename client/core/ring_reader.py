@@ -1,9 +1,10 @@
-"""A ring that is mapped here, for whoever is handed the name of bytes that another process pins.
+"""Reads entries that another process pins, by their handles.
 
-Owns: turning a handle into a lease. Does not own the mapping (ring_mapping.py), nor the pin, which is the lender's.
+Owns: turning a handle into a lease. Does not own: the mapping (ring_mapping.py), nor the pin, which the lender holds.
+Invariants: a borrow reads no index and sends no message.
 
     scheduler:  lease = client.get(key); send(lease.handle())          # and keep `lease` until the worker is done
-    worker:     lease = client.ring().borrow(received)                 # no index, no message: it cannot be evicted
+    worker:     lease = client.ring().borrow(received)                 # the pinned entry cannot be evicted
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RECIPES_MAX: Final = 4096
 
 
 class RingReader:
-    """One ring's memory. It goes on working when its client is attached elsewhere, closed, or without a daemon.
+    """One ring's memory. Stays usable after its client is closed, attached to another ring, or without a daemon.
 
     Example:
         >>> cache.put(key, np.arange(3), wait=True).state
@@ -39,24 +40,24 @@ class RingReader:
     __slots__ = ("_map", "_recipes")
 
     def __init__(self, mapped: RingMapping, recipes: dict[bytes, Recipe]) -> None:
-        """`recipes` by their tree headers; shared with whoever reads the same ring."""
+        """`recipes`: parsed tree headers, by their bytes. All readers of a ring share them."""
         self._map = mapped
         self._recipes = recipes
 
     @property
     def identity(self) -> bytes:
-        """16 bytes: which ring it is. Every process of the host sees the same, daemons' restarts change nothing."""
+        """16 bytes that identify the ring: the same in every process of the host, also after the daemon restarts."""
         return self._map.identity
 
     def borrow(self, handle: bytes) -> Lease | None:
-        """A lease on what another process pins, without a pin of one's own: no lookup, and no use is counted.
+        """Returns a lease on an entry that another process pins, without a pin, a lookup or a counted use.
 
-        It is right for as long as the lender keeps the lease that gave the handle, or a view of it; after that its
-        bytes may become another entry's, so the lender must know when the borrower is done.
+        The lease is valid while the lender keeps the lease that gave the handle, or a view of it. Afterwards the bytes
+        may become another entry's. So the lender must know when the borrower is done.
 
         Returns:
-            The lease; None if the handle is another ring's, or the span there is not (or no more) what it names, or
-            the bytes are no handle.
+            The lease; None if the bytes are no handle, the handle is of another ring, or the span there does not match
+            it.
         """
         named = self._map.named(handle)
         if named is None:
@@ -72,11 +73,11 @@ class RingReader:
         return lease_over(self._map, start, span.payload_bytes, known)
 
     def copied(self, handle: bytes) -> Lease | None:
-        """A lease on a copy of what a handle names, which is right whether or not the lender keeps its lease: what has
-        become another entry's meanwhile is found out by its checksum.
+        """Returns a lease on a copy of a handle's entry. The copy is valid whether or not the lender keeps its lease:
+        the checksum shows if another entry has replaced the bytes.
 
         Returns:
-            None as for `borrow`, or where the bytes are no more what the handle names.
+            None as for `borrow`, or if the bytes do not match the checksum.
         """
         named = self._map.named(handle)
         if named is None:
@@ -87,10 +88,10 @@ class RingReader:
 
 
 def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> Lease | None:
-    """A lease on a copy of a span, its header first, (n,) uint8; its leaves are read-only.
+    """A lease on a copy of a span, its header first, as uint8 of shape (n,). Its leaves are read-only.
 
     Returns:
-        None if the bytes are not, to the last one, what the handle names.
+        None if the bytes differ from the handle's payload in any byte.
     """
     named, payload = Handle.unpack(handle), span[SPAN_HEADER_BYTES:]
     if named is None or len(payload) != named.payload_bytes:
@@ -112,7 +113,7 @@ def lease_of_copy(span: Array, handle: bytes, recipes: dict[bytes, Recipe]) -> L
 
 
 def learned(recipes: dict[bytes, Recipe], header: bytes) -> Recipe:
-    """The recipe of a tree header, kept in `recipes` from now on.
+    """The recipe of a tree header, which `recipes` keeps from now on.
 
     Raises:
         BadTree: the bytes are no tree header.

@@ -1,10 +1,12 @@
-"""Takes lane words back that an exception of a signal handler's has lost.
+"""Recovers lane words that an exception of a signal handler has leaked.
 
-A handler's exception may be raised between any two instructions, within a get after it took a word, or in a finalizer
-before it gave one back. Such a word would be used up for ever, and what it pins with it. No code of a get can prevent
-that; so a link's thread looks once a second for words that nobody has.
+Such an exception may come between any two instructions: in a get after it took a word, or in a finalizer before it gave
+one back. The word, and the pin in it, would be lost for the life of the process. The code of a get cannot prevent this,
+so the link's thread looks for leaked words once a second.
 
-Owns: when lanes are swept, and the look at what other threads are in. Does not own how a lane finds such words.
+Owns: when lanes are swept, and the check that no thread is in a function that holds a word. Does not own: how a lane
+finds such words (`shm.lanes`).
+Invariants: a word is taken back only if two sweeps in a row found it, and no thread is in a function that holds words.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _sweep_at = 0.0
 
 
 def sweep_now_and_then() -> None:
-    """`sweep`, unless one was made less than SWEEP_EVERY_S ago. For a link's thread, which pins nothing itself."""
+    """Calls `sweep`, unless the last call was less than SWEEP_EVERY_S ago. For a link's thread, which pins nothing
+    itself.
+    """
     global _sweep_at
     now = time.monotonic()
     if now < _sweep_at or not _sweeping.acquire(blocking=False):
@@ -41,10 +45,10 @@ def sweep_now_and_then() -> None:
 
 
 def sweep() -> int:
-    """Looks at all lanes of the process; one call at a time, from a thread that is in no get.
+    """Sweeps all lanes of the process. Not reentrant; call it from a thread that is not in a get.
 
-    Only words that the sweep before has found already are taken back, so that a lane is not suspended for words that a
-    thread is about to tie.
+    Takes back only words that the last sweep found too. So a lane is not suspended for words that a thread is about to
+    tie.
 
     Returns:
         How many words were taken back.
@@ -61,10 +65,10 @@ def sweep() -> int:
 
 
 def _nobody_holds_words() -> bool:
-    # One call gives the frames of all threads as they are at one moment.
+    # One call returns the frames of all threads at one moment.
     frames: dict[int, FrameType] = sys._current_frames()
-    # This function's frame would hold the table, and the table the frame: until the cycle collector ran, whatever the
-    # other threads' frames hold would live.
+    # Breaks the cycle of this frame and the table. Until the cycle collector ran, it would keep the objects in all
+    # threads' frames alive.
     del frames[threading.get_ident()]
     for top in frames.values():
         frame: FrameType | None = top

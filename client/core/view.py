@@ -1,9 +1,9 @@
-"""The way of a get: probe, read the slot, pin, look again, view. No message, no system call, no lock.
+"""The read path of a get: probe, read the slot, pin, check the slot again, make a view. No message, no system call, no
+lock.
 
-Owns: one attachment's mappings (ring, index, lane) and every read through them. Does not own the connection: what is
-mapped stays readable when the daemon is gone.
-
-Invariant: a view of ring bytes exists only under a pin that was published before the slot's seq was seen unchanged.
+Owns: one attachment's mappings (ring, index, lane) and every read through them. Does not own: the connection. The
+mappings stay readable after the daemon has gone.
+Invariants: a view of ring bytes exists only under a pin that was published before the slot's seq was seen unchanged.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _ATTEMPTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry's metadata, as its span's header has it. Times are Unix seconds, by the wall clock as it is now; 0 means
-    that it does not expire.
+    """An entry's metadata, from its span's header.
+
+    Times are Unix seconds by the current wall clock; `expires_unix_s` is 0 if the entry does not expire.
 
     Example:
         >>> cache.put(key, np.arange(3), tokens=576, wait=True).state
@@ -70,13 +71,12 @@ class Entry:
 class Reuse:
     """How much an entry is shared, as the daemon last wrote it into the index.
 
-    `holders`: clients that hold it now, counted about once a second: those with a lease or a view of it, a client that
-    is gone but whose views live included; what is borrowed or was copied out of a full lane is not. What is counted is
-    their lanes, each once: a process that was forked off while it held has two, its parent's and its own.
-    `uses`: how often it was got, touched, or put again while it was there, by anybody, since it was stored. It follows
-    within about a second, and goes on when the daemon is started again, without what was read while there was none or
-    in the tenth of a second before. Clients that read faster than the daemon takes in (some 40,000 gets a second
-    together) are sampled.
+    `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
+    view, or to a client that has ended but left live views. A process that was forked while it held the entry counts
+    twice: its parent's lane and its own. Borrowed leases, and copies made because a lane was full, are not counted.
+    `uses`: how often any client got, touched or put the entry again since it was stored. The daemon updates the number
+    within about a second. A restart keeps it, except for reads while no daemon ran and in the 0.1 s before. If clients
+    together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
 
     Example:
         >>> cache.put(key, np.arange(3), wait=True).state
@@ -90,7 +90,7 @@ class Reuse:
 
 
 class View:
-    """One attachment: the ring and the index, read-only, and a lane of our own."""
+    """One attachment: the ring and the index, mapped read-only, and this client's own lane."""
 
     __slots__ = ("_identity", "_index", "_recipes", "_ring", "lane", "ring", "ring_bytes")
 
@@ -107,48 +107,49 @@ class View:
 
     @classmethod
     def open(cls, ring_fd: int, index_fd: int, lane: Lane) -> Self:
-        """Maps what the daemon handed out; the descriptors stay the caller's.
+        """Maps the segments that the daemon sent. The caller keeps the descriptors.
 
         Raises:
-            LayoutMismatch: segments of another layout version.
+            LayoutMismatch: the segments have another layout version, or the index has another size than its superblock
+                says.
         """
         index_bytes = os.fstat(index_fd).st_size
         if index_bytes < PAGE_BYTES:
-            raise LayoutMismatch(f"an index of {index_bytes} bytes, less than its superblock")
+            raise LayoutMismatch(f"the index has {index_bytes} bytes, less than its superblock's {PAGE_BYTES}")
         memory = mmap(index_fd, index_bytes, MAP_SHARED, PROT_READ)
         superblock = Superblock.unpack(memory[:PAGE_BYTES])
         if superblock.geometry.index_bytes != index_bytes:
             raise LayoutMismatch(
-                f"an index of {index_bytes} bytes, by its superblock {superblock.geometry.index_bytes}"
+                f"the index has {index_bytes} bytes; its superblock says {superblock.geometry.index_bytes}"
             )
         ring = RingMapping(ring_fd, superblock.ring_bytes, MAP_SHARED, PROT_READ)
         ring.begin(lane, ring_fd, superblock.instance_id)
         return cls(ring, IndexReader(memory, superblock.geometry), superblock, _identity(index_fd))
 
     def is_over(self, index_fd: int) -> bool:
-        """Whether this is the memory behind `index_fd`."""
+        """Whether the mapped index is the memory behind `index_fd`."""
         return self._identity == _identity(index_fd)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the ring is mapped: a daemon that was started anew may have enlarged it."""
+        """Whether all of the ring is mapped. A restarted daemon may have enlarged the ring."""
         return len(self._ring) >= Superblock.unpack(self._index.memory[:PAGE_BYTES]).ring_bytes
 
     def get(self, key: bytes) -> Lease | None:
-        """A lease on the entry of `key`, or None.
+        """Returns a lease on the entry of `key`, or None on a miss.
 
-        The whole way of a hit stands in this one function: each call between two of its steps would cost a hit a
-        twentieth. It serves the common case; whatever is unusual goes on in `_get_slowly`.
+        The whole hit path stands in this one function, because each call between two steps would slow a hit by about 5
+        %. Rare cases go to `_get_slowly`: a changed slot, a full lane, an unverified entry.
 
         Raises:
-            BadKey: not 32 bytes.
+            BadKey: `key` is not 32 bytes.
         """
         try:
             first, second, fingerprint = KEY_HASHES.unpack(key)
         except (struct_error, TypeError, ValueError):
             raise bad_key(key) from None
 
-        # Probe: the line of eight fingerprints says which slot to read.
+        # Probe: the bucket's line of eight fingerprints gives the slot to read.
         index = self._index
         memory = index.memory
         mask = index.mask
@@ -156,7 +157,7 @@ class View:
         at = memory.find(fingerprint, line, line + SLOT_BYTES)
         if at < 0:
             if not (first ^ second) & mask:
-                # Both hashes name one bucket: the other one is its neighbour.
+                # Both hashes give one bucket: the second bucket is its neighbour.
                 second ^= 1
             line = index.buckets_at + (second & mask) * BUCKET_BYTES
             at = memory.find(fingerprint, line, line + SLOT_BYTES)
@@ -172,12 +173,12 @@ class View:
         try:
             unusual = found != key or seq & 1 or place & PLACE_UNVERIFIED
         except ValueError:
-            # An array, whose comparison is one of each element.
+            # `key` is a numpy array: its comparison is elementwise.
             raise bad_key(key) from None
         if unusual:
             return self._get_slowly(key)
 
-        # Pin. The words before the free list, for Lane.freeze's sake.
+        # Pin. Load `words` before the free list: Lane.freeze depends on this order.
         lane = self.lane
         words = lane.words
         try:
@@ -186,7 +187,8 @@ class View:
             return self._get_slowly(key)
         try:
             words[word] = span_id
-            # Look again. SYNC POINT: pin stored before seq is loaded; the daemon's fence settles what x86-64 may swap.
+            # Check the slot again. SYNC POINT: the pin is stored before seq is loaded; the daemon's fence covers the
+            # store-load reordering that x86-64 allows.
             if index.words[slot_at >> 3] == seq:
                 # View.
                 ring = self._ring
@@ -206,12 +208,13 @@ class View:
                 words[LOG_AT + (head & LOG_MASK)] = span_id
                 words[HEAD_AT] = head + 1
 
-                # Tie the pin to the root's life. Last: a signal's exception is raised before it or not in here at all,
-                # so that a word is never given back twice.
+                # Tie the pin to the root's lifetime. This is the last step: an exception of a signal handler comes
+                # before it, or not in this function. So no word is given back twice.
                 lane.refs[word] = ref(root, lane.releases[word])
                 return lease
         except (BadTree, TypeError):
-            # TypeError: too small a buffer. The ring has grown, the span lies behind what is mapped here (`is_whole`).
+            # TypeError: the buffer is too small. The ring has grown, and the span is beyond the part mapped here
+            # (`is_whole`).
             lane.unpin(word)
             lane.log_miss()
             return None
@@ -222,10 +225,10 @@ class View:
         return self._get_slowly(key)
 
     def hold(self, key: bytes) -> Lease | None:
-        """`get` that is counted neither as a use nor as a hit or a miss.
+        """`get` that counts neither a use, nor a hit, nor a miss.
 
         Raises:
-            BadKey: not 32 bytes.
+            BadKey: `key` is not 32 bytes.
         """
         try:
             return self._pinned(key, check=False, counted=False)
@@ -233,13 +236,13 @@ class View:
             return None
 
     def get_many(self, keys: Array) -> Batch:
-        """Leases on the entries of (n, 32) uint8 keys, all pinned before any is viewed."""
+        """Leases on the entries of (n, 32) uint8 keys, all pinned before the first is read."""
         batch, spans, rest = self._pinned_many(keys)
         found = batch.found
         self.lane.log_many(spans[found])
         self.lane.log_misses(len(keys) - len(rest) - int(found.sum()))
         for i in rest:
-            # A full lane copies out, here as in get; and a corrupt entry is a miss.
+            # A full lane copies the payload, as in get. A corrupt entry is a miss.
             try:
                 batch.add_copy(int(i), self._copied_out(keys[i].tobytes()))
             except Corrupt:
@@ -247,19 +250,19 @@ class View:
         return batch
 
     def hold_many(self, keys: Array) -> Batch:
-        """`get_many` that is counted neither as uses nor as hits or misses. What a full lane cannot pin is a miss."""
+        """`get_many` that counts no uses, hits or misses. An entry for which the lane has no free word is a miss."""
         return self._pinned_many(keys)[0]
 
     def current(self, tag: bytes) -> int:
-        """The generation of a namespace now; 0 if it was never invalidated."""
+        """The current generation of a namespace; 0 if it was never invalidated."""
         return self._index.generations.current(tag)
 
     def refusal(self, key: bytes) -> Invalidated | None:
-        """Why nothing is stored under a key of a past generation; None if its generation is not past."""
+        """Why the daemon would refuse a put of `key`: its generation is past. None if it is not past."""
         return self._index.generations.refusal(key)
 
     def contains(self, key: bytes) -> bool:
-        """Whether a get would hit now. No lease, no recency."""
+        """Whether a get would hit now. Takes no lease and counts no use."""
         hit = self._index.find(key)
         if hit is None:
             return False
@@ -267,7 +270,7 @@ class View:
         return (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES + payload_bytes <= len(self._ring)
 
     def peek(self, key: bytes) -> Entry | None:
-        """The entry's metadata, without touching its recency. A damaged header is a miss."""
+        """The entry's metadata. Counts no use. An entry with a damaged header is a miss."""
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
@@ -286,7 +289,7 @@ class View:
         return None
 
     def reuse(self, key: bytes) -> Reuse | None:
-        """How much the entry is shared. No lease, no recency."""
+        """How much the entry is shared. Takes no lease and counts no use."""
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
@@ -298,21 +301,23 @@ class View:
         return None
 
     def lease_within(self, root: Array, place: int, payload_bytes: int) -> Lease:
-        """A lease on one span of a batch whose `root` covers the whole ring and holds all its pins."""
+        """A lease on one span of a batch. `root` covers the whole ring and holds the pins of all of the batch's
+        entries.
+        """
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         header = self._ring[start : start + (place >> 48)]
         return lease_over(root, start, payload_bytes, self._recipes.get(header) or self._learned(header))
 
     def verified(self, key: bytes) -> Lease | None:
-        """`get`, with the payload checked against its checksum first.
+        """`get` that first checks the payload against its checksum.
 
         Raises:
-            Corrupt: the payload is not what was stored.
+            Corrupt: the payload differs from the one that was stored.
         """
         return self._pinned(key, check=True)
 
     def _get_slowly(self, key: bytes) -> Lease | None:
-        """What `get` leaves over: a changed slot, a full lane, an entry that no one has checked yet, what is no key."""
+        """The rare cases of `get`: a changed slot, a full lane, an entry that is not verified yet, an invalid key."""
         try:
             return self._pinned(check_key(key), check=False)
         except Corrupt:
@@ -320,7 +325,9 @@ class View:
             return None
 
     def _pinned_many(self, keys: Array) -> tuple[Batch, Array, Array]:
-        """What is there of (n, 32) uint8 keys, pinned; their span ids; those that a full lane had no word for."""
+        """Pins the entries found for (n, 32) uint8 keys. Returns the batch, all span ids, and the positions for which
+        the lane had no free word.
+        """
         found, at, seq, spans, places, lengths = self._index.find_many(keys)
         lane = self.lane
         lane_words = lane.words
@@ -331,9 +338,9 @@ class View:
         root: Array = ndarray((len(self._ring),), uint8, self._ring)
         numbers = lane.tie_many(words, root)
         np.frombuffer(lane_words, "u8")[numbers] = spans[hits]
-        # SYNC POINT: as in get, pins are stored before any seq is looked at again.
+        # SYNC POINT: as in get, all pins are stored before any seq is checked again.
         unchanged = np.frombuffer(self._index.words, "u8")[at[hits]] == seq[hits]
-        # Spans behind what is mapped here are misses, as in get.
+        # Spans beyond the mapped part of the ring are misses, as in get.
         ends = (places[hits] & np.uint64(PLACE_OFFSET_MASK)) + np.uint64(SPAN_HEADER_BYTES) + lengths[hits]
         unchanged &= ends <= np.uint64(len(self._ring))
         found[hits] = unchanged
@@ -362,7 +369,7 @@ class View:
                     header = payload[: place >> 48].tobytes()
                     lease = lease_over(payload, 0, payload_bytes, self._recipes.get(header) or self._learned(header))
             except TypeError:
-                # As in get: the span lies behind what is mapped here.
+                # As in get: the span is beyond the mapped part of the ring.
                 lane.unpin(word)
                 break
             except BaseException:
@@ -380,14 +387,16 @@ class View:
         return None
 
     def _copied_out(self, key: bytes, *, counted: bool = True) -> Lease | None:
-        """`verified` without a word to pin with: copy the payload, and believe the copy if the slot did not change."""
+        """`verified` for a lane without a free word: copies the payload, and uses the copy if the slot did not change
+        meanwhile.
+        """
         for _ in range(_ATTEMPTS):
             hit = self._index.find(key)
             if hit is None:
                 break
             at, seq, span_id, place, payload_bytes = hit
             if self._index.words[at] != seq:
-                # Its place and its length may be those of two spans.
+                # The place and the length may belong to two different spans.
                 continue
             offset = place & PLACE_OFFSET_MASK
             span = self._ring.copied(offset, SPAN_HEADER_BYTES + payload_bytes)
@@ -404,7 +413,7 @@ class View:
         return None
 
     def _is_sound(self, place: int, payload_bytes: int) -> bool:
-        """Whether a pinned span's payload is what was stored."""
+        """Whether a pinned span's payload matches its checksum."""
         start = (place & PLACE_OFFSET_MASK) + SPAN_HEADER_BYTES
         try:
             _check(self._ring[start - SPAN_HEADER_BYTES : start], ndarray((payload_bytes,), uint8, self._ring, start))
@@ -426,6 +435,6 @@ def _check(span_header: bytes, payload: Array) -> None:
     found = checksum_of(payload)
     if found != header.checksum or header.payload_bytes != len(payload):
         raise Corrupt(
-            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, stored was "
+            f"entry {header.key.hex()}: its {len(payload)} bytes have checksum {found:#x}, its header says "
             f"{header.checksum:#x}; evict it and put it again"
         )

@@ -1,11 +1,13 @@
-"""What threads wait on, so that an exception of a signal handler cannot leave it locked.
+"""A condition, an event and a future that an exception of a signal handler cannot leave locked.
 
-`threading.Condition` enters and leaves its lock by functions in Python. A signal handler's exception (Ctrl-C) may end
-those after the lock was taken, or before it is given back, and then nobody ever has it again. What stands on a
-Condition has the same fault: `threading.Event`, and the standard library's `Future`. The lock here is the interpreter's
+`threading.Condition` enters and leaves its lock in Python functions. A signal handler's exception (Ctrl-C) may end such
+a function after the lock was taken, or before it is given back; then no thread gets the lock again. `threading.Event`
+and the standard library's `Future` stand on a Condition, and have the same fault. The lock here is the interpreter's
 own, which `with` enters and leaves in one step each.
 
-Invariant: an exception at any point of a wait leaves no lock taken, and at most a waiter's lock that nobody waits for.
+Owns: these three classes. Does not own: what they guard.
+Invariants: an exception at any point of a wait leaves no lock taken, and at most a waiter's own lock, which no thread
+waits for.
 """
 
 from __future__ import annotations
@@ -18,32 +20,32 @@ from typing import Any
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, the class does not
-    """`threading.Condition` over a reentrant lock, of which a `with` cannot be cut in two.
+    """`threading.Condition` over a reentrant lock, whose `with` no signal can interrupt half-way.
 
-    To be held once, and not again, by whoever calls `wait`.
+    A thread that calls `wait` holds the lock exactly once.
     """
 
     def __init__(self) -> None:
         self._waiters: list[_thread.LockType] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Gives the lock up until `notify_all`, for `timeout` seconds at most; False if that did not come."""
+        """Releases the lock until `notify_all`, for at most `timeout` seconds. Returns False after a timeout."""
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)
         limit = -1 if timeout is None else max(0.0, min(timeout, _thread.TIMEOUT_MAX))
         try:
-            # Within: what is raised after the release finds the lock taken again below.
+            # Inside the try: after an exception that follows the release, `finally` takes the lock again.
             self.release()
-            told = waiter.acquire(True, limit)
+            notified = waiter.acquire(True, limit)
         finally:
             self.acquire()
-        if not told and waiter in self._waiters:
+        if not notified and waiter in self._waiters:
             self._waiters.remove(waiter)
-        return told
+        return notified
 
     def wait_for(self, condition: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Waits until `condition()` is true, for `timeout` seconds at most. Its last value."""
+        """Waits until `condition()` is true, for at most `timeout` seconds. Returns its last value."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (found := condition()):
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -53,13 +55,13 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # the stub says final, th
         return found
 
     def notify_all(self) -> None:
-        """Wakes all who wait. The lock is held."""
+        """Wakes all waiting threads. The caller holds the lock."""
         while self._waiters:
             self._waiters.pop().release()
 
 
 class LockEvent:
-    """`threading.Event`, over such a lock."""
+    """`threading.Event` on `Condition`."""
 
     __slots__ = ("_changed", "_flag")
 
@@ -87,7 +89,7 @@ class LockEvent:
 
 
 class LockFuture(Future[Any]):
-    """A future that stands on such a lock."""
+    """A future on `Condition`."""
 
     _condition: Any
 

@@ -1,9 +1,9 @@
-"""A workflow: which agents run when, so that what is needed next stays, and what is far goes first.
+"""Workflows: a client tells the daemon which agents run in which order. The daemon evicts entries of distant agents
+first.
 
-Owns: one workflow's place, and saying it again to a new daemon. Does not own what the graph means (`ipc.steps`), nor
-what follows from it. Without a daemon it goes on, and is told when there is one: an engine does not stand still for it.
-
-Invariant: the step only rises.
+Owns: one workflow's current step, and its registration at each new daemon. Does not own: the meaning of the graph
+(`ipc.steps`), nor the eviction (the daemon's).
+Invariants: the step only rises. A workflow goes on without a daemon, so that an engine need not wait for one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger("tensord")
 
 
 class Workflow:
-    """One workflow of this client, from `Client.workflow` until `end`, or the end of its client.
+    """One workflow of this client, from `Client.workflow` until `end`, or until the client is closed.
 
-    `step` is where it is, from 0. `error`: why the daemon does not know it, where that is so: None while it does.
+    `step` is the current step, from 0. `error`: why the daemon does not know the workflow; None if it does.
 
     Example:
         >>> graph = tensord.AgentStepGraph([tensord.AgentStep("planner"), tensord.AgentStep("coder", ("planner",), 1)])
@@ -61,26 +61,26 @@ class Workflow:
 
     @property
     def graph(self) -> AgentStepGraph:
-        """Its steps."""
+        """The steps."""
         return self._graph
 
     def advance(self, step: int, *, wait: bool = False) -> None:
-        """The workflow is at `step` now. Says so and goes on; with `wait` only once the daemon has taken it in.
+        """Sets the current step and reports it. With `wait`, returns after the daemon has answered.
 
         Raises:
-            UsageError: `step` is no step.
-            BadStep: it is before the step that the workflow is at, or the workflow has ended; nothing has changed.
+            UsageError: `step` is not a valid step number.
+            BadStep: `step` is before the current step, or the workflow has ended; nothing changes.
         """
         step = check_count("step", step, NUMBER_MAX)
         if self._ended:
-            raise BadStep(f"workflow {self.name!r} has ended; make it again to run it again")
+            raise BadStep(f"workflow {self.name!r} has ended; create it anew to run it again")
         if step < self.step:
-            raise BadStep(f"workflow {self.name!r} is at step {self.step}, and step {step} is before it: only go on")
+            raise BadStep(f"workflow {self.name!r} is at step {self.step}; it cannot go back to step {step}")
         self.step = step
         connected = self._link.connection
         if connected is None:
             return
-        answer = self._say(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
+        answer = self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, step))
         if wait:
             try:
                 self._link.answer(answer, self._timeout_s)
@@ -88,10 +88,10 @@ class Workflow:
                 self.error = error
 
     def replace(self, graph: AgentStepGraph) -> None:
-        """Other steps from now on, at the same place.
+        """Replaces the steps. The current step stays.
 
         Raises:
-            BadGraph: they are no graph that can be run; the workflow goes on with those it has.
+            BadGraph: the new steps cannot be run in any order; the workflow keeps its old ones.
         """
         graph.validate_dag()
         before, self._graph = self._graph, graph
@@ -104,20 +104,20 @@ class Workflow:
             raise
 
     def end(self) -> None:
-        """The workflow is over. As long as others go on, those of its agents that are in none of them have finished."""
+        """Ends the workflow. While other workflows run, its agents that are in none of these count as finished."""
         if self._ended:
             return
         self._ended = True
         self._governor.drop(self)
         connected = self._link.connection
         if connected is not None:
-            self._say(connected, lambda number: messages.EndWorkflow(number, self.name))
+            self._ask(connected, lambda number: messages.EndWorkflow(number, self.name))
 
-    def say_again(self, connected: Connected) -> None:
-        """To a daemon that knows nothing of it."""
-        self._say(connected, self._registration)
+    def register_again(self, connected: Connected) -> None:
+        """Registers the workflow on a new connection."""
+        self._ask(connected, self._registration)
         if self.step:
-            self._say(connected, lambda number: messages.AdvanceWorkflow(number, self.name, self.step))
+            self._ask(connected, lambda number: messages.AdvanceWorkflow(number, self.name, self.step))
 
     def __enter__(self) -> Self:
         return self
@@ -132,15 +132,15 @@ class Workflow:
         connected = self._link.connection
         if connected is None:
             raise self._link.unavailable()
-        self._link.answer(self._say(connected, self._registration), self._timeout_s)
+        self._link.answer(self._ask(connected, self._registration), self._timeout_s)
 
-    def _say(self, connected: Connected, make: Any) -> Future[Any]:
-        return self._link.ask(make, SAY_S, connected=connected, then=self._heard)
+    def _ask(self, connected: Connected, make: Any) -> Future[Any]:
+        return self._link.ask(make, SAY_S, connected=connected, then=self._answered)
 
-    def _heard(self, answer: Future[Any]) -> None:
+    def _answered(self, answer: Future[Any]) -> None:
         if answer.cancelled():
             return
         error = answer.exception()
         self.error = error if isinstance(error, TensordError) else None
         if error is not None and not isinstance(error, Unavailable):
-            _log.warning("workflow %s: %s", self.name, error)
+            _log.warning("the daemon refused a message of workflow %s: %s", self.name, error)
