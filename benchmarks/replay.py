@@ -34,7 +34,7 @@ from replaying.goals import STEPS_WAY, Goal, goals, way
 from replaying.traces import SOURCES, Request, Source, Trace, load
 
 from tensord.daemon.config import Config
-from tensord.daemon.policy.replacement import POLICIES
+from tensord.daemon.policy.registry import POLICIES
 from tensord.daemon.settings import settings_of
 
 Told = Callable[[str], None]

@@ -42,7 +42,8 @@ from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
 from .limits import governor_limits, quota_rules, store_limits, wire_limits
-from .policy.replacement import Replacement, by_name
+from .policy.registry import by_name
+from .policy.replacement import Replacement
 from .segments import Segments
 from .sockets import Sockets
 

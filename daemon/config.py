@@ -23,6 +23,7 @@ from ..ipc import places
 from ..shm import segments
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
 from .policy.modes import Thresholds
+from .policy.registry import POLICIES
 from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
 from .settings import (
     COUNT,
@@ -154,7 +155,7 @@ class Config:
         optional=True,
         reload=True,
     )
-    policy: str = setting(choice("hazard", "lru", "lfu"), "which entries make room for new ones", "hazard")
+    policy: str = setting(choice(*POLICIES), "which entries make room for new ones", "hazard")
     drop: bool = setting(SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False)
     memory: MemorySection
     limits: LimitsSection

@@ -15,7 +15,7 @@ from replaying.ideal import Ideal
 from replaying.peers import PEERS
 from replaying.real import Real
 from replaying.traces import Step, Trace
-from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.policy.registry import by_name
 
 PINNED_SHARE: Final = 0.05
 OURS: Final = ("tensord", "tensord+steps", "tensord-pinned", "tensord-ideal")

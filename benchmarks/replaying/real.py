@@ -38,7 +38,8 @@ from tensord.daemon.core.events import (
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.recovery import Recovered
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.replacement import Replacement, by_name
+from tensord.daemon.policy.registry import by_name
+from tensord.daemon.policy.replacement import Replacement
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter

@@ -1,4 +1,4 @@
-"""What a policy is told of a new span. Imports nothing, so that every policy may."""
+"""What a policy is told of a new span."""
 
 from __future__ import annotations
 

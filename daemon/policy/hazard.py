@@ -37,6 +37,7 @@ from .explained import Explained, traits
 from .ghosts import GHOST_COLUMNS, PLACES_MIN, Ghost, Ghosts
 from .hazards import BOUNDS, Hazards, Row, bucket
 from .records import Records, Slots
+from .replacement import Replacement
 from .victim_pool import Floats, Rank, VictimPool
 
 WINDOW_SHARE: Final = 1 / 8
@@ -75,10 +76,8 @@ _BOUNDS: Final = np.array(BOUNDS)
 _VERSION: Final = 1
 
 
-class Hazard:
+class Hazard(Replacement, name="hazard"):
     """An operation is O(1), a round O(CHUNK)."""
-
-    name = "hazard"
 
     def __init__(self) -> None:
         self._records = Records()

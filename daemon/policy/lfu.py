@@ -19,10 +19,10 @@ from .lru import LRU, packed, unpacked
 _CLOCK_BITS: Final = 64
 
 
-class LFU(LRU):
+class LFU(LRU, name="lfu"):
     """As LRU, with a rank of priority first, and of last use among equals."""
 
-    name = "lfu"
+    new_may_go_first = "who was used least goes first, and what was just put was not used"
 
     def __init__(self) -> None:
         super().__init__()

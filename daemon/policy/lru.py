@@ -1,4 +1,7 @@
-"""Least recently used: whoever was used longest ago is coldest."""
+"""Least recently used: the span that was used longest ago is coldest.
+
+It keeps nothing for the next daemon, which finds in the index when each entry was used last.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,14 @@ from typing import Final
 import numpy as np
 
 from .candidate import Candidate
-from .explained import Explained
 from .ranked import SPAN, Ranked
+from .replacement import Replacement
 
 ROWS_AT_ONCE: Final = 16_384
 
 
-class LRU:
+class LRU(Replacement, name="lru"):
     """Order of last use, of each owner's spans."""
-
-    name = "lru"
 
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}
@@ -56,12 +57,6 @@ class LRU:
         del self._owner[span_id]
         del self._rank[span_id]
 
-    def turn(self, agent: str, state: str, now: float) -> None:
-        """Nothing follows from it."""
-
-    def admits(self, new: Candidate, victim: int) -> bool:
-        return True
-
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[int]:
         orders = [order for owner, order in self._orders.items() if owners is None or owner in owners]
         return (place & SPAN for place in (iter(orders[0]) if len(orders) == 1 else merge(*orders)))
@@ -69,26 +64,9 @@ class LRU:
     def rank(self, span_id: int) -> tuple[int, int]:
         return (0, self._rank[span_id])
 
-    @property
-    def window_bytes(self) -> None:
-        return None
-
     def worth(self, span_id: int) -> float:
         """The number of its last use, among all uses."""
         return float(self.rank(span_id)[1])
-
-    def explain(self, span_id: int) -> Explained:
-        return Explained(self.worth(span_id))
-
-    def recall(self, key: bytes) -> None:
-        """Nothing is remembered."""
-
-    def learned(self) -> Iterator[bytes]:
-        """Nothing: the next daemon finds the entries in the order in which they were used last."""
-        return iter(())
-
-    def learn(self, data: Sequence[bytes]) -> None:
-        """Nothing was learned."""
 
     def check_invariants(self) -> None:
         assert self._owner.keys() == self._rank.keys()

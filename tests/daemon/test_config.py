@@ -11,6 +11,7 @@ import pytest
 from tensord.daemon.config import Config
 from tensord.daemon.limits import governor_limits
 from tensord.daemon.policy.modes import Thresholds
+from tensord.daemon.policy.registry import POLICIES
 from tensord.daemon.sections import LimitsSection
 from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
@@ -118,7 +119,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--default-ttl-s", "10x"], "must be a duration such as 10m"),
         (["--limits-pinned-share-max", "nan"], "must be a share"),
         (["--limits-pinned-share-max", "150%"], "at most 1"),
-        (["--policy", "fifo"], "policy = 'fifo' (flag --policy): must be one of hazard, lru, lfu"),
+        (["--policy", "fifo"], f"policy = 'fifo' (flag --policy): must be one of {', '.join(POLICIES)}"),
         (["--socket-mode", "0999"], "must be an octal file mode such as 0660"),
         (["--socket-mode", "0060"], "at least 0600 and at most 0777"),
         (["--drop=perhaps"], "must be true or false"),

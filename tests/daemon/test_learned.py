@@ -11,6 +11,7 @@ import pytest
 
 import tensord
 from tensord.daemon import learned
+from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import NotEnoughMemory
 from tensord.shm import segments
 
@@ -123,7 +124,7 @@ def small(policy: str) -> Daemon:
     return Daemon(policy=policy, ring_bytes=4 * MIB + 64 * 1024)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_was_read_before_a_restart_counts_after_it(policy: str) -> None:
     with small(policy) as daemon:
         daemon.start()
@@ -132,7 +133,7 @@ def test_what_was_read_before_a_restart_counts_after_it(policy: str) -> None:
         read_one_outlives_the_next(daemon)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_was_read_some_time_before_a_daemon_was_killed_counts_after_it(policy: str) -> None:
     with small(policy) as daemon:
         daemon.constants = {"tensord.daemon.learned.SAVE_EVERY_S": 0.05}

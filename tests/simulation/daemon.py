@@ -21,7 +21,7 @@ from tensord.daemon.core.governor import effects as governor_effects
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.policy.registry import by_name
 from tensord.daemon.segments import Segments
 from tensord.errors import NotEnoughMemory, TensordError
 from tensord.ipc import messages

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.limits import StoreLimits
+from tensord.daemon.policy import registry
 from tensord.ipc.schema import ClientLimits
 
-POLICIES: Final = ("hazard", "hazard", "lru", "lfu")
+POLICIES: Final = ("hazard", *registry.POLICIES)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tensord.daemon.actors.store import StoreActor
 from tensord.daemon.config import Config
 from tensord.daemon.core.store import Store
 from tensord.daemon.limits import store_limits
-from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.policy.registry import by_name
 from tensord.daemon.segments import Segments
 from tensord.ipc import messages
 from tensord.ipc.peer import Peer

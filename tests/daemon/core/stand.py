@@ -45,7 +45,7 @@ from tensord.daemon.core.events import (
 )
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.store import Store
-from tensord.daemon.policy.replacement import by_name
+from tensord.daemon.policy.registry import by_name
 from tensord.errors import BadPrefix, NotEnoughMemory, TensordError
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator

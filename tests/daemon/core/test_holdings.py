@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensord.daemon.core.holdings import Capacity, Holding, Holdings
-from tensord.daemon.policy.replacement import POLICIES
+from tensord.daemon.policy.registry import POLICIES
 
 from .stand import SPAN, Make, Stand, key
 from .test_recovery import restart

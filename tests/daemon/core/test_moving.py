@@ -6,6 +6,7 @@ import pytest
 
 from tensord.daemon.core.entries import SpanEntry
 from tensord.daemon.core.events import Accessed
+from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import Corrupt
 from tensord.ipc import messages
 
@@ -178,7 +179,7 @@ def test_a_move_that_fails_leaves_the_entry_where_it_is(make: Make) -> None:
     assert stand.ended(1, 520) == "stored"
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_large_and_small_puts_in_turn_lose_nothing_that_is_hotter_than_what_went(make: Make, policy: str) -> None:
     stand = make(64 * SPAN, policy=policy)
     for number in range(200):

@@ -13,6 +13,7 @@ from tensord.daemon.core.events import FoundCorrupt, Tick
 from tensord.daemon.core.matching import USES_MAX, USES_SLICE
 from tensord.daemon.core.sequences import REBUILD_SLICE
 from tensord.daemon.core.sweeps import SLICE
+from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.layout import SPAN_HEADER_BYTES, aligned, span_bytes
 
@@ -145,7 +146,7 @@ def test_a_query_that_is_a_piece_is_none() -> None:
 # ---- eviction
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_blocks_go_leaf_first_for_room(policy: str) -> None:
     stand = stand_of(12, policy=policy)
     sequences = [(1, 2, 3, 4), (1, 2, 5), (6, 7, 8, 9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.core.events import Accessed
-from tensord.daemon.policy.replacement import POLICIES
+from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 
 from .stand import SPAN, UNIX_AT_ZERO_S, Make, Stand, key

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from tensord.daemon.core.events import Accessed, Scanned, Tick
+from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 
 from .pieces import name
@@ -264,7 +265,7 @@ def test_every_budget_is_enforced(make: Make, limits: dict[str, int], more: dict
     assert stand.store.status()["evictions"] == {reason: 3}
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_pinned_is_in_the_way_once_and_not_of_each_put(policy: str) -> None:
     stand = Stand(600 * SPAN, policy=policy)
     stand.join(1)

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import Accessed, Pressed, Tick
+from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
@@ -44,7 +45,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.contents: dict[int, bytes] = {}
         self.most_bytes = RING_BYTES
 
-    @initialize(policy=st.sampled_from(["lru", "lfu", "hazard"]), grown=st.sampled_from([1024, RING_BYTES]))
+    @initialize(policy=st.sampled_from(list(POLICIES)), grown=st.sampled_from([1024, RING_BYTES]))
     def start(self, policy: str, grown: int) -> None:
         self.stand = Stand(
             RING_BYTES,
@@ -469,7 +470,7 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "hazard"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_thousand_puts_through_a_small_ring_all_succeed(policy: str) -> None:
     stand = Stand(4096, policy=policy)
     stand.join(1)

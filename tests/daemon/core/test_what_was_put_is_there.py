@@ -1,7 +1,7 @@
 """What every policy promises whoever puts something: that it is there for a while, whatever was learned before.
 
-The conformance suite of `Replacement` through the whole store; a new policy has to pass it, or is named here as one
-that promises less.
+The conformance suite of `Replacement` through the whole store. Every registered policy has to pass it. A policy that
+promises less says why (`Replacement.new_may_go_first`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import random
 import pytest
 
 from tensord.daemon.core.events import Accessed
-from tensord.daemon.policy.replacement import POLICIES
+from tensord.daemon.policy.registry import POLICIES
 
 from .stand import SPAN, Stand, key
 
 RING = 200
 """Entries that the ring holds."""
-LESS = {"lfu": "who was used least goes first, and what was just put was not used"}
-"""Policies for which a set in use is worth more than what was just put."""
-EVERY = sorted(POLICIES)
-BESIDE_USE = sorted(POLICIES.keys() - LESS.keys())
+EVERY = list(POLICIES)
+BESIDE_USE = [name for name, policy in POLICIES.items() if not policy.new_may_go_first]
+"""Policies for which a set in use is not worth more than a new entry."""
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tensord.daemon.core.events import Accessed
 from tensord.daemon.core.why import COMPARED
-from tensord.daemon.policy.replacement import POLICIES
+from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.keys import make_key
 
