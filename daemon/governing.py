@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from ..ipc.modes import Tier
+from .gauges import registry
 from .policy.modes import Thresholds
 from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
 from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
@@ -19,14 +21,9 @@ class GaugesSection:
     """Where it is read how full a tier is."""
 
     device: str = setting(
-        choice("auto", "amd", "nvidia", "sysfs", "owners", "file", "none"),
-        """auto: pyrsmi, nvidia-ml-py, sysfs, what the tensors' owners see through torch, whichever answers first; file:
-        drills and tests""",
-        "auto",
+        choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: drills and tests", "auto"
     )
-    host: str = setting(
-        choice("auto", "file", "none"), "auto: the cgroup's limit, or MemAvailable where it has none", "auto"
-    )
+    host: str = setting(choice(*registry.choices(Tier.HOST)), registry.described(Tier.HOST), "auto")
     file: Path | None = setting(
         PATH, "the gauge file, a line `NAME USED TOTAL` a gauge, read anew at each sample", None, optional=True
     )

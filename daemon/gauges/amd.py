@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from ...ipc.modes import Tier
 from .library import LibrarySource
+from .offers import offer
 from .reading import GaugeAbsent, GaugeFailed, Reading, pci_name
 
 _HANDLE: Final = ctypes.c_void_p
@@ -141,3 +143,6 @@ def _declare(rocml: Any) -> None:
     for function, arguments in _ARGUMENTS.items():
         with contextlib.suppress(AttributeError):
             getattr(rocml.rocm_lib, function).argtypes = arguments
+
+
+offer("amd", Tier.DEVICE, lambda given: amd_source(given.root), auto=1, says="pyrsmi")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ...errors import BadGaugeFile
 from ...ipc.gaugefile import FILE_CHARS_MAX, read_gauges
 from ...ipc.modes import HOST_GAUGE, Tier
+from .offers import Opening, offer
 from .reading import GaugeFailed, Reading, Result
 
 
@@ -61,3 +63,15 @@ def _text(path: Path) -> str:
         raise GaugeFailed(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise GaugeFailed(str(error)) from error
+
+
+def _of(tier: Tier) -> Callable[[Opening], FileSource]:
+    def make(given: Opening) -> FileSource:
+        assert given.file is not None, "the configuration says `file`, and names none"
+        return FileSource(given.file, tier)
+
+    return make
+
+
+for _tier in Tier:
+    offer("file", _tier, _of(_tier))

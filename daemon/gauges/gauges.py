@@ -1,7 +1,7 @@
 """All gauges of the daemon: their sources, read together, in a thread.
 
-Owns: which sources there are, by configuration; that one which fails, however it fails, ends no sample. Does not own
-whose reading counts: that is the chain's.
+Owns: that one which fails, however it fails, ends no sample. Does not own
+which sources there are (`registry`), nor whose reading counts (`chain`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
-from .. import governing
-from ..core.governor.events import OWNERS_EVERY_S, Sample, Sampled
-from .amd import amd_source
+from ..core.governor.events import Sample, Sampled
+from . import registry
 from .chain import Chain
-from .file import FileSource
-from .host import HostSource
 from .library import told
-from .nvidia import nvidia_source
+from .offers import Opening
 from .owners import OwnersSource
 from .reading import GaugeAbsent, GaugeFailed, Result, Source
-from .sysfs import SysfsSource
+
+if TYPE_CHECKING:
+    # The settings read the registry.
+    from .. import governing
 
 ABSENT_S: Final = 60.0
 """What is not there is looked for again after so long: a driver may be loaded after the daemon has begun."""
@@ -104,32 +104,8 @@ def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, 
     Args:
         config: validated: where it says `file`, it names one.
         devices_max: of so many devices at once owners are listened to.
-        root: where /sys is, for the cards of AMD.
+        root: the folder in which /sys is, for the cards of AMD.
     """
-    owners = OwnersSource(OWNERS_EVERY_S, devices_max)
-    device: list[Source] = []
-    match config.device:
-        case "auto":
-            device = [amd_source(root), nvidia_source(), SysfsSource(root), owners]
-        case "amd":
-            device = [amd_source(root)]
-        case "nvidia":
-            device = [nvidia_source()]
-        case "sysfs":
-            device = [SysfsSource(root)]
-        case "owners":
-            device = [owners]
-        case "file":
-            device = [_file(config, Tier.DEVICE)]
-    host: list[Source] = []
-    match config.host:
-        case "auto":
-            host = [HostSource()]
-        case "file":
-            host = [_file(config, Tier.HOST)]
-    return Gauges([(Tier.HOST, host), (Tier.DEVICE, device)], log)
-
-
-def _file(config: governing.GaugesSection, tier: Tier) -> FileSource:
-    assert config.file is not None, "the configuration says `file`, and names none"
-    return FileSource(config.file, tier)
+    given = Opening(root, config.file, devices_max)
+    tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))
+    return Gauges([(tier, registry.opened(tier, choice, given)) for tier, choice in tiers], log)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...ipc.modes import HOST_GAUGE
+from ...ipc.modes import HOST_GAUGE, Tier
+from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
 _SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
@@ -133,3 +134,13 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise GaugeFailed(str(error)) from error
+
+
+offer(
+    "host",
+    Tier.HOST,
+    lambda given: HostSource(),
+    auto=1,
+    says="the cgroup's limit, or MemAvailable where it has none",
+    by_name=False,
+)

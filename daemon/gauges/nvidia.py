@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...ipc.modes import Tier
 from .library import LibrarySource
+from .offers import offer
 from .reading import GaugeAbsent, Reading, pci_name
 
 
@@ -59,3 +61,6 @@ class Nvml:
 def nvidia_source() -> LibrarySource:
     """Opens nothing yet."""
     return LibrarySource(Nvml())
+
+
+offer("nvidia", Tier.DEVICE, lambda given: nvidia_source(), auto=2, says="nvidia-ml-py")

@@ -11,6 +11,9 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from ...ipc.modes import Tier
+from ..core.governor.events import OWNERS_EVERY_S
+from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
 _LATE: Final = 3
@@ -73,3 +76,12 @@ class OwnersSource:
             return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
         except GaugeFailed as failed:
             return failed
+
+
+offer(
+    "owners",
+    Tier.DEVICE,
+    lambda given: OwnersSource(OWNERS_EVERY_S, given.devices_max),
+    auto=4,
+    says="what the tensors' owners see through torch",
+)

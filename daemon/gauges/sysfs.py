@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ...ipc.modes import Tier
+from .offers import offer
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
 _CARD: Final = re.compile(r"card[0-9]+")
@@ -62,3 +64,6 @@ def _number(file: Path) -> int:
     if not text.isdecimal():
         raise GaugeFailed(f"{file} says {text[:64]!r}; wanted: a number of bytes")
     return int(text)
+
+
+offer("sysfs", Tier.DEVICE, lambda given: SysfsSource(given.root), auto=3, says="sysfs")

@@ -7,11 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
+
+from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Result
+
+from .conformance import Stage
 
 STANDINS: Final = Path(__file__).with_name("standins")
 READER: Final = Path(__file__).with_name("reader.py")
@@ -93,6 +98,13 @@ class Reader:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def close(self) -> None:
+        """Closes the source; the process goes on."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("close\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "{}\n"
+
     def gauges(self, later_s: float = 2.0) -> dict[str, Any]:
         """Reads; by gauge: [used, total], or why not."""
         answer = self.read(later_s)
@@ -113,3 +125,44 @@ class Reader:
         if self._process.returncode is None:
             self._process.kill()
             self._process.communicate()
+
+
+class Remote:
+    """A reader's source, as a Source of this process."""
+
+    name = "remote"
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._now = 0.0
+
+    def read(self, now: float) -> Result:
+        answer = self._reader.read(now - self._now)
+        self._now = now
+        if "failed" in answer:
+            raise (GaugeAbsent if answer["absent"] else GaugeFailed)(answer["failed"])
+        gauges = answer["gauges"].items()
+        return {name: GaugeFailed(got) if isinstance(got, str) else Reading(*got) for name, got in gauges}
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class OneCard(Stage):
+    """A vendor's library that lists one card, which it may fail to read."""
+
+    gauge = "0000:65:00.0"
+    ERROR: Final = 15
+
+    def __init__(self, cards: Cards, begin: Callable[[], Reader]) -> None:
+        self.cards = cards
+        self.cards.cards = [Card(0)]
+        self.source = Remote(begin())
+
+    def show(self, used_bytes: int, total_bytes: int) -> None:
+        self.cards.cards = [Card(used_bytes, total_bytes)]
+        self.cards.show()
+
+    def lose(self) -> None:
+        self.cards.cards[0].error = self.ERROR
+        self.cards.show()

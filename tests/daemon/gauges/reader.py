@@ -1,7 +1,8 @@
 """Reads a source in a process of its own: the libraries' state, and what tests do to them, end with it.
 
 `python reader.py SOURCE [ROOT]`; each line of standard input is a time to read at, answered with one line of JSON:
-{"gauges": {name: [used, total] or "why not"}}, or {"failed": why, "absent": whether nothing is there to read}.
+{"gauges": {name: [used, total] or "why not"}}, or {"failed": why, "absent": whether nothing is there to read}. A line
+`close` closes the source, and is answered with {}.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tensord.daemon.gauges.amd import amd_source
-from tensord.daemon.gauges.nvidia import nvidia_source
+from tensord.daemon.gauges import registry
+from tensord.daemon.gauges.offers import Opening
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading, Source
+from tensord.ipc.modes import Tier
 
 
 def answer(source: Source, now: float) -> dict[str, Any]:
@@ -34,9 +36,13 @@ def main() -> None:
     # What libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    source = nvidia_source() if sys.argv[1] == "nvidia" else amd_source(*map(Path, sys.argv[2:]))
+    (source,) = registry.opened(Tier.DEVICE, sys.argv[1], Opening(Path(sys.argv[2]) if sys.argv[2:] else Path("/")))
     for line in sys.stdin:
-        answers.write(json.dumps(answer(source, float(line))) + "\n")
+        if line == "close\n":
+            source.close()
+            answers.write("{}\n")
+        else:
+            answers.write(json.dumps(answer(source, float(line))) + "\n")
         answers.flush()
     source.close()
 

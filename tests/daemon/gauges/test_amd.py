@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from .cards import GIB, Card, Cards, Reader
+from tensord.ipc.modes import Tier
+
+from .cards import GIB, Card, Cards, OneCard, Reader
+from .conformance import AnySource, Stage
 
 GONE = 19
 LIBDRM_SAYS = "amdgpu.ids: No such file or directory\n"
@@ -147,3 +150,11 @@ def test_gpus_of_the_amdsmi_package_have_the_same_names(cards: Cards, begin: Beg
     )
     cards.show()
     assert begin(PYTHONPATH=ahead(tmp_path)).gauges() == {"0002:c1:11.3": [5, 100]}
+
+
+class TestSource(AnySource):
+    tier = Tier.DEVICE
+
+    @pytest.fixture
+    def set_up(self, cards: Cards, begin: Begin) -> Stage:
+        return OneCard(cards, begin)

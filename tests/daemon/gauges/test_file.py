@@ -7,7 +7,9 @@ import pytest
 
 from tensord.daemon.gauges.file import FileSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
-from tensord.ipc.modes import Tier
+from tensord.ipc.modes import HOST_GAUGE, Tier
+
+from .conformance import AnySource, Stage
 
 GIB = 1 << 30
 TEXT = "# a drill\nhost 12GiB 64GiB\n0000:65:00.0 75% 80GiB\n0000:66:00.0 1GiB 80GiB  # another\n"
@@ -57,3 +59,28 @@ def test_what_is_no_text_or_no_file_is_a_failure_and_never_waits(tmp_path: Path)
         with pytest.raises(GaugeFailed, match=says):
             FileSource(tmp_path / name, Tier.DEVICE).read(0.0)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Lines(Stage):
+    def __init__(self, path: Path, tier: Tier) -> None:
+        self.gauge = HOST_GAUGE if tier is Tier.HOST else "0000:65:00.0"
+        self.source = FileSource(path, tier)
+        self.path = path
+
+    def show(self, used_bytes: int, total_bytes: int) -> None:
+        self.path.write_text(f"{self.gauge} {used_bytes} {total_bytes}\n")
+
+    def lose(self) -> None:
+        self.path.unlink()
+
+
+class TestDevices(AnySource):
+    tier = Tier.DEVICE
+
+    @pytest.fixture
+    def set_up(self, tmp_path: Path) -> Stage:
+        return Lines(tmp_path / "gauges", self.tier)
+
+
+class TestHost(TestDevices):
+    tier = Tier.HOST

@@ -6,6 +6,9 @@ import pytest
 
 from tensord.daemon.gauges.host import HostSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.ipc.modes import HOST_GAUGE, Tier
+
+from .conformance import AnySource, Stage
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -133,3 +136,26 @@ def test_this_machine_has_a_reading() -> None:
     assert 0 < reading.used_bytes < reading.total_bytes
     total_kib = int(Path("/proc/meminfo").read_text().split()[1])
     assert 64 * MIB < reading.total_bytes <= total_kib * 1024
+
+
+class Memory(Stage):
+    gauge = HOST_GAUGE
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine(folder)
+        self.source = HostSource(self.machine.root, self.machine.proc)
+
+    def show(self, used_bytes: int, total_bytes: int) -> None:
+        total, available = total_bytes // 1024, (total_bytes - used_bytes) // 1024
+        (self.machine.proc / "meminfo").write_text(f"MemTotal: {total} kB\nMemAvailable: {available} kB\n")
+
+    def lose(self) -> None:
+        (self.machine.proc / "meminfo").write_text("MemFree: 1 kB\n")
+
+
+class TestSource(AnySource):
+    tier = Tier.HOST
+
+    @pytest.fixture
+    def set_up(self, tmp_path: Path) -> Stage:
+        return Memory(tmp_path)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from .cards import GIB, Card, Cards, Reader
+from tensord.ipc.modes import Tier
+
+from .cards import GIB, Card, Cards, OneCard, Reader
+from .conformance import AnySource, Stage
 
 LOST = 15
 NOT_SUPPORTED = 3
@@ -122,3 +125,11 @@ def test_without_the_library_there_is_nothing_to_read(cards: Cards, tmp_path: Pa
     with Reader("nvidia", LD_LIBRARY_PATH=str(tmp_path)) as reader:
         assert reader.read()["absent"]
         assert reader.end() == ""
+
+
+class TestSource(AnySource):
+    tier = Tier.DEVICE
+
+    @pytest.fixture
+    def set_up(self, cards: Cards, begin: Begin) -> Stage:
+        return OneCard(cards, begin)

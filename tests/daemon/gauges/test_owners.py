@@ -6,6 +6,9 @@ import pytest
 
 from tensord.daemon.gauges.owners import OwnersSource
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
+from tensord.ipc.modes import Tier
+
+from .conformance import AnySource, Stage
 
 CARD = "0000:65:00.0"
 
@@ -75,3 +78,32 @@ def test_owners_report_while_the_gauges_are_read() -> None:
     stop.set()
     reader.join()
     assert not failed
+
+
+class Owner(Stage):
+    """An owner of tensors that reports before each reading, as long as it lives."""
+
+    gauge = CARD
+
+    def __init__(self) -> None:
+        self.source = self.owners = OwnersSource(2.0, 64)
+        self.sees: tuple[int, int] | None = None
+
+    def show(self, used_bytes: int, total_bytes: int) -> None:
+        self.sees = used_bytes, total_bytes
+
+    def lose(self) -> None:
+        self.sees = None
+
+    def read(self, now: float) -> Reading | GaugeFailed:
+        if self.sees is not None:
+            self.owners.report(CARD, *self.sees, now=now)
+        return super().read(now)
+
+
+class TestSource(AnySource):
+    tier = Tier.DEVICE
+
+    @pytest.fixture
+    def set_up(self) -> Stage:
+        return Owner()

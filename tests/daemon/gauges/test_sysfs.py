@@ -6,6 +6,9 @@ import pytest
 
 from tensord.daemon.gauges.reading import GaugeAbsent, GaugeFailed, Reading
 from tensord.daemon.gauges.sysfs import SysfsSource
+from tensord.ipc.modes import Tier
+
+from .conformance import AnySource, Stage
 
 
 def card(root: Path, number: int, address: str, used: str, total: str = "17163091968") -> Path:
@@ -65,3 +68,26 @@ def test_a_card_that_has_gone_stays_as_a_failure(tmp_path: Path) -> None:
 def test_without_such_a_card_there_is_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(GaugeAbsent):
         SysfsSource(tmp_path).read(0.0)
+
+
+class Cards(Stage):
+    gauge = "0000:c1:00.0"
+
+    def __init__(self, root: Path) -> None:
+        self.source = SysfsSource(root)
+        self.device = card(root, 0, self.gauge, "")
+
+    def show(self, used_bytes: int, total_bytes: int) -> None:
+        (self.device / "mem_info_vram_used").write_text(f"{used_bytes}\n")
+        (self.device / "mem_info_vram_total").write_text(f"{total_bytes}\n")
+
+    def lose(self) -> None:
+        (self.device / "mem_info_vram_total").unlink()
+
+
+class TestSource(AnySource):
+    tier = Tier.DEVICE
+
+    @pytest.fixture
+    def set_up(self, tmp_path: Path) -> Stage:
+        return Cards(tmp_path)
