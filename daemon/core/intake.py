@@ -78,8 +78,15 @@ class Intake:
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.looking = False
-        self.dirty = False
+        """Whether the search for the first put's room is to go on at the next Tick."""
+        self.changed = False
+        """Whether a put came, went or may fit under other limits since `serve`."""
         self._refuses = ""
+
+    @property
+    def ring_bytes(self) -> int:
+        """The ring's size, once it has grown."""
+        return self._limits.ring_bytes if self.ring_is_growing else self._memory.ring.capacity_bytes
 
     def press(self, *, refuse: bool, reason: str) -> None:
         """Whether puts that have no span yet are refused from now on, and why."""
@@ -93,12 +100,9 @@ class Intake:
             error = BadMessage(f"Commit id {commit.id} is in flight already; ids are not used twice")
             self._outbox.refuse(client, commit.id, error)
             return
-        ring_bytes = self._memory.ring.capacity_bytes
-        if self.ring_is_growing:
-            ring_bytes = self._limits.ring_bytes
         uid = self._outbox.clients[client].uid
         refusal = (
-            unfit(commit, self._limits, self._memory.budget, ring_bytes)
+            unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
             or unfit_piece(commit)
             or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
@@ -141,7 +145,7 @@ class Intake:
         self.puts.received(put, part, now)
         if put.whole and commit.claim is not None:
             self._claims.committing(commit.claim, put.uid, commit.key)
-        self.dirty = True
+        self.changed = True
         if put.stage is Stage.FILLING:
             self._hand_over(put)
 
@@ -163,7 +167,7 @@ class Intake:
         """Places what waits, in order, and asks for room for the first that does not fit."""
         self.looking = False
         self._serve(now)
-        self.dirty = False
+        self.changed = False
 
     def _serve(self, now: float) -> None:
         puts = self.puts
@@ -231,7 +235,7 @@ class Intake:
     def limit_changed(self) -> None:
         """What did not fit may fit now."""
         self._reclaim.drop_attempt()
-        self.dirty = True
+        self.changed = True
 
     def client_left(self, client: int) -> None:
         """Puts not wholly received end; the others are carried out."""
@@ -428,7 +432,7 @@ class Intake:
 
     def _end(self, put: PutProgress) -> None:
         """The put was answered, or nobody wants an answer: its span goes with the last copy."""
-        self.dirty = True
+        self.changed = True
         if put.commit.parent is not None:
             self._memory.sequences.unfollow(put.commit.parent)
         if put.stage is Stage.WAITING:
@@ -440,7 +444,7 @@ class Intake:
             self._discard(put)
 
     def _discard(self, put: PutProgress) -> None:
-        self.dirty = True
+        self.changed = True
         if 0 < put.handed_bytes < put.commit.payload_bytes:
             self._outbox.add(Discard(put.client, put.number))
         if put.entry is not None:

@@ -78,12 +78,9 @@ class Reclaim:
         self.looking = False
         """Whether to be asked again at the next Tick, after a while for others."""
         self._draining = False
-        self.waits = False
-        """Whether entries are to stay until something else has chosen: what is idle goes first."""
         self._put_off: AbstractSet[int] | None = None
         """What the scan in flight found, before that is carried out."""
-        self.rests = False
-        """Whether nothing goes any more but for a put."""
+        self._rests = False
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do."""
@@ -193,15 +190,23 @@ class Reclaim:
         """A budget was lowered: `reconcile` is to see whether it holds."""
         self._trim_due = True
 
-    def reconcile(self, now: float) -> None:
-        """Chooses victims while more is in memory than may be, or the store is over a budget; at the end of events."""
+    def rest(self) -> None:
+        """From now on nothing goes but for a put."""
+        self._rests = True
+
+    def reconcile(self, now: float, *, idle_first: bool) -> None:
+        """Chooses victims while more is in memory than may be, or the store is over a budget.
+
+        Args:
+            idle_first: whether idle entries are being chosen for the same end, so that others stay until that is done.
+        """
         memory = self._memory
         self.looking = self._put_off is not None
-        if memory.scan_in_flight or memory.scan_due or self.rests:
+        if memory.scan_in_flight or memory.scan_due or self._rests:
             return
         if self._residency.excess_bytes == 0:
             self.stuck = False
-        elif self._clear(now):
+        elif self._clear(now, idle_first=idle_first):
             return
         if self._trim_due:
             self._trim_due = False
@@ -255,14 +260,14 @@ class Reclaim:
         self._rescan_due = self._trim_due = True
         self.look_anew()
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, *, idle_first: bool) -> None:
         """Asserts that whatever waits for a scan gets one."""
         memory = self._memory
         stuck = memory.scan_due or self._waits_for_pins
         put_off = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
         assert memory.scan_in_flight or not stuck or self._rescan_at is not None or put_off
         if self._residency.victims_bytes and not memory.scan_in_flight:
-            assert self.stuck or self.looking or self.waits, "nothing is done about pages over the target"
+            assert self.stuck or self.looking or idle_first, "nothing is done about pages over the target"
 
     @property
     def _waits_for_pins(self) -> bool:
@@ -284,12 +289,12 @@ class Reclaim:
             self._trimming.skip = 0
         self._time_rescan(now, something_freed=False)
 
-    def _clear(self, now: float) -> bool:
+    def _clear(self, now: float, *, idle_first: bool) -> bool:
         """Chooses entries for their pages, where holes do not suffice. True unless nothing of theirs would help."""
         want_bytes = self._residency.victims_bytes
         if self.stuck:
             return False
-        if not want_bytes or self.waits:
+        if not want_bytes or idle_first:
             return True
         choice = self._room.clear(want_bytes, self._residency.reason, self._clearing)
         if choice.victims:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -59,6 +61,26 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "claims_handed_over": store.claims.handed_over,
         **store.counters.as_dict(),
     }
+
+
+def by_uid(store: Store, besides: Iterable[int]) -> dict[int, dict[str, int]]:
+    """As `Store.by_uid`."""
+    puts = Counter(put.uid for put in store.intake.puts)
+    announced = store.intake.puts.arrivals.by_uid()
+    holdings, claims, namespaces = store.memory.holdings, store.claims.of_uid, store.memory.index.generations.of_uid
+    rows: dict[int, dict[str, int]] = {}
+    for uid in {*besides, *puts, *claims, *namespaces, *holdings.uids()}:
+        holding = holdings.of(uid)
+        rows[uid] = {
+            "span_bytes": holding.size_bytes,
+            "entries": holding.entries,
+            "tokens": holding.tokens,
+            "claims": claims[uid],
+            "namespaces": namespaces[uid],
+            "puts_in_flight": puts[uid],
+            "announced_bytes": announced.get(uid, 0),
+        }
+    return rows
 
 
 def _pressed(pressed: Pressed) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The store's core: what is stored, what is on its way, who computes what. Events in, effects out; time is an argument.
 
-    handle(event, now) ─┬─ intake    puts: Commit, parts, copies, publication
+    handle(event, now) ─┬─ intake    puts: Commit, parts, room, copies
+                        ├─ requests  every other message of a client
                         ├─ claims    who computes a missing key
                         ├─ expiry    time to live, pins by message, explicit ends
                         ├─ sweeps    Clear, Invalidate and EvictPrefixes, in slices
@@ -20,12 +21,11 @@ the caller may handle other events in between.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from ...errors import LimitReached, TensordError
+from ...errors import TensordError
 from ...ipc import messages
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
@@ -34,7 +34,7 @@ from . import report, why
 from .claims import ClaimTable
 from .counters import StoreCounters
 from .departed import Departed
-from .effects import Again, Effect, Forget, ReportHostHolds
+from .effects import Effect, Forget
 from .entries import SpanEntry
 from .events import (
     Accessed,
@@ -67,7 +67,9 @@ from .pins import Pins
 from .quotas import Quotas
 from .reclaim import Reclaim
 from .recovery import Recovered, recover
+from .requests import Carry, Requests
 from .residency import Residency
+from .residency_report import ResidencyReport
 from .room import Room
 from .sequences import Read, Sequences
 from .span_table import RingBudget, SpanTable
@@ -77,6 +79,8 @@ ROWS_MAX: Final = 256
 """Entries that one question is told: 2 to 3 ms."""
 DUE_MAX: Final = 128
 """Deadlines of a kind that one Tick carries out."""
+MAKES_ROOM: Final[frozenset[type[Event]]] = frozenset({Moved, Drained, Scanned, Punched, Allocated})
+"""The outcomes that the put at the head of the queue may wait for."""
 
 
 def _no_bytes(offset: int, size_bytes: int) -> bytes:
@@ -123,8 +127,6 @@ class Store:
         self._room = Room(self.memory, self.pins)
         self.residency = Residency(self.memory, self._outbox)
         self.idle_sweep = IdleSweep(self.memory, self._room)
-        self._holds: ReportHostHolds | None = None
-        self._holds_of: tuple[int, int, bool, bool] | None = None
         self._reclaim = Reclaim(
             self.memory, self._room, self.residency, self._expiry, self.claims, self._outbox, limits.rescan_s
         )
@@ -138,16 +140,33 @@ class Store:
             self._outbox,
             limits,
         )
+        self._residency_report = ResidencyReport(self.memory, self.residency, self.idle_sweep, self._outbox)
         self.sweeps = Sweeps(self.memory, self._expiry, self._outbox, self.quotas)
         self.matching = Matching(
             self.memory, self._expiry, self._outbox, limits.prefix_tokens_max, limits.prefix_wait_s
+        )
+        others: dict[type[Any], Carry] = {
+            messages.Commit: self.intake.commit,
+            messages.Part: self.intake.part,
+            messages.Limit: self._limit,
+        }
+        self._requests = Requests(
+            self.memory,
+            self._expiry,
+            self.claims,
+            self.pins,
+            self.sweeps,
+            self.quotas,
+            self._outbox,
+            limits,
+            others,
         )
         self._commits_most = limits.commits_in_flight_max
         self._leaving: set[int] = set()
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
             ClientJoined: self._client_joined,
             ClientLeft: self._client_left,
-            Received: self._received,
+            Received: self._requests.received,
             Copied: self._copied,
             Moved: self._moved,
             PrefixAsked: self._prefix_asked,
@@ -163,44 +182,40 @@ class Store:
             FoundCorrupt: self._found_corrupt,
             Tick: self._tick,
         }
-        self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
-            messages.Commit: self.intake.commit,
-            messages.Part: self.intake.part,
-            messages.RequestClaim: self._claim,
-            messages.Renew: self._renew,
-            messages.Abandon: self._abandon,
-            messages.Clear: self._clear,
-            messages.Invalidate: self._invalidate,
-            messages.Pin: self._pin,
-            messages.Unpin: self._unpin,
-            messages.Limit: self._limit,
-            messages.EvictPrefixes: self._evict_prefixes,
-            messages.AgentTurn: self._agent_turn,
-        }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Changes the store as `event` says, at time `now` (seconds, never less than before, by a clock that the next
         daemon of this memory goes by too).
 
+        The steps and their order are the same for every event. Step 3 comes again after step 4; no other step comes
+        twice. What a step leaves over waits for the next Tick.
+
         Returns:
             What is to be done, in this order.
         """
         self._outbox.now = now
+        # 1. The event is carried out.
         self._handlers[type(event)](event, now)
+        # 2. What follows an ended entry ends too, a slice of it; a sweep that is through is answered.
         if self._expiry.ending:
             self._expiry.end_children(SLICE)
         if self.sweeps:
             self.sweeps.answer()
-        self.intake.dirty |= self._reclaim.looking
-        # Before any put: what is in memory is brought to what may be.
-        self._settle(now)
-        if self.intake.dirty:
+        # 3. Before any put, what is in memory is brought to what may be. Step 4 is decided before that: reconciling
+        #    ends the search that it goes on with.
+        may_fit = self._may_fit(event)
+        self._reconcile(now)
+        # 4. Puts that wait are placed, and victims are chosen for the first that does not fit.
+        if may_fit:
             self.intake.serve(now)
-            self._settle(now)
+            self._reconcile(now)
+        # 5. What was unpublished until here is looked at by one scan.
         self._reclaim.scan_if_due()
+        # 6. Clients that left are forgotten once their puts have ended.
         if self._leaving:
             self._forget_those_who_left()
-        self._tell_holds()
+        # 7. The governor is told what the ring holds.
+        self._residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
@@ -247,7 +262,7 @@ class Store:
 
     def rest(self) -> None:
         """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
-        self._reclaim.rests = True
+        self._reclaim.rest()
 
     def status(self, now: float | None = None) -> dict[str, Any]:
         """Sizes and counters, without walking entries. `now`: by the store's clock, else the last event's time."""
@@ -279,29 +294,14 @@ class Store:
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """What each uid has here of what all share: every uid that has anything, and those named."""
-        puts = Counter(put.uid for put in self.intake.puts)
-        announced = self.intake.puts.arrivals.by_uid()
-        holdings, claims, namespaces = self.memory.holdings, self.claims.of_uid, self.memory.index.generations.of_uid
-        rows: dict[int, dict[str, int]] = {}
-        for uid in {*besides, *puts, *claims, *namespaces, *holdings.uids()}:
-            holding = holdings.of(uid)
-            rows[uid] = {
-                "span_bytes": holding.size_bytes,
-                "entries": holding.entries,
-                "tokens": holding.tokens,
-                "claims": claims[uid],
-                "namespaces": namespaces[uid],
-                "puts_in_flight": puts[uid],
-                "announced_bytes": announced.get(uid, 0),
-            }
-        return rows
+        return report.by_uid(self, besides)
 
     def check_invariants(self) -> None:
         """Asserts what every module's docstring promises."""
         self.memory.check_invariants()
         self.claims.check_invariants()
         self._expiry.check_invariants()
-        self._reclaim.check_invariants()
+        self._reclaim.check_invariants(idle_first=self.idle_sweep.walking)
         self.residency.check_invariants()
         puts = self.intake.puts
         puts.check_invariants(self._commits_most)
@@ -312,6 +312,17 @@ class Store:
             assert self.sweeps or not generations.is_past(entry.key), "an entry of a past generation"
             live = entry is self.memory.entries.find(entry.key)
             assert not (live and self.claims.claimed(entry.key)), "a claim on what is there"
+
+    def _may_fit(self, event: Event) -> bool:
+        """Whether a put that waits may fit since the event, or a search for its room is to go on."""
+        goes_on = self.intake.looking and isinstance(event, Tick)
+        return type(event) in MAKES_ROOM or goes_on or self._reclaim.looking or self.intake.changed
+
+    def _reconcile(self, now: float) -> None:
+        """Asks for pages, or gives them back; then chooses victims for pages and budgets, unless what is idle goes
+        first."""
+        self.residency.step(now)
+        self._reclaim.reconcile(now, idle_first=self.idle_sweep.walking)
 
     def _client_joined(self, event: ClientJoined, now: float) -> None:
         assert event.client not in self._outbox.clients, "client numbers are not used again"
@@ -331,24 +342,11 @@ class Store:
                 self._leaving.discard(client)
                 self._outbox.add(Forget(client))
 
-    def _received(self, event: Received, now: float) -> None:
-        message = event.message
-        try:
-            if isinstance(message, messages.Evict | messages.Touch):
-                self._of_keys(event.client, message, event.counted, now)
-            else:
-                self._requests[type(message)](event.client, message, now)
-        except TensordError as error:
-            # Handlers raise before they change anything. Renew and Abandon, which have no id, raise nothing.
-            assert not isinstance(message, messages.Renew | messages.Abandon)
-            self._outbox.refuse(event.client, message.id, error)
-
     def _copied(self, event: Copied, now: float) -> None:
         self.intake.copied(event, now)
 
     def _moved(self, event: Moved, now: float) -> None:
         self._reclaim.moved(event.number, copied=event.error is None)
-        self.intake.dirty = True
 
     def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
         try:
@@ -358,17 +356,15 @@ class Store:
 
     def _drained(self, event: Drained, now: float) -> None:
         self._reclaim.drained()
-        self.intake.dirty = True
 
     def _scanned(self, event: Scanned, now: float) -> None:
         self._reclaim.scanned(event.pinned, now)
-        self.intake.dirty = True
 
     def _pressed(self, event: Pressed, now: float) -> None:
         before = self.idle_sweep.pressed
         self.idle_sweep.press(event)
         # Answered in any case: who asks waits for it before asking for more.
-        self._holds = self._holds_of = None
+        self._residency_report.ask()
         self.residency.press(event.resident_bytes_max)
         self._reclaim.look_anew()
         self.intake.press(refuse=event.refuse, reason=event.reason)
@@ -383,41 +379,9 @@ class Store:
 
     def _punched(self, event: Punched, now: float) -> None:
         self.residency.punched(event.offset)
-        self.intake.dirty = True
 
     def _allocated(self, event: Allocated, now: float) -> None:
         self.residency.allocated(event.offset, event.error, now)
-        self.intake.dirty = True
-
-    def _settle(self, now: float) -> None:
-        self.residency.step(now)
-        self._reclaim.waits = self.idle_sweep.walking
-        self._reclaim.reconcile(now)
-
-    def _tell_holds(self) -> None:
-        """Nothing of an exchange: when it ends, all is as it was."""
-        residency = self.residency
-        if residency.exchanging:
-            return
-        if residency.rests:
-            # The way of nearly every event: all of the ring is in memory, as it was after the last one.
-            ring = self.memory.ring
-            of = (ring.capacity_bytes, self.budget.max_bytes, self.intake.ring_is_growing, self.idle_sweep.walking)
-            if of == self._holds_of:
-                return
-            self._holds_of = of
-        else:
-            self._holds_of = None
-        settled = not (self.idle_sweep.walking or residency.regrowing) and (
-            not residency.over_target or self._reclaim.stuck
-        )
-        wanted_bytes = residency.wanted_bytes(
-            self.limits.ring_bytes if self.intake.ring_is_growing else self.memory.ring.capacity_bytes
-        )
-        holds = ReportHostHolds(residency.resident_bytes, wanted_bytes, settled)
-        if holds != self._holds:
-            self._holds = holds
-            self._outbox.add(holds)
 
     def _accessed(self, event: Accessed, now: float) -> None:
         counters = self.counters
@@ -455,6 +419,7 @@ class Store:
         self.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._reclaim.change_limits(limits.rescan_s)
         self.intake.change_limits(limits)
+        self._requests.change_limits(limits)
         self._reclaim.look_anew()
         self._reclaim.trim()
 
@@ -478,84 +443,6 @@ class Store:
             self._end_corrupt(entry)
         self.idle_sweep.go_on(now)
         self._reclaim.tick(now)
-        self.intake.dirty |= self.intake.looking
-
-    def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
-        past = self.memory.index.generations.refusal(request.key)
-        if past is not None:
-            raise past
-        if self.memory.entries.find(request.key) is not None:
-            self.counters.claims["hit"] += 1
-            self._outbox.send(client, messages.Claimed(request.id, "hit"))
-            return
-        uid = self._outbox.clients[client].uid
-        self.quotas.admit("claims", uid, self.claims.of_uid[uid])
-        self._outbox.tell([self.claims.claim(request.key, client, request.id, now, uid, request.within_s)])
-
-    def _renew(self, client: int, request: messages.Renew, now: float) -> None:
-        for token in request.tokens:
-            self.claims.renew(token, client, now)
-
-    def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
-        self._outbox.tell(self.claims.abandon(request.token, self._outbox.clients[client].uid, now))
-
-    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, counted: int, now: float) -> None:
-        """Carries the request out for a slice of its keys; the rest comes again."""
-        self._check_keys(request.keys)
-        keys = list(dict.fromkeys(request.keys))
-        entries = self._stored(keys[:SLICE])
-        if isinstance(request, messages.Touch):
-            self._expiry.touch(entries, now)
-        else:
-            for entry in entries:
-                self._expiry.end(entry, RemovalProgress("explicit"))
-        counted += len(entries)
-        if len(keys) > SLICE:
-            self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
-        else:
-            self._outbox.send(client, messages.Counted(request.id, counted))
-
-    def _stored(self, keys: list[bytes]) -> list[SpanEntry]:
-        """The keys' entries, victims included: one that comes back must not have missed it."""
-        entries = self.memory.entries
-        found = [entries.find(key) or entries.hidden(key) for key in keys]
-        return [entry for entry in found if entry is not None]
-
-    def _check_keys(self, keys: list[bytes]) -> None:
-        if len(keys) > self.limits.keys_per_request_max:
-            raise LimitReached(
-                f"{len(keys)} keys in one request, and keys_per_request_max is "
-                f"{self.limits.keys_per_request_max}: send fewer at a time"
-            )
-
-    def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self.sweeps.clear(client, request)
-
-    def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
-        if self.sweeps.invalidate(client, request):
-            # Puts of it that are on their way are refused before they are published.
-            self._outbox.tell(self.claims.void(request.namespace))
-
-    def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self.sweeps.evict_prefixes(client, request)
-
-    def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
-        self.memory.policy.turn(request.agent, request.state, now)
-        self._outbox.send(client, messages.Done(request.id))
-
-    def _pin(self, client: int, request: messages.Pin, now: float) -> None:
-        entry = self.memory.entries.find(request.key)
-        lasts_s = 0.0
-        if entry is not None:
-            lasts_s = min(request.for_s, self.limits.pin_s_max)
-            self.pins.pin(client, entry.span_id, entry.span_bytes, now + lasts_s)
-        self._outbox.send(client, messages.Pinned(request.id, lasts_s))
-
-    def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
-        entry = self.memory.entries.find(request.key)
-        if entry is not None:
-            self.pins.unpin(client, entry.span_id)
-        self._outbox.send(client, messages.Done(request.id))
 
     def _limit(self, client: int, request: messages.Limit, now: float) -> None:
         before_bytes = self.budget.max_bytes

@@ -56,7 +56,7 @@ DAEMON: Final = {
         "daemon.core.sweeps:Sweeps.clear",
     ),
     "touch": (
-        "daemon.core.store:Store._of_keys",
+        "daemon.core.requests:Requests._of_keys",
         "daemon.core.expiry:Expiry.touch",
         "daemon.segments:Segments.write_expiry",
     ),
@@ -113,7 +113,7 @@ DAEMON: Final = {
         "daemon.segments:Segments.forget_abandoned",
     ),
     "invalidate": (
-        "daemon.core.store:Store._invalidate",
+        "daemon.core.requests:Requests._invalidate",
         "daemon.core.sweeps:Sweeps.invalidate",
         "shm.generations:GenerationWriter.raise_to",
         "daemon.core.sweeps:Sweeps.go_on",

@@ -1,0 +1,162 @@
+"""Clients' requests, other than puts and queries for prefixes: claims, pins, keys that end or are touched, sweeps.
+
+Owns which function carries out which message, and the answer to each: one message to the client that asked. A request
+that is refused changes nothing. Does not own what is stored, claimed or pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import LimitReached, TensordError
+from ...ipc import messages
+from .claims import ClaimTable
+from .effects import Again
+from .entries import SpanEntry
+from .events import Received
+from .expiry import Expiry, RemovalProgress
+from .limits import StoreLimits
+from .outbox import StoreOutbox
+from .pins import Pins
+from .quotas import Quotas
+from .span_table import SpanTable
+from .sweeps import SLICE, Sweeps
+
+Carry = Callable[[int, Any, float], None]
+"""(client, message, now); raises a TensordError before it changes anything."""
+
+
+class Requests:
+    """Carries out one message after the other.
+
+    Args:
+        others: what carries out the messages that other parts of the store answer.
+    """
+
+    def __init__(
+        self,
+        memory: SpanTable,
+        expiry: Expiry,
+        claims: ClaimTable,
+        pins: Pins,
+        sweeps: Sweeps,
+        quotas: Quotas,
+        outbox: StoreOutbox,
+        limits: StoreLimits,
+        others: Mapping[type[Any], Carry],
+    ) -> None:
+        self._memory = memory
+        self._expiry = expiry
+        self._claims = claims
+        self._pins = pins
+        self._sweeps = sweeps
+        self._quotas = quotas
+        self._outbox = outbox
+        self._limits = limits
+        self._carry: dict[type[Any], Carry] = {
+            **others,
+            messages.RequestClaim: self._claim,
+            messages.Renew: self._renew,
+            messages.Abandon: self._abandon,
+            messages.Clear: self._clear,
+            messages.Invalidate: self._invalidate,
+            messages.Pin: self._pin,
+            messages.Unpin: self._unpin,
+            messages.EvictPrefixes: self._evict_prefixes,
+            messages.AgentTurn: self._agent_turn,
+        }
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """For requests from now on."""
+        self._limits = limits
+
+    def received(self, event: Received, now: float) -> None:
+        """Carries a message out, or refuses it."""
+        message = event.message
+        try:
+            if isinstance(message, messages.Evict | messages.Touch):
+                self._of_keys(event.client, message, event.counted, now)
+            else:
+                self._carry[type(message)](event.client, message, now)
+        except TensordError as error:
+            # Renew and Abandon, which have no id, raise nothing.
+            assert not isinstance(message, messages.Renew | messages.Abandon)
+            self._outbox.refuse(event.client, message.id, error)
+
+    def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
+        past = self._memory.index.generations.refusal(request.key)
+        if past is not None:
+            raise past
+        if self._memory.entries.find(request.key) is not None:
+            self._outbox.counters.claims["hit"] += 1
+            self._outbox.send(client, messages.Claimed(request.id, "hit"))
+            return
+        uid = self._outbox.clients[client].uid
+        self._quotas.admit("claims", uid, self._claims.of_uid[uid])
+        self._outbox.tell([self._claims.claim(request.key, client, request.id, now, uid, request.within_s)])
+
+    def _renew(self, client: int, request: messages.Renew, now: float) -> None:
+        for token in request.tokens:
+            self._claims.renew(token, client, now)
+
+    def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
+        self._outbox.tell(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
+
+    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, counted: int, now: float) -> None:
+        """Carries the request out for a slice of its keys; the rest comes again."""
+        self._check_keys(request.keys)
+        keys = list(dict.fromkeys(request.keys))
+        entries = self._stored(keys[:SLICE])
+        if isinstance(request, messages.Touch):
+            self._expiry.touch(entries, now)
+        else:
+            for entry in entries:
+                self._expiry.end(entry, RemovalProgress("explicit"))
+        counted += len(entries)
+        if len(keys) > SLICE:
+            self._outbox.add(Again(client, type(request)(request.id, keys[SLICE:]), counted))
+        else:
+            self._outbox.send(client, messages.Counted(request.id, counted))
+
+    def _stored(self, keys: list[bytes]) -> list[SpanEntry]:
+        """The keys' entries, victims included: one that comes back must not have missed it."""
+        entries = self._memory.entries
+        found = [entries.find(key) or entries.hidden(key) for key in keys]
+        return [entry for entry in found if entry is not None]
+
+    def _check_keys(self, keys: list[bytes]) -> None:
+        if len(keys) > self._limits.keys_per_request_max:
+            raise LimitReached(
+                f"{len(keys)} keys in one request, and keys_per_request_max is "
+                f"{self._limits.keys_per_request_max}: send fewer at a time"
+            )
+
+    def _clear(self, client: int, request: messages.Clear, now: float) -> None:
+        self._sweeps.clear(client, request)
+
+    def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
+        if self._sweeps.invalidate(client, request):
+            # Puts of it that are on their way are refused before they are published.
+            self._outbox.tell(self._claims.void(request.namespace))
+
+    def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
+        self._sweeps.evict_prefixes(client, request)
+
+    def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
+        self._memory.policy.turn(request.agent, request.state, now)
+        self._outbox.send(client, messages.Done(request.id))
+
+    def _pin(self, client: int, request: messages.Pin, now: float) -> None:
+        entry = self._memory.entries.find(request.key)
+        lasts_s = 0.0
+        if entry is not None:
+            lasts_s = min(request.for_s, self._limits.pin_s_max)
+            self._pins.pin(client, entry.span_id, entry.span_bytes, now + lasts_s)
+        self._outbox.send(client, messages.Pinned(request.id, lasts_s))
+
+    def _unpin(self, client: int, request: messages.Unpin, now: float) -> None:
+        entry = self._memory.entries.find(request.key)
+        if entry is not None:
+            self._pins.unpin(client, entry.span_id)
+        self._outbox.send(client, messages.Done(request.id))
