@@ -34,20 +34,20 @@ _NUMBER: Final = (1 << _CHECK_SHIFT) - 1
 class GenerationReader:
     """A client's view of the table, over a read-only mapping of the index segment."""
 
-    __slots__ = ("_count_at", "_first", "_memory", "_most", "_words")
+    __slots__ = ("_capacity", "_count_at", "_first", "_memory", "_words")
 
     def __init__(self, memory: mmap, geometry: IndexGeometry) -> None:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._count_at = geometry.generations_at >> 3
         self._first = geometry.generations_at + _TABLE_AT
-        self._most = geometry.namespaces_max
+        self._capacity = geometry.namespaces_max
 
     def current(self, tag: bytes) -> int:
         """The namespace's present generation; 0 if it was never invalidated."""
         # SYNC POINT: the count is loaded before the entries, which were stored before the count; x86-64 keeps both
         # orders.
-        end = self._first + min(self._words[self._count_at] & _NUMBER, self._most) * GENERATION_BYTES
+        end = self._first + min(self._words[self._count_at] & _NUMBER, self._capacity) * GENERATION_BYTES
         at = self._memory.find(tag, self._first, end)
         while at >= 0:
             if not (at - self._first) % GENERATION_BYTES:
@@ -73,7 +73,7 @@ class GenerationWriter:
         self._words = self._memory.cast("Q")
         self._count_at = geometry.generations_at >> 3
         self._first = geometry.generations_at + _TABLE_AT
-        self._most = geometry.namespaces_max
+        self._capacity = geometry.namespaces_max
         # By namespace tag: the index of the word with its generation.
         self._at: dict[bytes, int] = {}
         self.of_uid: Counter[int] = Counter()
@@ -85,7 +85,8 @@ class GenerationWriter:
         if not any(count == _checked(counted) for counted in (known, known - 1) if counted >= 0):
             raise LayoutMismatch(
                 f"the table of generations of namespaces is damaged: its count says {count & _NUMBER}, with room for "
-                f"{self._most}, and its entries say otherwise; free the memory with `tensorctl purge --instance NAME`"
+                f"{self._capacity}, and its entries say otherwise; free the memory with "
+                "`tensorctl purge --instance NAME`"
             )
         self._words[self._count_at] = _checked(known)
 
@@ -95,14 +96,14 @@ class GenerationWriter:
         Returns:
             The number of entries; -1 if an invalid or misplaced entry exists.
         """
-        words = np.frombuffer(self._memory, "u8", self._most * GENERATION_BYTES >> 3, self._first)
-        used = np.flatnonzero(words.reshape(self._most, -1)[:, 1]).tolist()
+        words = np.frombuffer(self._memory, "u8", self._capacity * GENERATION_BYTES >> 3, self._first)
+        used = np.flatnonzero(words.reshape(self._capacity, -1)[:, 1]).tolist()
         for number in used:
             at = self._first + number * GENERATION_BYTES
             tag, word = bytes(self._memory[at : at + NAMESPACE_TAG_BYTES]), self._words[(at >> 3) + 1]
             if number != len(self._at) or tag in self._at or word != _checked(word & GENERATION_MAX, tag):
                 return -1
-            self._know(tag, (at >> 3) + 1)
+            self._register(tag, (at >> 3) + 1)
         return len(used)
 
     @staticmethod
@@ -150,10 +151,10 @@ class GenerationWriter:
             assert generation > self.current(tag), f"generation {self.current(tag)} is followed by {generation}"
             self._words[at] = _checked(generation, tag)
             return
-        if len(self._at) >= self._most:
+        if len(self._at) >= self._capacity:
             raise LimitReached(
-                f"{self._most} namespaces were invalidated, and namespaces_max was {self._most} when the memory was "
-                "made: give the new weights another revision; or end daemon and clients, free the memory with "
+                f"{self._capacity} namespaces were invalidated, and namespaces_max was {self._capacity} when the memory "
+                "was made: give the new weights another revision; or end daemon and clients, free the memory with "
                 "`tensorctl purge --instance NAME`, and raise namespaces_max"
             )
         place = self._first + len(self._at) * GENERATION_BYTES
@@ -163,17 +164,17 @@ class GenerationWriter:
         # SYNC POINT: the count is stored last, so that clients, and the next daemon after a kill at any instruction,
         # see complete entries only; x86-64 keeps stores in order. ARM needs a release store here.
         self._words[self._count_at] = _checked(len(self._at) + 1)
-        self._know(tag, (place >> 3) + 1)
+        self._register(tag, (place >> 3) + 1)
 
     def check_invariants(self) -> None:
         """Asserts that the table and this object's copy of it agree."""
-        assert self._words[self._count_at] & _NUMBER == len(self._at) <= self._most
+        assert self._words[self._count_at] & _NUMBER == len(self._at) <= self._capacity
         for tag, at in self._at.items():
             assert bytes(self._memory[(at - 1) * 8 : at * 8]) == tag
             assert self.current(tag) > 0
         assert self.of_uid.total() == len(self._at)
 
-    def _know(self, tag: bytes, at: int) -> None:
+    def _register(self, tag: bytes, at: int) -> None:
         self._at[tag] = at
         self.of_uid[self._words[at + 1]] += 1
 

@@ -183,8 +183,8 @@ class IndexWriter:
         self._mask = geometry.bucket_count - 1
         self._buckets_at = geometry.buckets_at >> 3
         self._reuse = np.frombuffer(self._memory, "u8", geometry.slot_count, geometry.uses_at)
-        self._mend_free_slots()
-        self._mend_lines()
+        self._repair_free_slots()
+        self._repair_fingerprints()
         self._filled = self._count_filled()
 
     @classmethod
@@ -348,7 +348,7 @@ class IndexWriter:
         taken = (_slots(_cells(self._memory, self.geometry))[:, :, _SPAN] != 0).sum(axis=1)
         return bytearray(taken.astype(np.uint8).tobytes())
 
-    def _mend_free_slots(self) -> None:
+    def _repair_free_slots(self) -> None:
         """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an
         entry."""
         slots = _slots(_cells(self._memory, self.geometry))
@@ -356,7 +356,7 @@ class IndexWriter:
         wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, _SPAN] == 0))
         seqs[wrong] |= np.uint64(1)
 
-    def _mend_lines(self) -> None:
+    def _repair_fingerprints(self) -> None:
         """Corrects fingerprint lines that disagree with their slots. A daemon leaves one if it is killed between the
         stores of a slot's seq and its fingerprint."""
         cells = _cells(self._memory, self.geometry)

@@ -243,10 +243,10 @@ class Lane:
             lost = lost & self.strays()
             for _, words, release in list(self._batches.values()):
                 if lost.intersection(words):
-                    _cut_off(release)
+                    _disable(release)
                     del self._batches[words[0]]
             for word in lost:
-                _cut_off(self.releases[word])
+                _disable(self.releases[word])
                 self.releases[word] = _releaser(self._state, word)
             if not nobody_holds_words():
                 return 0
@@ -281,7 +281,7 @@ def _releaser(state: list[Any], word: int) -> Callable[[object], None]:
     return release
 
 
-def _cut_off(release: Any) -> None:
+def _disable(release: Any) -> None:
     """Disables a finalizer that has not begun yet. A check inside the finalizer would cost time in every get."""
     cell = release.__closure__[release.__code__.co_freevars.index("state")]
     cell.cell_contents = [bytearray(LANE_BYTES), [], {}]

@@ -73,7 +73,7 @@ class Ledger:
         self.told.clear()
         self._since.clear()
         for entry in self.under_way.values():
-            self._unsaid(entry)
+            self._unanswered(entry)
         self.under_way.clear()
         self._later.clear()
         self.unwelcome.clear()
@@ -85,7 +85,7 @@ class Ledger:
         if connected is not None:
             self._release(keys, connected)
 
-    def _unsaid(self, entry: DeviceEntry) -> None:
+    def _unanswered(self, entry: DeviceEntry) -> None:
         """Marks an entry's registration as unanswered for good."""
         with self._entries.lock:
             entry.said = False
@@ -235,7 +235,7 @@ class Ledger:
             else:
                 self.told[key] = before
         if isinstance(error, Unavailable):
-            self._unsaid(entry)
+            self._unanswered(entry)
             with self._entries.lock:
                 self._entries.untold[key] = None
             self.resume_at = time.monotonic() + _PAUSE_S

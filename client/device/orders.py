@@ -225,7 +225,7 @@ class OrderRunner:
             return
         if job.order is None:
             # The key may have been registered anew meanwhile, so its absence is reported to the daemon.
-            self._post(partial(self._have_released, [*moved.offloaded, *moved.dropped]))
+            self._post(partial(self._queue_releases, [*moved.offloaded, *moved.dropped]))
             return
         connected = self._ledger.connected
         if connected is None or connected is not job.connected:
@@ -248,11 +248,11 @@ class OrderRunner:
             if entry is not None and key not in stayed:
                 self._in_use[key] = entry.serial, time.monotonic() + (0.0 if entry.in_use else _AGAIN_S)
         if gone:
-            self._post(partial(self._have_released, gone))
+            self._post(partial(self._queue_releases, gone))
         if not job.keys:
             leaving.end()
 
-    def _have_released(self, keys: list[bytes]) -> None:
+    def _queue_releases(self, keys: list[bytes]) -> None:
         with self._entries.lock:
             self._entries.untold.update(dict.fromkeys(keys))
 

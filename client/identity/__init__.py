@@ -1,17 +1,17 @@
-"""What things are called: the one place where it is decided whether two processes mean the same by a name.
+"""Names of models, settings and contents: decides whether two processes mean the same thing by a name.
 
-    engine        namespaces of a vLLM engine's encoder and of its processor, of all that follows
-    vllm_fields   which fields of vLLM's configuration are in them, and why the others are not
-    vllm_environment  the same of environment variables
-    surroundings  versions, plugins, platform
-    remote_code   code that comes with a model
-    checkpoints   the weights of a model's files; weight_files, remembered, digest: how they are read
-    adapters      LoRA adapters, by the weights that were loaded
-    content       what an encoder is given
-    described     values of configurations as text
-    modules       the weights of torch modules
-    settings      what else a torch module's output follows from
+    engine            namespaces of a vLLM engine's encoder and processor, made from all modules below
+    vllm_fields       the fields of vLLM's configuration in these names, and reasons for leaving out the others
+    vllm_environment  the same for environment variables
+    surroundings      versions, plugins, platform
+    remote_code       code that comes with a model
+    checkpoints       the weights in a model's files; weight_files, remembered and digest read them
+    adapters          LoRA adapters, by the loaded weights
+    content           the input of an encoder
+    described         values of configurations as text
+    modules           the weights of torch modules
+    settings          the other inputs of a torch module's output
 
-Invariant: everything that may change an output is in the name. Two different things never have one name; where that
-cannot be known, there is no name, and nothing is shared.
+Invariants: a name covers everything that may change an output, so two different things never have one name. If this
+cannot be ensured, there is no name, and nothing is shared.
 """

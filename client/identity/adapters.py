@@ -1,4 +1,7 @@
-"""Names a LoRA adapter by the weights that were loaded, wherever they came from."""
+"""Names a LoRA adapter by its loaded weights, independent of their source.
+
+Owns: the digest. Does not own: loading. Invariants: adapters with different values have different digests.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from .modules import tensor_bytes
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 _NUMBERED: Final = "id"
-"""The adapter's number in one engine."""
+"""The attribute with the adapter's number, which differs from engine to engine and is not part of the digest."""
 
 
 def adapter_digest(adapter: Any) -> str:
     """The digest of a loaded adapter, as text: the algorithm, then hex.
 
     Args:
-        adapter: a vLLM `LoRAModel`, as it comes from its files.
+        adapter: a vLLM `LoRAModel`, as loaded from its files.
 
     Raises:
-        UnsupportedLeaf: it has a value that is neither tensor nor number, text, list, dict or an object of these.
+        UnsupportedLeaf: the adapter has a value that is not a tensor, number, text, list, dict or an object of these.
     """
     digest = new_digest()
     _add(digest, {name: value for name, value in vars(adapter).items() if name != _NUMBERED})
@@ -49,4 +52,4 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
         _add(digest, vars(value))
     else:
-        raise UnsupportedLeaf(f"an adapter has a {kind.__module__}.{kind.__qualname__}, by which nothing can be named")
+        raise UnsupportedLeaf(f"an adapter has a {kind.__module__}.{kind.__qualname__}, which cannot be part of a name")

@@ -1,8 +1,10 @@
-"""Names what the modules of an encoder are beside their weights: their classes, and numbers such as `layer_norm.eps`.
+"""Names the modules of an encoder beyond their weights: classes, and attributes such as `layer_norm.eps`.
 
-Owns: which attributes of a module are named, and why the others are not; and how all of a module's attributes are
-compared within one process. Invariant: an attribute that is neither listed here nor of a kind that has a text is none
-that a key can hold, and the call goes through untouched.
+Owns: the list of attributes that are left out of a name, with reasons; the comparison of all attributes of a module
+within one process. Does not own: the weights (modules.py).
+
+Invariants: an attribute that is neither listed in UNSAID nor of a type with a text form makes the module unnameable,
+and calls of the encoder bypass the cache.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, types.NoneType
 _SEQUENCES: Final = frozenset({tuple, list, torch.Size})
 _FUNCTIONS: Final = (types.FunctionType, types.BuiltinFunctionType, type)
 
-_NAMED_ELSEWHERE: Final = "in the key by itself"
-_CHECKED: Final = "a call with any but torch's and transformers' own goes through untouched"
-_LOADING: Final = "of loading, saving and placing weights; the weights are named by their bytes"
-_TRAINING: Final = "of training; a call in training mode, or with gradients, goes through untouched"
+_NAMED_ELSEWHERE: Final = "part of the key by other means"
+_CHECKED: Final = "checked: with functions other than torch's and transformers', the call bypasses the cache"
+_LOADING: Final = "for loading, saving and placing weights; the weights are named by their bytes"
+_TRAINING: Final = "for training; a call in training mode, or with gradients, bypasses the cache"
 UNSAID: Final[Mapping[str, str]] = {
     **dict.fromkeys(("_parameters", "_buffers", "_modules", "config"), _NAMED_ELSEWHERE),
     **dict.fromkeys(
@@ -70,62 +72,64 @@ UNSAID: Final[Mapping[str, str]] = {
         _LOADING,
     ),
     **dict.fromkeys(("training", "_is_full_backward_hook", "gradient_checkpointing", "loss_type"), _TRAINING),
-    "_output_capturing_hooks_installed": "transformers' own hooks, which change no value",
-    "generation_config": "of what the language model says",
-    "warnings_issued": "what was warned of already",
-    "_tensord": "the cache's own",
+    "_output_capturing_hooks_installed": "hooks of transformers, which change no value",
+    "generation_config": "for the language model's output",
+    "warnings_issued": "a record of past warnings",
+    "_tensord": "an attribute of this cache",
 }
-"""Attribute → why it is not in a key."""
+"""Attribute → the reason for leaving it out of a key."""
 _WALKED: Final = frozenset({"_parameters", "_buffers", "_modules"})
 DEPTH_MAX: Final = 6
-"""So deep are attributes of attributes looked at."""
+"""Depth to which attributes of attributes are examined."""
 
 
 def attributes_digest(modules: Iterable[Any]) -> str:
-    """SHA-256 over the modules' classes and plain attributes, in the order in which they are given, as hex text.
+    """SHA-256, as hex text, over the modules' classes and plain attributes, in the given order of modules.
 
     Raises:
-        UnsupportedLeaf: an attribute that no key can hold.
+        UnsupportedLeaf: an attribute has no text form.
     """
     found: list[Any] = []
     for module in modules:
         kind = type(module)
-        # A wrapped module's class has its plain one's name.
+        # The wrapped class of a module has the name of its plain class.
         found.append(f"{kind.__module__}.{kind.__qualname__}")
         for name, value in module.__dict__.items():
             if name not in UNSAID:
-                found += (name, value if type(value) in _PLAIN else _told(name, value))
+                found += (name, value if type(value) in _PLAIN else _text_form(name, value))
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def attributes_now(model: Any, kept: list[Any], tensors: list[torch.Tensor]) -> str:
-    """SHA-256, as hex text, over what a model's modules are now beside their parameters and buffers: names, classes and
-    the classes' methods, hooks (those of all modules too), and every attribute. To be compared within one process.
+    """SHA-256, as hex text, over the present state of a model's modules except parameters and buffers: names, classes,
+    the classes' methods, hooks (global hooks too), and every attribute. Comparable within one process only.
 
-    What has no text is told by its identity, and its own attributes are looked at. Objects without `__dict__`, and what
-    lies DEPTH_MAX deep, are told by their identity alone. What methods call outside the model is not looked at.
+    A value without a text form is represented by its address, together with its attributes. Objects without `__dict__`,
+    and objects at depth DEPTH_MAX, are represented by the address alone. Code outside the model that its methods call
+    is not covered.
 
     Args:
-        kept: gets what was told by its identity. Keep it until the comparison: nothing else has that identity then.
-        tensors: gets the tensors among the attributes, whose numbers are not looked at here.
+        kept: receives all objects represented by address. Keep it until the comparison, so that no other object can get
+            one of the addresses.
+        tensors: receives the tensors among the attributes; their values are not covered here.
     """
     digest = hashlib.sha256()
-    now = _Now(kept, tensors)
+    now = _Snapshot(kept, tensors)
     kinds: dict[type, None] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         kinds.update(dict.fromkeys(type(module).__mro__))
         now.expanded.add(id(module))
         inside = {name: value for name, value in vars(module).items() if name not in _WALKED}
-        digest.update(repr((path, now.identity(type(module)), now.told(inside, 0))).encode())
+        digest.update(repr((path, now.identity(type(module)), now.form(inside, 0))).encode())
     for kind in kinds:
         digest.update(repr([(name, now.identity(value)) for name, value in vars(kind).items()]).encode())
     hooks = {name: value for name, value in vars(_everywhere).items() if name.startswith("_global_")}
-    digest.update(repr(now.told(hooks, 0)).encode())
+    digest.update(repr(now.form(hooks, 0)).encode())
     return digest.hexdigest()
 
 
-class _Now:
-    """Values as what is equal only if nothing changed, within one process."""
+class _Snapshot:
+    """Converts values to comparable ones that are equal only if nothing has changed, within one process."""
 
     def __init__(self, kept: list[Any], tensors: list[torch.Tensor]) -> None:
         self.expanded: set[int] = set()
@@ -136,7 +140,7 @@ class _Now:
         self._kept.append(value)
         return id(value)
 
-    def told(self, value: Any, depth: int) -> Any:
+    def form(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -148,37 +152,37 @@ class _Now:
             return "array", value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
         if depth < DEPTH_MAX:
             if isinstance(value, Mapping):
-                return [(self.told(key, depth + 1), self.told(each, depth + 1)) for key, each in value.items()]
+                return [(self.form(key, depth + 1), self.form(each, depth + 1)) for key, each in value.items()]
             if isinstance(value, list | tuple):
-                return [self.told(each, depth + 1) for each in value]
+                return [self.form(each, depth + 1) for each in value]
             if isinstance(value, set | frozenset):
-                return sorted(repr(self.told(each, depth + 1)) for each in value)
+                return sorted(repr(self.form(each, depth + 1)) for each in value)
             if isinstance(value, types.FunctionType):
                 return self.identity(value), self.identity(value.__code__)
             if not isinstance(value, type | types.ModuleType) and id(value) not in self.expanded:
                 inside = getattr(value, "__dict__", None)
                 if type(inside) is dict:
                     self.expanded.add(id(value))
-                    return self.identity(value), self.identity(kind), self.told(inside, depth + 1)
+                    return self.identity(value), self.identity(kind), self.form(inside, depth + 1)
         return self.identity(value)
 
 
-def _told(name: str, value: Any) -> Any:
+def _text_form(name: str, value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind in _SEQUENCES:
-        return [kind.__name__, *(_told(name, each) for each in value)]
+        return [kind.__name__, *(_text_form(name, each) for each in value)]
     if kind in (set, frozenset):
-        return ["set", *sorted(repr(_told(name, each)) for each in value)]
+        return ["set", *sorted(repr(_text_form(name, each)) for each in value)]
     if kind is dict:
-        return ["dict", *sorted(repr((key, _told(name, each))) for key, each in value.items())]
+        return ["dict", *sorted(repr((key, _text_form(name, each))) for key, each in value.items())]
     if kind is functools.partial:
-        return ["partial", _told(name, value.func), _told(name, value.args), _told(name, value.keywords)]
-    # What torch.compile makes of a module has the same name whatever the backend.
+        return ["partial", _text_form(name, value.func), _text_form(name, value.args), _text_form(name, value.keywords)]
+    # The result of torch.compile has the same name for every backend.
     if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
         raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not say with which backend")
     is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
     if is_theirs and is_named(value):
         return f"{value.__module__}.{value.__qualname__}"
-    raise UnsupportedLeaf(f"a module's attribute {name} is a {kind.__qualname__}, by which nothing can be named")
+    raise UnsupportedLeaf(f"a module's attribute {name} is a {kind.__qualname__}, which cannot be part of a name")

@@ -1,6 +1,8 @@
 """Names a model's weights by the content of its files.
 
-Owns: which files count, and how much of each is read. Does not own what else changes an encoder's output (engine).
+Owns: the choice of files, and how much of each file is read. Does not own: other causes of different outputs (engine).
+
+Invariants: equal names mean equal encoder weights.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ def weights_fingerprint(
     seed: int = 0,
     download_folder: str | None = None,
 ) -> str | None:
-    """A name for the weights of a model, the same in all processes that load them alike; None if there is none.
+    """A name for a model's weights, equal in all processes that load the same weights; None if there is none.
 
-    - A folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name, its
-      weight files: every byte of what an encoder may be made of, a sample of each large tensor that is the language
-      model's (weight_files). What was read once is remembered until the file changes (remembered).
-    - A file: the same of this one.
-    - Random weights (`load_format="dummy"`): the seed, and the versions of what makes numbers of it.
+    - For a folder, or a hub's snapshot in the local cache: a digest of its configuration, its code and, by file name,
+    its weight files. Of the weights it covers every byte that may belong to an encoder, and samples of each large
+    tensor of the language model (weight_files). Digests of large files are kept until the file changes (remembered). -
+    For a file: the same of this file. - For random weights (`load_format="dummy"`): the seed, and the versions of the
+    packages that make the weights from it.
 
     Args:
         model: a folder, a file, or a model's id.
-        revision: of the hub.
-        load_format: as given to the engine; a format changes the names of files, not what they mean.
-        seed: of random weights.
-        download_folder: where the hub's files are kept, if not in the usual place.
+        revision: the revision in the hub.
+        load_format: the engine's load format. Except for "dummy" it does not affect the name.
+        seed: the seed of random weights.
+        download_folder: the folder of the hub's files, if not the usual one.
 
     Raises:
         OSError: a file cannot be read.
@@ -55,8 +57,8 @@ def weights_fingerprint(
 
 
 def weights_changed(model: str) -> Path | None:
-    """A file of a model's folder, or file, that has changed since its weights began to be loaded (loading). A hub's
-    snapshots are never changed."""
+    """A file of the model that has changed since its weights began to be loaded (loading); None if there is none. A
+    hub's snapshots never change."""
     place = Path(model)
     if place.is_dir():
         settings, weights = encoder_files(place)
@@ -65,7 +67,8 @@ def weights_changed(model: str) -> Path | None:
 
 
 def model_folder(model: str, revision: str | None = None, download_folder: str | None = None) -> Path | None:
-    """Where a model's files stand on this host: the folder that it is, or its snapshot in the hub's local cache."""
+    """The folder with a model's files on this host: the model's own folder, or its snapshot in the hub's local
+    cache."""
     if Path(model).is_dir():
         return Path(model)
     try:
@@ -76,7 +79,7 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
         try:
             found = try_to_load_from_cache(model, name, cache_dir=download_folder, revision=revision)
         except ValueError:
-            # No id that a hub could have, as a folder that is not there.
+            # The name is not a valid hub id, for example a missing folder.
             return None
         if isinstance(found, str):
             return Path(found).parent
@@ -84,7 +87,7 @@ def model_folder(model: str, revision: str | None = None, download_folder: str |
 
 
 def files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
-    """A digest of the files' names, below `folder` if given, and contents."""
+    """A digest of the files' contents and names, relative to `folder` if given."""
     digest = hashlib.sha256()
     for path in paths:
         if path.suffix in WEIGHTS or path.stat().st_size >= REMEMBERED_BYTES_MIN:
@@ -103,7 +106,7 @@ def package_version(package: str) -> str:
 
 
 def vllm_version() -> str:
-    """vLLM's own: its distribution is called otherwise where it is a build for another device."""
+    """vLLM's own version. The name of its distribution differs between builds for different devices."""
     import vllm
 
     return str(vllm.__version__)

@@ -1,6 +1,8 @@
-"""Names what an encoder is given: the digest of a processed item.
+"""Names the input of an encoder: the digest of a processed item.
 
-Invariant: items that differ in a field, a dtype, a shape or a byte have different digests.
+Owns: the digest. Does not own: the names of models and settings.
+
+Invariants: items that differ in a field, a dtype, a shape or a byte have different digests.
 """
 
 from __future__ import annotations
@@ -14,24 +16,25 @@ from ...errors import UnsupportedLeaf
 
 _DIGESTS_MAX: Final = 4096
 DIGEST_ATTRIBUTE: Final = "tensord_content_digest"
-"""Where an item that the processor cache has read carries its `content_digest`, taken when it was stored."""
+"""The attribute in which an item read from the processor cache carries the `content_digest` computed when it was
+stored."""
 
 
 def dtype_name(dtype: Any) -> str:
-    """A torch dtype's name, as numpy's dtypes have it: "bfloat16"."""
+    """A torch dtype's name in numpy's form: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def content_digest(item: Mapping[str, Any]) -> bytes:
-    """SHA-256 over a processed item (a MultiModalKwargsItem): fields in the order of their names, each with the dtypes,
-    shapes and bytes of its tensors, in the order in which they are nested.
+    """SHA-256 over a processed item (a MultiModalKwargsItem): its fields in the order of their names, each with the
+    dtypes, shapes and bytes of its tensors in nested order.
 
     Returns:
         32 bytes.
 
     Raises:
-        UnsupportedLeaf: a leaf that is no tensor, array, number, string or None; or there is no tensor at all, as in
-            the handles that stand in for an item in another process's memory.
+        UnsupportedLeaf: a leaf is not a tensor, array, number, string or None; or the item has no tensor, like the
+            handles that stand for an item in another process's memory.
     """
     import numpy as np
     import torch
@@ -57,27 +60,27 @@ def content_digest(item: Mapping[str, Any]) -> bytes:
         elif value is None or isinstance(value, bool | int | float | str):
             digest.update(f"p{type(value).__name__}{value!r}\0".encode())
         else:
-            raise UnsupportedLeaf(f"{field} has a {type(value).__qualname__}, by which nothing can be named")
+            raise UnsupportedLeaf(f"{field} has a {type(value).__qualname__}, which cannot be part of a name")
 
     for name in sorted(item):
         digest.update(f"f{name}\0".encode())
         add(item[name].data, name)
     if not tensors:
-        raise UnsupportedLeaf(f"the item has no tensor among {sorted(item)}: it stands for one that is elsewhere")
+        raise UnsupportedLeaf(f"the item has no tensor among {sorted(item)}: it refers to an item in another process")
     return digest.digest()
 
 
 class Digests:
-    """Digests of items, remembered for as long as the item lives. For one thread."""
+    """Digests of items, cached while the item lives. Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 
     def of(self, item: Any) -> bytes:
-        """`content_digest` of it, taken once: here, or where the processor cache stored it.
+        """`content_digest` of the item, computed once: here, or when the processor cache stored the item.
 
         Raises:
-            UnsupportedLeaf: it has none.
+            UnsupportedLeaf: the item has no digest.
         """
         known = self._known.get(id(item))
         if known is not None and known[0]() is item:

@@ -1,6 +1,7 @@
-"""Values of configurations as text that is the same in every process, and another for another value.
+"""Values of configurations as JSON values that are equal in all processes, and differ for different values.
 
-Owns: that form. Invariant: what has no such text is described by a random one, so that it is shared with nobody.
+Owns: this form. Does not own: the choice of values. Invariants: a value without such a form gets a random one, so that
+it is shared with no other process.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from types import FunctionType
 from typing import Any
 
 Fields = Callable[[Any], list[str]]
-"""Which attributes of a dataclass's instance are described, by name."""
+"""The names of the attributes to describe, for an instance of a dataclass."""
 
 
 def described(value: Any, chosen: Fields | None = None) -> Any:
-    """The value as JSON can hold it, with its types: True is not 1, and "1" is neither.
+    """The value in a form that JSON can hold, with its type: True is not 1, and "1" is neither.
 
     Args:
-        chosen: the fields that count; without it all.
+        chosen: returns the fields of a dataclass's instance to include; by default all.
     """
     if value is None or type(value) in (bool, int, str):
         return value
@@ -47,7 +48,7 @@ def described(value: Any, chosen: Fields | None = None) -> Any:
         return {type(value).__qualname__: str(value)}
     if isinstance(value, type):
         return {"class": f"{value.__module__}.{value.__qualname__}"}
-    # Passes of torch's compiler say what they are.
+    # Passes of torch's compiler have a `uuid` method that identifies them.
     uuid = None if isinstance(value, FunctionType) else getattr(value, "uuid", None)
     if callable(uuid):
         return {type(value).__qualname__: str(uuid())}
@@ -55,5 +56,5 @@ def described(value: Any, chosen: Fields | None = None) -> Any:
 
 
 def _placeless(given: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without the place where it was read."""
+    """A configuration without the path it was read from."""
     return {name: value for name, value in given.items() if name != "_name_or_path"}

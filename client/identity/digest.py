@@ -1,6 +1,7 @@
-"""The hash that names files: BLAKE3 where it is installed, as it is with vLLM, else SHA-256.
+"""The hash for files: BLAKE3 if it is installed, as it is with vLLM, else SHA-256.
 
-A name says which of them made it, so that processes with and without BLAKE3 share nothing rather than something wrong.
+Owns: the choice. Does not own: the bytes that are hashed. Invariants: a name contains its algorithm, so processes with
+and without BLAKE3 share nothing instead of something wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ ALGORITHM: Final = "blake3" if find_spec("blake3") else "sha256"
 
 
 def new_digest() -> Any:
-    """With `update`, `digest` (32 bytes) and `hexdigest`, as hashlib's."""
+    """A hash object with `update`, `digest` (32 bytes) and `hexdigest`, as in hashlib."""
     if ALGORITHM == "sha256":
         return hashlib.sha256()
     from blake3 import blake3

@@ -1,6 +1,9 @@
-"""Names what a vLLM engine's encoder and its processor make: their namespaces.
+"""Names the outputs of a vLLM engine's encoder and processor: their namespaces.
 
-Owns: what of vLLM's configuration, beside its fields (vllm_fields), is in those names, and when there is no name.
+Owns: the parts of these names apart from vLLM's configuration fields (vllm_fields), and the cases without a name. Does
+not own: the digests of files (checkpoints).
+
+Invariants: engines whose outputs may differ have different namespaces.
 """
 
 from __future__ import annotations
@@ -22,39 +25,39 @@ from .remote_code import remote_code
 from .surroundings import surroundings
 from .vllm_fields import READS_LENGTH, TABLE, Side
 
-# The form in which items are stored: raised whenever vllm/items.py changes what it writes.
+# Version of the stored form of items. Raise it whenever vllm/items.py changes its output.
 _FORM: Final = 2
 _TOWERS_ELSEWHERE: Final = {"UltravoxModel": ("audio_model_id",)}
-"""By architecture, the settings that name another model, whose weights are the encoder's. vLLM calls them secondary
-weights; those of other architectures lie in the model's own folder, or are the language model's."""
+"""By architecture: settings that name another model, whose weights the encoder uses. vLLM calls them secondary weights.
+Secondary weights of other architectures are in the model's own folder, or belong to the language model."""
 _READ_ELSEWHERE: Final = frozenset({"tensorizer"})
-"""Formats whose weights are not those of the model's folder."""
+"""Load formats whose weights are not those in the model's folder."""
 
 
 class Nameless(TensordError):
-    """What the engine's encoder makes cannot be named; the text says why, and what to do."""
+    """The engine's encoder outputs have no name. The message says why, and what to do."""
 
 
 def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "") -> Namespace:
     """The namespace of an engine's encoder outputs.
 
     Args:
-        revision: names the weights, in place of a fingerprint of their files.
+        revision: a name for the weights, instead of a fingerprint of their files.
         tenant: a salt.
 
     Raises:
-        Nameless: the weights are not here, or outputs do not follow from input and weights alone.
+        Nameless: the weights are not on this host, or outputs depend on more than input and weights.
         OSError: a file of the model cannot be read.
     """
     model, load = vllm_config.model_config, vllm_config.load_config
     multimodal = model.multimodal_config
-    # What was loaded, should the branch lead to something else by now.
+    # The loaded commit, in case the branch has moved since.
     commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
     weights = revision or weights_fingerprint(
         model.model, commit, str(load.load_format), seed=model.seed or 0, download_folder=load.download_dir
     )
     if weights is None or (not revision and str(load.load_format) in _READ_ELSEWHERE):
-        raise Nameless(f"the weights of {model.model} are not among files here; give tensord.revision")
+        raise Nameless(f"the weights of {model.model} are not in files on this host; set tensord.revision")
     for place in [] if revision else [model.model, *_elsewhere(model)]:
         changed = weights_changed(place)
         if changed is not None:
@@ -62,13 +65,13 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
     scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
     if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and scales is None:
         raise Nameless(
-            "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output follows from what was "
-            "encoded before it; save the scales, and give them"
+            "with mm_encoder_attn_dtype=fp8 and without mm_encoder_fp8_scale_path an output depends on the inputs "
+            "encoded before it; save the scales, and set mm_encoder_fp8_scale_path"
         )
     settings = _described(vllm_config, "encoder")
     lora = vllm_config.lora_config
     if lora is None or not lora.enable_tower_connector_lora:
-        # Adapters of the language model alone: no encoder has any.
+        # Adapters affect only the language model, not the encoder.
         settings["VllmConfig"]["lora_config"] = None
     return _namespace(
         model,
@@ -86,10 +89,10 @@ def encoder_namespace(vllm_config: Any, *, revision: str = "", tenant: str = "")
 
 
 def processor_namespace(model_config: Any) -> Namespace:
-    """The namespace of what vLLM's processor of a model makes.
+    """The namespace of the outputs of vLLM's processor for a model.
 
-    Where the files of the model or its tokenizer are not to be found, its outputs are shared with no other process: a
-    name alone tells no two processors apart.
+    If the files of the model or of its tokenizer are not found, the outputs are shared with no other process, since a
+    name alone does not tell two processors apart.
 
     Raises:
         OSError: a file cannot be read.
@@ -109,12 +112,12 @@ def processor_namespace(model_config: Any) -> Namespace:
 
 
 def with_adapter(namespace: Namespace, adapter: str) -> Namespace:
-    """The namespace of the same encoder with an adapter."""
+    """The namespace of the same encoder with a LoRA adapter."""
     return replace(namespace, lora=adapter)
 
 
 def _namespace(model: Any, side: Side, *, revision: str, settings: list[Any], tenant: str = "") -> Namespace:
-    """By content: wherever the model lies, and whatever it is called there."""
+    """A namespace that depends on content only, not on the model's path or name."""
     return Namespace(
         model="+".join(model.architectures),
         revision=f"{revision} {_digest(settings)}",
@@ -142,7 +145,8 @@ def _length(model: Any) -> int | None:
 
 
 def _folders(model: Any) -> list[Path | None]:
-    """Where the files of the model and those of its tokenizer stand, and those of models that it names."""
+    """Folders with the files of the model, of its tokenizer, and of other models that it refers to. None if not
+    found."""
     commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
     return [
         Path(model.model).parent if Path(model.model).is_file() else model_folder(model.model, commit),
@@ -152,7 +156,7 @@ def _folders(model: Any) -> list[Path | None]:
 
 
 def _elsewhere(model: Any) -> list[str]:
-    """Other models, folders or ids, whose encoder is this one's."""
+    """Other models, as folders or ids, whose encoder this model uses."""
     names = [name for architecture in model.architectures for name in _TOWERS_ELSEWHERE.get(architecture, ())]
     return [each for name in names if (each := getattr(model.hf_config, name, None)) is not None]
 
@@ -162,7 +166,7 @@ def _towers(model: Any, load_format: str, download_folder: str | None) -> list[s
     for elsewhere in _elsewhere(model):
         tower = weights_fingerprint(elsewhere, None, load_format, seed=model.seed or 0, download_folder=download_folder)
         if tower is None:
-            raise Nameless(f"the weights of the encoder, {elsewhere}, are not among files here; give tensord.revision")
+            raise Nameless(f"the encoder's weights {elsewhere} are not in files on this host; set tensord.revision")
         found.append(tower)
     return found
 
@@ -175,8 +179,8 @@ def _remote_code(model: Any) -> list[str] | None:
 
 
 def _small_files(model: Any) -> list[str]:
-    """A digest of what stands beside the weights of each folder, and beside the tokenizer."""
-    # A file of weights stands among other models.
+    """A digest of the files beside the weights of each folder, and beside the tokenizer."""
+    # A single file of weights may lie among other models, so subfolders of its folder are not read.
     deep = not Path(model.model).is_file()
     return [
         secrets.token_hex(16) if folder is None else files_digest(processor_files(folder, deep=deep), folder)

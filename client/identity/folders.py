@@ -1,8 +1,8 @@
-"""Which files of a model's folder decide what its encoder and its processor make.
+"""The files in a model's folder that determine the outputs of its encoder and its processor.
 
-Owns: the walk over a folder, and which files are weights, code, settings, or neither.
+Owns: the traversal of a folder, and the division into weights, code, settings and other files. Does not own: digests.
 
-Invariant: a link is followed as whoever loads the model follows it. Hidden files, and Python's compiled ones, are none.
+Invariants: links are followed, as by the loader of the model. Hidden files and compiled Python files are left out.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Final
 
 FILES_MAX: Final = 20_000
-"""A folder with more is no model's: a home folder, say."""
+"""A folder with more files is not a model's, but for example a home folder."""
 WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors"})
 """Suffixes of files that vLLM may load weights from."""
 DATA: Final = frozenset(
     {".npy", ".mvn", ".pkl", ".pickle", ".csv", ".yaml", ".yml", ".toml", ".ini", ".onnx", ".ckpt", ".h5", ".msgpack"}
 )
-"""Suffixes of what else a model's own code may read: numbers and settings."""
+"""Suffixes of other files that a model's own code may read: numbers and settings."""
 _CONFIGURATION: Final = re.compile(r"config|params\.json|index\.json")
 _NEVER_PROCESSORS: Final = frozenset({".safetensors", ".gguf", ".tensors", ".pth", ".ckpt", ".h5", ".msgpack"})
-"""Weights, whatever their size; others are weights if they are large."""
-_TOLD: Final = re.compile(r"\.(md|rst|pdf)$|^(LICEN[CS]E|NOTICE)", re.IGNORECASE)
+"""Suffixes of weights of any size. Files with other suffixes of WEIGHTS are weights if they are large."""
+_DOCUMENTATION: Final = re.compile(r"\.(md|rst|pdf)$|^(LICEN[CS]E|NOTICE)", re.IGNORECASE)
 _LARGE_BYTES: Final = 64 << 20
 
 
 def files_below(folder: Path, *, deep: bool = True) -> list[Path]:
-    """All its files, in the order of their names; of its folders as well if `deep`.
+    """All files in a folder, sorted; with `deep` those in its subfolders too.
 
     Raises:
-        OSError: a folder cannot be read, or has more than FILES_MAX files.
+        OSError: a folder cannot be read, or there are more than FILES_MAX files.
     """
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
@@ -48,19 +48,19 @@ def files_below(folder: Path, *, deep: bool = True) -> list[Path]:
 
 
 def encoder_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """What says how a model's weights are used, its own code among it; and its weights."""
+    """(settings, weights): the files that say how a model's weights are used, its code included; its weight files."""
     files = files_below(folder)
     weights = [path for path in files if path.suffix in WEIGHTS]
     return [path for path in files if _is_setting(path)], weights
 
 
 def processor_files(folder: Path, *, deep: bool = True) -> list[Path]:
-    """What a model's processor and tokenizer may read."""
+    """The files that a model's processor and tokenizer may read."""
     return [
         path
         for path in files_below(folder, deep=deep)
         if path.suffix not in _NEVER_PROCESSORS
-        and not _TOLD.search(path.name)
+        and not _DOCUMENTATION.search(path.name)
         and (path.suffix not in WEIGHTS or path.stat().st_size < _LARGE_BYTES)
     ]
 

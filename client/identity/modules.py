@@ -1,15 +1,16 @@
-"""What names a model's weights: a hash of their content, taken again when they have changed.
+"""Names a model's weights by a hash of their content, computed again when they have changed.
 
-Owns: the fingerprint of some torch modules, and the cheap look at whether it is still theirs. Does not own what else
-makes outputs differ: configuration, versions, device.
+Owns: the fingerprint of torch modules, and the cheap check that it is still valid. Does not own: other causes of
+different outputs: configuration, versions, device.
 
-Invariant: two processes with the same names, dtypes, shapes and bytes have the same fingerprint, wherever the weights
+Invariants: two processes with the same names, dtypes, shapes and bytes have the same fingerprint, wherever the weights
 lie and whatever file they came from.
 
-The look sees every operation on a parameter (its version counter), every new storage, and a sample of each tensor's
-bytes, for writes that go around the counter (`parameter.data.copy_`, numpy). A write around the counter that leaves all
-samples as they were is not seen: `Fingerprint.forget` is for that. Tensors made under `torch.inference_mode()` have no
-counter: all of their bytes are compared at each look, and modules with more than 64 KiB of them have no fingerprint.
+The check detects every operation on a parameter (by its version counter), every new storage, and changes of a sample of
+each tensor's bytes. The sample is for writes that bypass the counter (`parameter.data.copy_`, numpy). A write that
+bypasses the counter and leaves all samples as they were is not detected; call `Fingerprint.forget` after it. Tensors
+made under `torch.inference_mode()` have no counter: each check compares all of their bytes, and modules with more than
+64 KiB of such tensors have no fingerprint.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = ["Fingerprint", "tensor_bytes", "tensors_of"]
 
 _SAMPLE_BYTES: Final = 16
 _UNCOUNTED_BYTES_MAX: Final = 64 * 1024
-"""Of tensors without a version counter. Each call compares all of their bytes: 35 µs (measured) at this limit,
-and 0.2 s for an encoder of 100 MiB, which is longer than to encode."""
+"""Limit on bytes of tensors without a version counter. Each call compares all of them: 35 µs (measured) at this limit,
+but 0.2 s for an encoder of 100 MiB, which is longer than encoding takes."""
 
 _log = logging.getLogger("tensord")
 
 
 class Fingerprint:
-    """Of the parameters and buffers of some modules, by name. Safe to use from several threads. Keeps no module."""
+    """The fingerprint of the parameters and buffers of some modules. Thread-safe. Keeps no reference to a module."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,11 +47,11 @@ class Fingerprint:
         self._told = False
 
     def current(self, parts: Mapping[str, Any]) -> str:
-        """The hash as hex text: SHA-256, over names, dtypes, shapes and bytes of these modules.
+        """The fingerprint as hex text: SHA-256 over names, dtypes, shapes and bytes of the tensors.
 
         Raises:
-            UnsupportedLeaf: a tensor without plain memory, such as a quantised one, or one on the meta device; or more
-                than 64 KiB of tensors made under `torch.inference_mode()`.
+            UnsupportedLeaf: a tensor has no plain memory, for example a quantised one or one on the meta device; or
+                more than 64 KiB of tensors were made under `torch.inference_mode()`.
         """
         with self._lock:
             seen = [_identity(tensor) for part in parts.values() for tensor in tensors_of(part)]
@@ -58,14 +59,14 @@ class Fingerprint:
                 self._seen = None
                 self._check_counted(parts)
                 self._samples = [sample for part in parts.values() for sample in _samples_of(part)]
-                # Before the hash: what is written meanwhile is seen the next time.
+                # The samples are taken before the hash, so that the next check detects writes during the hash.
                 self._sampled = self._sample()
                 self._digest = _hashed(parts)
                 self._seen = seen
             return self._digest
 
     def forget(self) -> None:
-        """Has the hash taken anew when it is asked for next."""
+        """Discards the fingerprint. The next call of `current` computes it again."""
         with self._lock:
             self._seen = None
 
@@ -90,12 +91,12 @@ class Fingerprint:
         by_device: dict[Any, list[Any]] = {}
         for sample in self._samples:
             by_device.setdefault(sample.device, []).append(sample)
-        # One call for all tensors of a device: one by one, they would take longer than a small encoder.
+        # One copy for all tensors of a device. Single copies would take longer than a small encoder.
         return b"".join(torch.cat(samples).cpu().numpy().tobytes() for samples in by_device.values())
 
 
 def tensors_of(part: Any) -> Iterator[Any]:
-    """A module's parameters and buffers, and those of all modules in it."""
+    """The parameters and buffers of a module and of all its submodules."""
     for module in part.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
@@ -103,15 +104,15 @@ def tensors_of(part: Any) -> Iterator[Any]:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """A tensor's bytes in C order, fetched from its device where it is on one.
+    """A tensor's bytes in C order, copied from its device if it is on one.
 
     Raises:
-        UnsupportedLeaf: it has no plain memory.
+        UnsupportedLeaf: the tensor has no plain memory.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        raise UnsupportedLeaf(f"a {type(tensor).__name__} of layout {tensor.layout} has no plain bytes to be known by")
+        raise UnsupportedLeaf(f"a {type(tensor).__name__} of layout {tensor.layout} has no plain bytes to hash")
     if tensor.device.type == "meta":
-        raise UnsupportedLeaf("a tensor on the meta device has no bytes to be known by; load the weights first")
+        raise UnsupportedLeaf("a tensor on the meta device has no bytes to hash; load the weights first")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
 
@@ -133,8 +134,8 @@ def _identity(tensor: Any) -> tuple[int, int, int]:
 
 
 def _samples_of(part: Any) -> Iterator[Any]:
-    """A few bytes in the middle of each tensor's memory, all bytes where no versions are counted, as (n,) uint8 tensors
-    over it."""
+    """Views of a few bytes in the middle of each tensor, as (n,) uint8; of all bytes if the tensor has no version
+    counter."""
     for tensor in tensors_of(part):
         if tensor.numel() == 0:
             continue
@@ -146,10 +147,10 @@ def _samples_of(part: Any) -> Iterator[Any]:
 
 
 def _flat(tensor: Any) -> Any:
-    """A tensor's memory in the order in which it lies, as (n,); with gaps in it, the element in its middle.
+    """A tensor's elements in memory order, (n,). For a tensor with gaps, only the element in its middle, (1,).
 
     Raises:
-        UnsupportedLeaf: there are gaps, and no versions are counted.
+        UnsupportedLeaf: the tensor has gaps and no version counter.
     """
     strides = tensor.stride()
     dense = tensor.permute(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))

@@ -1,5 +1,8 @@
-"""Who wrote a function, by the file that its code is from: a patch often takes its module's name over from what it
-replaces (`functools.wraps`).
+"""The package that a function comes from, by the module of its code. Its `__module__` does not tell: a patch often
+copies that from the function it replaces (`functools.wraps`).
+
+Owns: this decision. Does not own: what follows from it. Invariants: a patch from another package is never taken for the
+library's.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ LIBRARIES: Final = frozenset({"torch", "transformers"})
 
 
 def is_from(value: Any, packages: frozenset[str] = LIBRARIES) -> bool:
-    """Whether a function, and each that it wraps, was written in one of these packages.
+    """Whether a function, and each function that it wraps, was written in one of `packages`.
 
-    Of another callable: whether its class was. A function that is not written in Python counts as theirs.
+    For another callable: whether its class was. Built-in functions count as from these packages.
     """
     while value is not None:
         if isinstance(value, partial):
@@ -29,8 +32,8 @@ def is_from(value: Any, packages: frozenset[str] = LIBRARIES) -> bool:
 
 
 def is_named(function: Any) -> bool:
-    """Whether a function of the libraries is known by its name: it has no arguments bound, and no values of a closure
-    other than what it wraps."""
+    """Whether a function of the libraries is identified by its name: it has no bound arguments, and no closure other
+    than the function that it wraps."""
     return (
         isinstance(function, FunctionType | BuiltinFunctionType | type)
         and (getattr(function, "__closure__", None) is None or hasattr(function, "__wrapped__"))

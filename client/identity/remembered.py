@@ -1,14 +1,14 @@
-"""Digests of large files, remembered beside them, so that the next start reads a few bytes instead of gigabytes.
+"""Notes with the digests of large files, so that the next start reads a few bytes instead of gigabytes.
 
-Owns: where such a note stands, when it is believed, when it is written. It stands beside the file, or, where
-that folder cannot be written, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
+Owns: the place of a note, when it is believed, when it is written. Does not own: how a digest is computed. A note is
+beside its file or, if that folder is not writable, in $XDG_CACHE_HOME/tensord (~/.cache/tensord).
 
 Invariants
-- A note is believed only of a file with the same device, inode, size, mtime and ctime, which a write to it changes. In
-  memory (tmpfs) a write through a mapping changes none of these: nothing is remembered of a file there.
-- What a note says is checked by its own digest, so a torn one is none. One that belongs to neither root, this process's
-  user nor the weights' owner is none: whoever may write it could name weights as they like.
-- A note is written to another name and moved, so that a reader sees the old one, the new one, or none.
+- A note is valid only for a file with the same device, inode, size, mtime and ctime; every write changes one of these.
+  On tmpfs a write through a mapping changes none of them, so files there get no notes.
+- A note contains a digest of itself, so a torn note is ignored. A note is ignored too unless its owner is root, this
+  process's user or the owner of the weights: its author could otherwise choose the weights' name.
+- A note is written under another name and renamed, so that a reader sees the old note, the new one, or none.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Final
 import msgspec
 
 REMEMBERED_BYTES_MIN: Final = 16 << 20
-"""Smaller files are read each time: they cost no more than a note."""
+"""Smaller files get no note: reading them costs no more than a note."""
 SETTLED_S: Final = 2.0
-"""Nothing is remembered of a file that was written this recently: another write might leave its times as they are."""
+"""A file written within the last SETTLED_S seconds gets no note: another write might leave its times unchanged."""
 _IN_MEMORY: Final = frozenset({b"tmpfs", b"ramfs", b"devtmpfs", b"hugetlbfs"})
 _NOTE_BYTES_MAX: Final = 4096
 _SUFFIX: Final = ".tensord-digest"
 Looks = tuple[int, int, int, int, int]
-"""Device, inode, size, mtime and ctime, both in nanoseconds."""
+"""(device, inode, size in bytes, mtime, ctime) of a file; times in nanoseconds."""
 
 
 class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -44,11 +44,11 @@ class _Note(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
-    """`compute(path)`, or what it was when the file looked just as it looks now.
+    """`compute(path)`, or its result from a valid note.
 
     Args:
-        form: what is computed: a note of another form is none.
-        compute: a digest of the file's content, as text of up to 1 KiB.
+        form: identifies the computation. Notes of another form are ignored.
+        compute: computes a digest of the file's content, as text of up to 1 KiB.
 
     Raises:
         OSError: the file cannot be read, or was written meanwhile.
@@ -120,7 +120,7 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
 
 
 def _write(place: Path, looks: Looks, form: str, digest: str) -> None:
-    """Writes the note.
+    """Writes a note.
 
     Raises:
         OSError: the folder cannot be written.

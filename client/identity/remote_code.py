@@ -1,6 +1,8 @@
-"""Names code that comes with a model: what `trust_remote_code` lets a configuration, a processor or a model run.
+"""Names code that comes with a model: code that `trust_remote_code` allows a configuration, a processor or a model to
+run.
 
-Owns: which files that is. Invariant: code that is not found here has a random name, so nothing that it made is shared.
+Owns: the choice of files. Does not own: digests. Invariants: code that is not found on this host gets a random name, so
+that its results are not shared.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ _ELSEWHERE: Final = "--"  # "repository--module.Class"
 
 
 def remote_code(folders: list[Path], code_revision: str | None) -> list[str]:
-    """A digest for each folder with code that may run.
+    """One digest for each folder with code that may run.
 
     Args:
-        folders: the model's, and the tokenizer's.
-        code_revision: of code that stands in another repository.
+        folders: the model's folder, and the tokenizer's.
+        code_revision: the revision of code in another repository.
 
     Raises:
         OSError: a file cannot be read.
@@ -46,7 +48,7 @@ def _code_digest(folder: Path) -> str:
 
 
 def _repositories(folder: Path) -> Iterator[str]:
-    """Other repositories whose classes the folder's documents name in their "auto_map"."""
+    """Other repositories whose classes the "auto_map" of a JSON file in the folder names."""
     for path in sorted(folder.glob("*.json")):
         try:
             document = json.loads(path.read_bytes())

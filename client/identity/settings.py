@@ -1,4 +1,8 @@
-"""Names what a torch module's output follows from beside its input and weights: configuration, arguments, machine."""
+"""Names the inputs of a torch module's output other than data and weights: configuration, arguments, machine.
+
+Owns: the list of these inputs. Does not own: attributes of modules (attributes.py). Invariants: equal values and types
+give equal descriptions, different ones different descriptions.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,21 @@ from ...errors import UnsupportedLeaf
 from .attributes import attributes_digest
 
 UNSAID: Final[Mapping[str, str]] = {
-    "_name_or_path": "a place; what stands there is named by its content",
-    "architectures": "the encoder's class is in the key",
-    "dtype": "that of the weights is in their fingerprint",
-    "torch_dtype": "that of the weights is in their fingerprint",
-    "text_config": "of the language model, which comes after the encoder",
-    "transformers_version": "which version wrote it; the one that runs is in the key",
+    "_name_or_path": "a path; the files there are named by their content",
+    "architectures": "the encoder's class is part of the key",
+    "dtype": "the dtype of the weights is part of their fingerprint",
+    "torch_dtype": "the dtype of the weights is part of their fingerprint",
+    "text_config": "for the language model, which runs after the encoder",
+    "transformers_version": "the version that wrote the file; the running version is part of the key",
 }
-"""Field of a configuration → why it is not in a key."""
+"""Field of a configuration → the reason for leaving it out of a key."""
 
 
 def described(value: Any) -> Any:
-    """A value as a key can hold it, type and all: True is not 1.
+    """A value with its type, in a form that a key can contain: True is not 1.
 
     Raises:
-        UnsupportedLeaf: no key can hold it.
+        UnsupportedLeaf: a value of another type.
     """
     if value is None or type(value) in (bool, int, float, str):
         return [type(value).__name__, value]
@@ -36,20 +40,20 @@ def described(value: Any) -> Any:
         return ["list", [described(each) for each in value]]
     if type(value) is dict and all(type(name) is str for name in value):
         return ["dict", [[name, described(value[name])] for name in sorted(value)]]
-    raise UnsupportedLeaf(f"a {type(value).__qualname__} among the arguments, by which nothing can be named")
+    raise UnsupportedLeaf(f"an argument is a {type(value).__qualname__}, which cannot be part of a name")
 
 
 def configs_of(modules: Iterable[Any]) -> list[Any]:
-    """The modules' configurations, each once."""
+    """The modules' configurations, without duplicates."""
     return list({id(config): config for each in modules if (config := vars(each).get("config")) is not None}.values())
 
 
 def settings(modules: Collection[Any]) -> list[str]:
-    """What the output follows, also where it is changed on a living model: configurations, and the modules' classes and
-    plain attributes.
+    """The present settings of a model, including changes on the living model: configurations, and the modules' classes
+    and plain attributes.
 
     Raises:
-        UnsupportedLeaf: an attribute that no key can hold.
+        UnsupportedLeaf: an attribute has no text form.
     """
     found = [attributes_digest(modules)]
     for config in configs_of(modules):
@@ -59,7 +63,7 @@ def settings(modules: Collection[Any]) -> list[str]:
 
 
 def machine(device: torch.device) -> list[Any]:
-    """What else changes the bits of a result from one process of a host to another."""
+    """Other settings that may change the bits of a result between processes of a host: versions, modes, device."""
     kind = device.type
     backends: Any = torch.backends
     cuda = backends.cuda
@@ -72,11 +76,11 @@ def machine(device: torch.device) -> list[Any]:
         str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None,
         str(torch.get_default_dtype()),
         str(torch.get_default_device()),
-        # Which kernels scaled_dot_product_attention may take: on all devices, though the names say cuda.
+        # The kernels that scaled_dot_product_attention may use. They apply to all devices, despite the name cuda.
         [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
         cuda.fp16_bf16_reduction_math_sdp_allowed() if hasattr(cuda, "fp16_bf16_reduction_math_sdp_allowed") else None,
         torch._C._get_sdp_priority_order() if hasattr(torch._C, "_get_sdp_priority_order") else None,
-        # False while this thread takes denormal numbers for zero (torch.set_flush_denormal).
+        # False while this thread flushes denormal numbers to zero (torch.set_flush_denormal).
         sys.float_info.min / 2 > 0,
     ]
     if kind == "cpu":

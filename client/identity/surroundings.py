@@ -1,4 +1,8 @@
-"""Names what an engine runs on: versions of what computes, plugins, the platform, environment variables."""
+"""Names the environment of an engine: versions of packages that compute, plugins, platform, environment variables.
+
+Owns: the list of packages. Does not own: the list of variables (vllm_environment). Invariants: a package that is not
+installed has the version "none".
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ PACKAGES: Final = (
     *("librosa", "soundfile", "soxr", "timm", "einops", "xformers", "flash-attn", "flashinfer-python", "triton"),
     *("torchao", "bitsandbytes", "compressed-tensors", "kernels", "terratorch", "fastokens"),
 )
-"""What decodes, resizes, cuts, or computes, where it is installed. vLLM is named by its own word."""
+"""Packages that decode, resize, cut or compute. vLLM's version is added separately."""
 _PLUGINS: Final = ("vllm.general_plugins", "vllm.platform_plugins")
 
 
 def surroundings(side: Side) -> dict[str, Any]:
-    """What the outputs of the engine's encoder, or of its processor, follow from beside its configuration."""
+    """The environment on which outputs of the engine's encoder, or of its processor, depend."""
     import vllm.envs
     from vllm.platforms import current_platform
 
@@ -42,7 +46,7 @@ def surroundings(side: Side) -> dict[str, Any]:
 
 
 def _device(platform: Any) -> str:
-    """The accelerator's model; a host may have several."""
+    """The accelerator's model, since a host may have several; "none" if the platform has no name for it."""
     try:
         return str(platform.get_device_name())
     except Exception:  # a platform need not have names for its devices

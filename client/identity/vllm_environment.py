@@ -1,7 +1,9 @@
-"""Environment variables that vLLM 0.32 and its models read: what is in an engine's names, and what is not, and why.
+"""Environment variables that vLLM 0.32 and its models read: those in an engine's names, and reasons to leave out
+others.
 
-Owns: that table, and what the named ones are set to. As with fields (vllm_fields), a variable of vLLM's that has no
-place here is in both names where it is set.
+Owns: this table, and the variables' present values. Does not own: configuration fields (vllm_fields).
+
+Invariants: a variable of vLLM's that is not in the table is part of both names if it is set.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from typing import Final
 from .vllm_fields import Fields, Side, each
 
 _KERNELS: Final = "chooses how the model's layers compute; a processor runs none of them"
-_LANGUAGE: Final = "of the language model's layers alone"
-_BUILD: Final = "read when vLLM is built; its version is named"
-_PLACE: Final = "a place, or an address"
+_LANGUAGE: Final = "affects only the language model's layers"
+_BUILD: Final = "read when vLLM is built; its version is part of the name"
+_PLACE: Final = "a path, or an address"
 _OPERATION: Final = "how the engine is run, observed, or ended"
-_SERVER: Final = "of the server's requests and answers"
-_FETCH: Final = "whether media are fetched and taken at all; what was taken is in the key"
+_SERVER: Final = "for the server's requests and answers"
+_FETCH: Final = "whether media are fetched and accepted; accepted content is part of the key"
 _RANKS: Final = "which process runs what"
-_TRANSFER: Final = "how KV caches and encoder outputs travel"
+_TRANSFER: Final = "how KV caches and encoder outputs are transferred"
 _COMPILED: Final = "where and how compiled code is kept"
-_EXPERTS: Final = "of the language model's experts"
-_AFTER: Final = "of what is done with the language model's output"
+_EXPERTS: Final = "for the language model's experts"
+_AFTER: Final = "applies to the language model's output"
 _MEMORY: Final = "where values lie, not what they are"
 
 ENVIRONMENT: Final = Fields(
@@ -192,11 +194,11 @@ ENVIRONMENT: Final = Fields(
 )
 
 CORES: Final = "VLLM_CPU_OMP_THREADS_BIND"
-"""Cores of each rank, as "0-3|4,5". How many there are may change the order of sums; which ones does not."""
+"""Cores of each rank, as "0-3|4,5". Their number may change the order of sums; their choice does not."""
 
 
 def set_variables(side: Side, known_to_vllm: Iterable[str]) -> Mapping[str, str]:
-    """What the variables are set to that are in a name: those of the table, and others that vLLM knows."""
+    """The values of the variables in a side's name: those of the table, and others that vLLM knows, if they are set."""
     names = (ENVIRONMENT.all | set(known_to_vllm)) - ENVIRONMENT.ignored(side)
     found = {name: os.environ[name] for name in sorted(names) if name in os.environ}
     if CORES in found:
@@ -205,7 +207,7 @@ def set_variables(side: Side, known_to_vllm: Iterable[str]) -> Mapping[str, str]
 
 
 def _counted(bound: str) -> str:
-    """How many cores each rank has; the text itself where it lists none."""
+    """The number of cores of each rank, as text; the value itself if it does not list cores."""
     try:
         return "|".join(str(sum(_length(part) for part in rank.split(","))) for rank in bound.split("|"))
     except ValueError:

@@ -1,10 +1,10 @@
-"""vLLM 0.32's configuration, field by field: what is in an engine's names, and what is not, with the reason.
+"""vLLM 0.32's configuration, field by field: whether it is part of an engine's names, and otherwise the reason.
 
-Owns: that table, for two names: of what an encoder makes, and of what a processor makes. A field that has no place here
-is in both: a new version of vLLM loses sharing rather than being given another's answer, until somebody has read what
-the field does.
+Owns: this table, for two names: that of an encoder's outputs, and that of a processor's outputs. Does not own: the
+values. Values of a class without a table are part of the name with all of their fields.
 
-Values of a class that has no table are named with all of their fields.
+Invariants: a field that is missing in the table is part of both names. So with a new version of vLLM, engines share
+less until the table is extended, but never get a wrong output.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Side = Literal["encoder", "processor"]
-"""Whose outputs are named."""
+"""The outputs that are named: an encoder's or a processor's."""
 
 Reasons = Mapping[str, str]
-"""Field → why it is not in a name."""
+"""Field → the reason for leaving it out of a name."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one class of vLLM's.
+    """The fields of one of vLLM's classes.
 
     Args:
-        both: in the name of what an encoder makes, and of what a processor makes.
-        encoder: in the encoder's name alone, with why no processor's output follows it.
-        processor: in the processor's name alone, with why no encoder's output follows it.
-        neither: in no name.
+        both: part of the encoder's and of the processor's name.
+        encoder: part of the encoder's name only, with the reason why no processor's output depends on them.
+        processor: part of the processor's name only, with the reason why no encoder's output depends on them.
+        neither: part of no name, with the reason.
     """
 
     both: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class Fields:
     neither: Reasons = field(default_factory=dict)
 
     def ignored(self, side: Side) -> frozenset[str]:
-        """What is not in the name of this side."""
+        """The fields that are not part of this side's name."""
         return frozenset(self.neither) | frozenset(self.processor if side == "encoder" else self.encoder)
 
     @property
@@ -46,21 +46,21 @@ class Fields:
 
 
 def each(reasons: Mapping[str, str]) -> Reasons:
-    """Field → reason, from reason → fields."""
+    """Converts reason → fields to field → reason."""
     return {name: reason for reason, names in reasons.items() for name in names.split()}
 
 
-_MODEL_ALONE: Final = "settings of the model as it runs; a processor is made of the model's configuration and its own"
-_IN_THE_KEY: Final = "the encoder is given what the processor made, and the content of that is in the key"
-_CONTENT: Final = "a place; what stands there is named by its content"
-_KV: Final = "of the KV cache and the language model's attention, which come after the encoder"
-_AFTER: Final = "of what is done with the language model's output"
-_PERMISSION: Final = "says what requests may have or ask for; what they have is in the key"
+_MODEL_ALONE: Final = "settings of the running model; a processor is made from the model's configuration and its own"
+_IN_THE_KEY: Final = "affects the processor's output, which is the encoder's input; that content is part of the key"
+_CONTENT: Final = "a path; the files there are named by their content"
+_KV: Final = "for the KV cache and the language model's attention, which run after the encoder"
+_AFTER: Final = "applies to the language model's output"
+_PERMISSION: Final = "limits what requests may contain or ask for; their content is part of the key"
 _OPERATION: Final = "how the engine is run, observed, or ended"
 _MEMORY: Final = "where values lie, not what they are"
-_EXPERTS: Final = "of the language model's experts"
-_RANKS: Final = "which process runs what; what each computes follows tensor_parallel_size"
-_BATCHES: Final = "how requests are put together, in steps that each encode whole items"
+_EXPERTS: Final = "for the language model's experts"
+_RANKS: Final = "which process runs what; the work of each follows from tensor_parallel_size"
+_BATCHES: Final = "how requests are batched, in steps that each encode whole items"
 _GRAPHS: Final = "sizes and graphs of the language model's batches"
 
 VLLM_CONFIG: Final = Fields(
@@ -142,7 +142,7 @@ READS_LENGTH: Final = frozenset(
         "VoxtralRealtimeGeneration",
     }
 )
-"""Architectures whose encoder or processor reads max_model_len: it is in their names."""
+"""Architectures whose encoder or processor reads max_model_len. For these it is part of their names."""
 
 MULTIMODAL: Final = Fields(
     both=frozenset(
@@ -301,7 +301,7 @@ TABLE: Final[Mapping[str, Fields]] = {
     "LoadConfig": LOAD,
     "DeviceConfig": DEVICE,
 }
-"""By the name of vLLM's class."""
+"""The table of each of vLLM's classes, by class name."""
 
 WHOLE: Final = frozenset(
     {
@@ -319,4 +319,4 @@ WHOLE: Final = frozenset(
         "VideoDummyOptions",
     }
 )
-"""Classes that are reached from named fields, and have no table: all of their fields are named."""
+"""Classes of named fields that have no table: all of their fields are part of the name."""

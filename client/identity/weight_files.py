@@ -1,10 +1,12 @@
-"""Digests of weight files: every byte of what an encoder may be made of, a sample of what is the language model's.
+"""Digests of weight files. They cover every byte that may belong to an encoder, and samples of the language model's
+tensors.
 
-Owns: how much of a file is read, in how many threads. Does not own what was read before (remembered).
+Owns: how much of a file is read, and in how many threads. Does not own: notes on files read before (remembered).
 
 Invariants
-- A tensor is the language model's by its name, as LANGUAGE has it. Every other byte of a file is read: other tensors,
-  the header, what lies between tensors, small tensors, and all of a file whose header is not what safetensors allows.
+- A tensor belongs to the language model if its name matches LANGUAGE. All other bytes of a file are read: other
+tensors,
+  the header, gaps between tensors, small tensors, and the whole file if its header is not valid for safetensors.
 - The digest depends on the content alone.
 """
 
@@ -24,32 +26,32 @@ from .digest import ALGORITHM, new_digest
 
 SAMPLES: Final = 4
 SAMPLE_BYTES: Final = 4 << 10
-"""Of a tensor of the language model so many pieces are read, evenly spaced, both ends included."""
+"""SAMPLES pieces of this size are read of each tensor of the language model, evenly spaced, both ends included."""
 SAMPLED_BYTES_MIN: Final = 64 << 10
-"""Smaller ones are read whole."""
+"""Smaller tensors are read completely."""
 LANGUAGE: Final = re.compile(
     r"(((model\.)?language_model\.|(model\.)?text_model\.|llm\.|language\.)(model\.)?|model\.)layers\.\d+\."
     r"(self_attn|mlp|block_sparse_moe)\."
     r"|((model\.)?language_model\.|llm\.|language\.)?lm_head\."
 )
-"""Names of the language model's tensors: its decoder's layers and its head. Embeddings of tokens are none of these:
-some models put them among an encoder's outputs."""
+"""Names of the language model's tensors: its decoder's layers and its head. Token embeddings are not among them, since
+some models insert them into an encoder's outputs."""
 
 FORM: Final = f"1 {ALGORITHM}"
-"""Another one whenever the same content gets another digest."""
+"""Version of the digest. Change it whenever the same content gets another digest."""
 _HEADER_BYTES_MAX: Final = 100 << 20
 _PIECE_BYTES: Final = 8 << 20
 _THREADS_MAX: Final = 8
 
 Range = tuple[int, int]
-"""From a place in a file to another one, which is no part of it."""
+"""(start, end) of a range of bytes in a file; `end` is not part of it."""
 
 
 def weight_file_digest(path: Path) -> str:
     """The digest of a weight file, as text: the algorithm, then hex.
 
     Raises:
-        OSError: the file cannot be read, or is shorter than it was at the start.
+        OSError: the file cannot be read, or became shorter while it was read.
     """
     with path.open("rb", buffering=0) as file:
         descriptor = file.fileno()
@@ -66,10 +68,10 @@ def weight_file_digest(path: Path) -> str:
 
 
 def language_model_tensors(header: dict[str, object]) -> list[Range]:
-    """The places of the language model's tensors in a safetensors file's data.
+    """The ranges of the language model's tensors, in the data part of a safetensors file.
 
     Raises:
-        ValueError: the header is none, or tensors overlap.
+        ValueError: the header is not valid, or tensors overlap.
     """
     places: list[tuple[Range, bool]] = []
     for name, about in header.items():
@@ -77,7 +79,7 @@ def language_model_tensors(header: dict[str, object]) -> list[Range]:
             continue
         offsets = about.get("data_offsets") if isinstance(about, dict) else None
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int for at in offsets):
-            raise ValueError(f"{name} has the place {offsets!r}, which is none")
+            raise ValueError(f"{name} has the data_offsets {offsets!r}, which are not two ints")
         begin, end = offsets
         if not 0 <= begin <= end:
             raise ValueError(f"{name} ends before it begins, at {offsets!r}")
@@ -90,12 +92,12 @@ def language_model_tensors(header: dict[str, object]) -> list[Range]:
 
 
 def _skipped(descriptor: int, size_bytes: int) -> list[Range]:
-    """What is not read of a safetensors file, in order; nothing where its header is not what it should be."""
+    """The ranges of a safetensors file that are not read, in order; none if the header is not valid."""
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if size_bytes < 8 or length > min(_HEADER_BYTES_MAX, size_bytes - 8):
         return []
     try:
-        header = json.loads(_read(descriptor, 8, length), object_pairs_hook=_without_twins)
+        header = json.loads(_read(descriptor, 8, length), object_pairs_hook=_without_duplicates)
         tensors = language_model_tensors(header)
     except (ValueError, AttributeError, RecursionError):
         return []
@@ -112,10 +114,10 @@ def _skipped(descriptor: int, size_bytes: int) -> list[Range]:
     return found
 
 
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name stands twice in the header")
+        raise ValueError("the header has a name twice")
     return names
 
 
@@ -128,7 +130,7 @@ def _rest(skipped: list[Range], size_bytes: int) -> Iterator[Range]:
 
 
 def _pieces(ranges: Iterator[Range]) -> Iterator[list[Range]]:
-    """The ranges in the order in which they are, in lists of _PIECE_BYTES at most, for one thread each."""
+    """The ranges in order, in lists of at most _PIECE_BYTES in total. One thread reads each list."""
     piece: list[Range] = []
     room = _PIECE_BYTES
     for begin, end in ranges:
@@ -154,7 +156,7 @@ def _piece_digest(descriptor: int, piece: list[Range]) -> bytes:
 
 
 def _read(descriptor: int, at: int, count: int) -> bytes:
-    """So many bytes from a place on.
+    """Reads `count` bytes at offset `at`.
 
     Raises:
         OSError: the file ends before.

@@ -1,10 +1,11 @@
-"""transformers' image and audio encoders, through the cache: one process on the host encodes, the others read.
+"""transformers' image and audio encoders through the cache: one process of the host encodes, the others read.
 
-Owns: how a model is wrapped, and unwrapped. Does not own where families are patched (patch_points), what becomes of a
-call (calls), how its output is taken apart (outputs), nor what names weights and settings (identity).
+Owns: wrapping and unwrapping a model. Does not own: the patched methods (patch_points), the handling of a call (calls),
+splitting an output (outputs), names of weights and settings (identity).
 
-Invariants: what is returned has the types of the unwrapped model's output, and memory of its own. Whatever fails in
-between, a missing daemon included, the model just computes. A model's state, copies and pickles know nothing of this.
+Invariants: outputs have the types of the unwrapped model's outputs, and memory of their own. After any failure, a
+missing daemon included, the model computes as usual. A model's state, copies and pickles contain no part of the
+wrapper.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ Model = TypeVar("Model")
 
 
 def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, exact: bool = False) -> Model:
-    """Has the model's image and audio encoders go through the cache. Changes the model, and returns it.
+    """Routes the model's image and audio encoders through the cache. Changes the model, and returns it.
 
-    Keys are of the bytes that the encoder is given, item by item, of its configuration and weights, and of what else
-    changes bits on a machine: versions, device, threads, autocast. Calls go through untouched that need gradients, run
-    in training mode, are being compiled or traced, have an argument that no key can hold or an output that cannot be
-    taken apart; and all calls of an encoder that others had their hands in, by hooks, adapters or other modules than
-    torch's and transformers'. Wrapping a wrapped model gives it the new cache, namespace and `exact`.
+    A key covers the bytes of the encoder's input, item by item, the encoder's configuration and weights, and other
+    causes of different bits: versions, device, threads, autocast. Some calls bypass the cache: calls that need
+    gradients, run in training mode, are being compiled or traced, have an argument that no key can contain, or an
+    output that cannot be split; and all calls of an encoder that other code has changed, by hooks, adapters or modules
+    other than torch's and transformers'. Wrapping a wrapped model sets the new cache, namespace and `exact`.
 
     Args:
-        model: a transformers model, or a part of one, of a family that `patch_points` has.
-        namespace: to keep tenants apart, or to `Client.invalidate`; the weights' fingerprint is part of each key
-            anyway. Without it: the encoder's class and fingerprint.
-        exact: look up and encode whole calls, not items. The bits of an item may depend on how many are encoded with
-            it; so outputs equal the unwrapped model's whatever the model, and one miss encodes the whole batch.
+        model: a transformers model, or a part of one, of a family in `patch_points`.
+        namespace: separates tenants, and can be passed to `Client.invalidate`. By default it is made from the encoder's
+            class and fingerprint. Each key contains the weights' fingerprint in any case.
+        exact: look up and encode whole calls instead of items. The bits of an item's output may depend on the number of
+            items encoded together. With `exact`, outputs equal the unwrapped model's for every model, and one miss
+            encodes the whole batch.
 
     Raises:
-        UsageError: there is no such encoder in it, or one that another library has wrapped.
+        UsageError: the model has no supported encoder, or another library has wrapped the encoder.
     """
     found = list(_modules_of(model))
     if not found:
-        raise UsageError(f"{type(model).__name__} has no encoder that is known here: {', '.join(sorted(PATCH_POINTS))}")
+        raise UsageError(f"{type(model).__name__} has no supported encoder ({', '.join(sorted(PATCH_POINTS))})")
     for module, point in found:
         if point.method in vars(module):
             raise UsageError(
@@ -60,14 +62,15 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
         plain = _plain_class(module)
         module.__class__ = _wrapped_class(plain, point)
         module._tensord = Encoder(plain, point, cache, namespace, exact=exact)
-        # What is replaced from now on is noticed; an encoder that has something replaced in it already is left alone.
+        # Records the encoder's functions, to detect later replacements. If one is replaced already, calls bypass the
+        # cache.
         with suppress(Exception):
             module._tensord.functions(module._tensord.modules(module))
     return model
 
 
 def uncached(model: Model) -> Model:
-    """Takes back what `cached` did. Changes the model, and returns it; one that is not wrapped stays as it is."""
+    """Removes the wrapper of `cached`. Changes the model, and returns it. A model without a wrapper stays as it is."""
     for module in _wrapped_modules(model):
         module.__class__ = _plain_class(module)
         del module._tensord
@@ -75,14 +78,15 @@ def uncached(model: Model) -> Model:
 
 
 def refresh(model: Model) -> Model:
-    """Has the weights' fingerprint taken anew at the next call. Needed only after writes that `weights` cannot see."""
+    """Computes the weights' fingerprint again at the next call. Needed only after writes that `identity.modules` cannot
+    detect. Returns the model."""
     for module in _wrapped_modules(model):
         module._tensord.refresh()
     return model
 
 
 def tally(model: Any) -> EncoderTally:
-    """What the model's wrapped encoders did so far, in this process."""
+    """Counts of the model's wrapped encoders in this process so far."""
     total = EncoderTally()
     for module in _wrapped_modules(model):
         total.add(module._tensord.tally)
@@ -90,7 +94,7 @@ def tally(model: Any) -> EncoderTally:
 
 
 def _modules_of(model: Any) -> Iterator[tuple[Any, PatchPoint]]:
-    """The outermost modules with a seam: within one that is wrapped, nothing else needs to be."""
+    """The outermost modules with a patch point. Modules within them need no wrapper."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; give a transformers model, a torch.nn.Module")
     point = PATCH_POINTS.get(type(model).__name__)
@@ -113,9 +117,9 @@ def _plain_class(module: Any) -> type:
 
 @remembered
 def _wrapped_class(plain: type, point: PatchPoint) -> type:
-    """A class of the same name, by which transformers knows its classes too, that asks the cache first.
+    """A subclass of the same name that asks the cache first. transformers knows its classes by their names.
 
-    A class and no attribute of the instance: a copied attribute would go on calling the module it was made for.
+    A class instead of an instance attribute, since a copied attribute would still call the module it was made for.
     """
     original: Any = getattr(plain, point.method)
     jit: Any = torch.jit
@@ -127,11 +131,11 @@ def _wrapped_class(plain: type, point: PatchPoint) -> type:
         return encoder(self, args, kwargs)
 
     def reduced(self: Any, protocol: Any) -> Any:
-        # Copies and pickles are of the plain model: a client is no part of it, and this class cannot be imported.
+        # Copies and pickles are of the plain model: a client cannot be copied, and this class cannot be imported.
         state = {name: value for name, value in vars(self).items() if name != "_tensord"}
         return _empty, (plain,), state
 
-    # The signature and the documentation are the original's.
+    # Keeps the signature and the documentation of the original.
     update_wrapper(method, original)
     body = {
         point.method: method,
@@ -145,5 +149,5 @@ def _wrapped_class(plain: type, point: PatchPoint) -> type:
 
 
 def _empty(plain: type) -> Any:
-    """An instance that is yet to be given its state."""
+    """An instance of `plain` without state."""
     return object.__new__(plain)

@@ -1,11 +1,10 @@
-"""A call of a wrapped encoder: what its items' keys are, which are found, which are encoded, and by whom.
+"""One call of a wrapped encoder: computes the items' keys, reads stored outputs, and has missing outputs encoded.
 
-Owns: a call's items and their keys, and the order of look-up, claim, encoding, store and waiting. Does not own the
-pieces of an output (outputs), what names weights and settings (identity), nor when a call is left alone (conditions).
+Owns: a call's items and their keys, and the sequence of lookup, claim, encoding, store and waiting. Does not own:
+splitting an output (outputs), names of weights and settings (identity), the decision to bypass the cache (conditions).
 
-Invariants: no claim outlives its call. While others encode something, what is ours to encode is encoded first; so two
-calls that want the same items in any order wait for each other only forwards. Nothing is raised but what the model
-raises.
+Invariants: no claim outlives its call. A call encodes its own items before it waits for others, so two calls that want
+the same items in any order never wait for each other in a circle. Only exceptions of the model are raised.
 """
 
 from __future__ import annotations
@@ -40,23 +39,24 @@ __all__ = ["Encoder", "EncoderTally"]
 
 Arguments = dict[str, Any]
 Part = Any
-"""An item's share of an output, as `CallItems.split` gives it."""
+"""An item's part of an output, as returned by `CallItems.split`."""
 
 _KIND: Final = "transformers"
 _ANSWER_S: Final = 0.1
-"""How long the daemon may take to say who encodes. It takes a round trip; only where it hangs, this is waited."""
+"""Seconds to wait for the daemon to grant claims. An answer takes one round trip; only a hanging daemon takes so
+long."""
 _PUT_S: Final = 1.0
-"""How long room in the inbox may take for all items of a call; without it they are not stored."""
+"""Seconds to wait for room in the inbox, for all items of a call. Items without room are not stored."""
 _STORED_S: Final = 0.1
-"""How long the daemon may take to say what became of a call's puts. It is told as soon as they are copied."""
+"""Seconds to wait for the result of a call's puts. The daemon answers as soon as it has copied them."""
 _PAUSE_S_MIN: Final = 0.0001
 _PAUSE_S_MAX: Final = 0.005
 
 
 @dataclass(slots=True)
 class EncoderTally:
-    """What became of items: found, waited for while another process encoded them, and encoded here; and how many calls
-    went through untouched."""
+    """Counts of items: found; waited for while another process encoded them; encoded here. `passed` counts calls that
+    bypassed the cache."""
 
     found: int = 0
     waited: int = 0
@@ -64,7 +64,7 @@ class EncoderTally:
     passed: int = 0
 
     def add(self, other: EncoderTally) -> None:
-        """Sums another one up into this."""
+        """Adds another tally to this one."""
         self.found += other.found
         self.waited += other.waited
         self.encoded += other.encoded
@@ -73,19 +73,19 @@ class EncoderTally:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call's items, in their order. Where something is asked for some of them, it is by their positions."""
+    """One call's items, in order. The functions take positions of items."""
 
     keys: list[bytes]
     whole: Callable[[], Any]
-    """The output of all, as the model gives it."""
+    """Returns the output for all items, as the model returns it."""
     encode: Callable[[Sequence[int]], Any]
-    """The output of some."""
+    """Returns the output for some items."""
     batch: Callable[[Sequence[int]], CallItems]
     device: Any
 
 
 class Encoder:
-    """How one module is wrapped: from a call's arguments to its output. Keeps no reference to the module.
+    """The wrapper of one module. Keeps no reference to the module.
 
     `plain` is the module's own class. The other arguments are those of `cached`.
     """
@@ -94,7 +94,7 @@ class Encoder:
         self, plain: type, point: PatchPoint, cache: Client, namespace: Namespace | None, *, exact: bool
     ) -> None:
         self.tally = EncoderTally()
-        self._seam = point
+        self._point = point
         self._cache = cache
         self._namespace = namespace
         self._exact = exact
@@ -106,35 +106,36 @@ class Encoder:
 
     @property
     def _original(self) -> Any:
-        """The class's method as it is now: whoever patches it does not know of us."""
-        return getattr(self._plain, self._seam.method)
+        """The class's present method, since other code may patch it without knowing this wrapper."""
+        return getattr(self._plain, self._point.method)
 
     def refresh(self) -> None:
-        """Has the weights' fingerprint taken anew."""
+        """Computes the weights' fingerprint again at the next call."""
         self._fingerprint.forget()
 
     def modules(self, module: Any) -> list[Any]:
-        """The module, and those whose code encodes."""
+        """The module, and all modules whose code encodes."""
         return [module, *(each for part in self._parts(module).values() for each in part.modules())]
 
     def functions(self, modules: Collection[Any]) -> list[str]:
-        """What the encoder's code calls by the names in its configurations.
+        """The functions that the encoder's code finds by names in its configurations.
 
         Raises:
-            Replaced: some of what it calls is not the libraries' own, or was replaced since it was first looked at.
+            Replaced: a called function is not one of the libraries', or was replaced since it was first seen.
         """
         names = {getattr(config, "_attn_implementation", None) for config in configs_of(modules)}
         return functions_called({self._plain, *map(type, modules)}, names)
 
     def _parts(self, module: Any) -> dict[str, Any]:
-        return {name: getattr(module, name) for name in self._seam.parts} or {"": module}
+        return {name: getattr(module, name) for name in self._point.parts} or {"": module}
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         """The output of the module's method for these arguments."""
         try:
             call = self._prepared(module, args, kwargs)
         except Exception:
-            # What is wrong with the arguments, the model says best; and what is wrong with us is not its caller's.
+            # The model reports wrong arguments itself. A fault of this module is not the caller's, so the model just
+            # computes.
             self.tally.passed += 1
             return self._original(module, *args, **kwargs)
         parts: dict[bytes, Part] = {}
@@ -144,36 +145,37 @@ class Encoder:
                 parts[key] = part
                 self.tally.found += 1
         try:
-            if len(parts) < len(call.keys) and (missing := _firsts(call.keys, parts)):
+            if len(parts) < len(call.keys) and (missing := _first_positions(call.keys, parts)):
                 output = self._completed(call, parts, missing)
                 if output is not None:
                     return output
             everything = call.batch(range(len(call.keys)))
             return everything.join([parts[key] for key in call.keys], call.device)
         except TensordError:
-            # It cannot be taken apart, or what was found is no output of this model.
+            # The output cannot be split, or a stored entry is not an output of this model.
             self.tally.passed += 1
             return call.whole()
 
     # ---- look up, claim, encode, wait
 
     def _completed(self, call: _Call, parts: dict[bytes, Part], missing: dict[bytes, int]) -> Any:
-        """Adds the parts that are missing, encoded here, or elsewhere by who was first.
+        """Adds the missing parts: encoded here, or by another process that claimed them first.
 
         Args:
-            missing: keys, with the position of each.
+            missing: the missing keys, with the position of each.
 
         Returns:
-            The whole output where all of it was encoded; None where it is to be put together.
+            The whole output if all of it was encoded here; None if the caller has to join it from the parts.
 
         Raises:
-            NotSplittable: an output that cannot be taken apart.
+            NotSplittable: an output cannot be split.
         """
         claims = {key: self._cache.claim(key) for key in missing}
         try:
             ours = self._granted(claims)
             if len(ours) == len(missing) and not parts:
-                # As the model does it, items that are there twice included: bit for bit what it is without us.
+                # One call of the model with all items, duplicates included, so the output equals the unwrapped model's
+                # bit for bit.
                 output = call.whole()
                 self.tally.encoded += len(call.keys)
                 try:
@@ -204,14 +206,14 @@ class Encoder:
         parts.update(split)
 
     def _granted(self, claims: dict[bytes, Claim]) -> list[bytes]:
-        """Keys that nobody else computes. Waits until it is known for all, within reason."""
+        """The keys that no other process computes. Waits up to _ANSWER_S for the daemon's answers."""
         deadline = time.monotonic() + _ANSWER_S
         while any(claim.state == "asked" for claim in claims.values()) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S_MIN)
         return [key for key, claim in claims.items() if claim.state not in ("waiting", "hit")]
 
     def _awaited(self, claims: dict[bytes, Claim], parts: dict[bytes, Part]) -> list[bytes]:
-        """Adds what others encode, as it is stored, and gives the keys that have to be encoded here all the same."""
+        """Adds parts as other processes store them. Returns the keys that still have to be encoded here."""
         deadline = time.monotonic() + self._cache.timeout_s
         pause_s = _PAUSE_S_MIN
         left = []
@@ -235,7 +237,8 @@ class Encoder:
         return left
 
     def _found(self, key: bytes) -> Part | None:
-        """Over the ring's own memory, which it keeps: joining copies."""
+        """The stored part of a key, as tensors over the ring's memory that keep it pinned. Joining the parts copies
+        them."""
         lease: Lease | None = self._cache.get(key)
         try:
             return None if lease is None else lease.torch(copy=False)
@@ -243,11 +246,12 @@ class Encoder:
             return None
 
     def _store(self, split: dict[bytes, Part], claims: dict[bytes, Claim]) -> None:
-        """Stores the parts, and ends their claims by what became of each."""
+        """Stores the parts, and ends the claim of each according to the result."""
         puts = self._sent(split)
         deadline = time.monotonic() + _STORED_S
         for put in puts:
-            # A put ends the claim of its key only where it succeeds: whoever waits for another one has to be told.
+            # A put ends the claim of its key only if it succeeds. After a failure the claim is abandoned, to tell
+            # waiting clients.
             if claims[put.key].state == "compute":
                 with suppress(TensordError):
                     put.wait(max(0.0, deadline - time.monotonic()))
@@ -258,7 +262,7 @@ class Encoder:
                 claims[key].abandon()
 
     def _sent(self, split: dict[bytes, Part]) -> list[Put]:
-        """The puts that are on their way; after one that found no room, no more are tried."""
+        """Starts the puts. After a put that found no room, no further put is tried."""
         deadline = time.monotonic() + _PUT_S
         puts = []
         for key, part in split.items():
@@ -272,15 +276,15 @@ class Encoder:
                 break
         return puts
 
-    # ---- what a call is about
+    # ---- the items of a call
 
     def _prepared(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> _Call:
         """The call's items.
 
         Raises:
-            Untouchable: it has to go through as it is.
+            Untouchable: the call has to bypass the cache.
         """
-        point = self._seam
+        point = self._point
         given = self._arguments(module, args, kwargs)
         items = plain_tensor(given.get(point.items))
         parts = self._parts(module)
@@ -289,7 +293,7 @@ class Encoder:
             raise Untouchable
         check_still(items, parts.values())
         if given.get("return_dict") is False or getattr(module.config, "return_dict", True) is False:
-            # A bare tuple does not say what its lists are.
+            # A plain tuple does not say which of its elements are lists of items.
             raise Untouchable
         rows, beside = self._rows(given, items)
         said = {name: value for name, value in given.items() if name not in (point.items, point.grid, point.beside)}
@@ -305,7 +309,7 @@ class Encoder:
             dtype=str(items.dtype),
             processor=f"transformers {transformers.__version__}",
         )
-        # Each key names the weights by their content, so that none of a generation can be of other weights.
+        # Each key contains the weights' fingerprint, so a key of any generation cannot stand for other weights.
         namespace = self._cache.current(namespace)
         common = {
             "class": self._name,
@@ -345,7 +349,7 @@ class Encoder:
         return _Call([key(at, at + 1) for at in range(count)], whole, encode, batch, items.device)
 
     def _arguments(self, module: Any, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
-        """By name, those of **kwargs too; without the module, and without defaults."""
+        """The arguments by name, those of **kwargs included, without the module and without defaults."""
         given = dict(self._signature.bind(module, *args, **kwargs).arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -356,8 +360,8 @@ class Encoder:
         return given
 
     def _rows(self, given: Arguments, items: Any) -> tuple[list[int], list[Any]]:
-        """How many rows each item has, and what else of it belongs to its key."""
-        point = self._seam
+        """The number of rows of each item, and further parts of each item's key."""
+        point = self._point
         if point.grid is not None:
             beside: list[Any] = plain_tensor(given.get(point.grid)).tolist()
             rows = [t * h * w for t, h, w in beside]
@@ -374,8 +378,8 @@ class Encoder:
         return rows, beside
 
 
-def _firsts(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]:
-    """The first position of each key that has no part."""
+def _first_positions(keys: Sequence[bytes], parts: dict[bytes, Part]) -> dict[bytes, int]:
+    """The first position of each key without a part."""
     found: dict[bytes, int] = {}
     for at, key in enumerate(keys):
         if key not in parts:

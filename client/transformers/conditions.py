@@ -1,8 +1,8 @@
-"""Whether an encoder's output follows from what its key has (identity: modules, settings), and from nothing else.
+"""Checks that an encoder's output depends only on the contents of its key (identity: modules, settings).
 
-Owns: when a call goes through untouched for what is in the model or its arguments.
+Owns: the properties of model and arguments for which a call bypasses the cache. Does not own: the contents of a key.
 
-Invariant: what is not known to leave the output alone is either in the key, or the call is untouchable.
+Invariants: whatever may change the output is part of the key, or the call bypasses the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..identity.modules import tensors_of
 from ..identity.origin import LIBRARIES, is_from
 
 _EVERYWHERE: Final = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
-"""Hooks that run with each module there is. torch changes these, and never replaces them."""
+"""Hooks of torch that run with every module. torch changes these dicts, and never replaces them."""
 _ACCELERATE: Final = "accelerate.hooks"
 _MOVING: Final = frozenset({"ModelHook", "SequentialHook", "AlignDevicesHook", "CpuOffload"})
 _HOOKED: Final = ("pre_forward", "post_forward")
@@ -29,11 +29,15 @@ _HOOKS_FROM: Final = LIBRARIES | {"accelerate"}
 
 
 class Untouchable(Exception):
-    """The call has to go through as it is."""
+    """The call has to bypass the cache."""
 
 
 def plain_tensor(tensor: Any) -> torch.Tensor:
-    """The tensor, which is one with rows in plain memory."""
+    """The tensor itself, if it is a plain tensor with at least one dimension.
+
+    Raises:
+        Untouchable: it is not.
+    """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.ndim == 0 or tensor.layout is not torch.strided:
         raise Untouchable
     plain: torch.Tensor = tensor
@@ -41,9 +45,13 @@ def plain_tensor(tensor: Any) -> torch.Tensor:
 
 
 def check_still(items: Any, parts: Iterable[Any]) -> None:
-    """That encoding is a function of the input and the weights: no gradients wanted, no dropout, all on one device, and
-    nobody else's code in it or around it."""
-    if any(_EVERYWHERE) or _is_within_modes():
+    """Checks that the output depends on the input and the weights only: no gradients, no dropout, all tensors on one
+    device, and no foreign code in or around the modules.
+
+    Raises:
+        Untouchable: it may depend on more.
+    """
+    if any(_EVERYWHERE) or _is_mode_active():
         raise Untouchable
     gradients = torch.is_grad_enabled()
     if gradients and items.requires_grad:
@@ -56,11 +64,11 @@ def check_still(items: Any, parts: Iterable[Any]) -> None:
                 raise Untouchable
 
 
-def _is_within_modes() -> bool:
-    """Whether a mode may change what operators do, as a TorchFunctionMode does, or dual numbers are computed."""
+def _is_mode_active() -> bool:
+    """Whether a mode may change the behaviour of operators, such as a TorchFunctionMode, or dual numbers are in use."""
     overrides: Any = torch.overrides
     modes = overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
-    # The default device, which is in the key, is a mode as well.
+    # The default device is a mode too. It is part of the key.
     return (
         any(type(mode) is not DeviceContext for mode in modes)
         or torch._C._len_torch_dispatch_stack() > 0
@@ -69,9 +77,9 @@ def _is_within_modes() -> bool:
 
 
 def _is_known(module: Any) -> bool:
-    """Whether what a module does follows from its class, and that is one of torch's or transformers'.
+    """Whether the module's class determines what the module does, and the class is torch's or transformers'.
 
-    An adapter can be switched off, and a hook changes what it likes, without a weight being changed.
+    Adapters can be switched off, and hooks can change any value, without a change of a weight.
     """
     inside = vars(module)
     kind = type(module)
@@ -79,7 +87,7 @@ def _is_known(module: Any) -> bool:
         ("forward" not in inside or _is_placed(module))
         and kind.__module__.startswith(("torch.", "transformers."))
         and _is_method_known(kind.__dict__.get("_tensord_plain", kind).forward)
-        # transformers has hooks of its own, for outputs that are asked for by name.
+        # Hooks of transformers itself are allowed. They collect outputs that were asked for by name.
         and all(map(is_from, inside["_forward_hooks"].values()))
         and all(map(is_from, inside["_forward_pre_hooks"].values()))
     )
@@ -87,13 +95,14 @@ def _is_known(module: Any) -> bool:
 
 @lru_cache(4096)
 def _is_method_known(method: Any) -> bool:
-    """Of a class's method: an encoder has hundreds of modules. Hooks are not kept here; they may hold memory."""
+    """Whether a class's method is the libraries'. Cached, since an encoder has hundreds of modules. Hooks are not
+    cached here, since they may hold memory."""
     return is_from(method)
 
 
 def _is_placed(module: Any) -> bool:
-    """Whether an instance's own `forward` is accelerate's, for hooks that move tensors between devices and change no
-    value, around the class's."""
+    """Whether an instance's own `forward` is accelerate's wrapper of the class's method, for hooks that move tensors
+    between devices and change no value."""
     inside = vars(module)
     around = inside["forward"]
     return (
@@ -108,7 +117,7 @@ def _is_placed(module: Any) -> bool:
 
 
 def _is_moving(hook: Any) -> bool:
-    """Whether a hook is one of accelerate's own that only move tensors; a class derived from one may do anything."""
+    """Whether a hook is one of accelerate's own that only move tensors. Subclasses may do anything, so they are not."""
     kind = type(hook)
     if kind.__module__ != _ACCELERATE or kind.__qualname__ not in _MOVING:
         return False

@@ -1,11 +1,13 @@
-"""Which functions an encoder's code calls, and whether they are still those that transformers and torch bring.
+"""Checks that the functions called by an encoder's code are still those of transformers and torch.
 
-Owns: finding these functions by the names in the code of the modules' classes, and what each was when it was first seen
-in this process. Does not own hooks, or what an instance was given (conditions).
+Owns: finding these functions by the names in the code of the modules' classes, and the record of each function when
+first seen in this process. Does not own: hooks, and attributes of instances (conditions).
 
-Seen is another function in a modelling file, in torch.nn.functional or in torch, another method in a class, and another
-function under a name in transformers' registries (`AttentionInterface`). Not seen are methods of torch.Tensor that were
-replaced, functions whose code or defaults were written in place, and what a function calls by other ways than its name.
+Detected replacements: a function in a modelling file, in torch.nn.functional or in torch, a method of a class, and a
+function in transformers' registries (`AttentionInterface`). Not detected: replaced methods of torch.Tensor, functions
+whose code or defaults were changed in place, and functions that are called other than by name.
+
+Invariants: while a detected replacement is in place, every call of `functions_called` raises Replaced.
 """
 
 from __future__ import annotations
@@ -23,37 +25,38 @@ from transformers.utils.generic import GeneralInterface
 from ..identity.origin import LIBRARIES, is_from, is_named
 
 _EXPECTED: Final = LIBRARIES | frozenset(sys.stdlib_module_names) | {"numpy"}
-"""Packages whose functions modelling files call under names of their own."""
+"""Packages whose functions a modelling file may call."""
 _TORCH: Final[tuple[dict[str, Any], ...]] = (vars(torch.nn.functional), vars(torch))
 _FOLLOWED: Final = ("transformers.", "torch.nn.functional", "torch.nn.modules.")
 _MISSING: Final = object()
 
 
 class Replaced(Exception):
-    """A function is not the one that the library brings."""
+    """A function is not the library's own."""
 
 
 @dataclass(slots=True)
 class _Calls:
-    """What some code calls: functions, by where they are looked up, and the registries where it looks for others."""
+    """The functions that some code calls, by the place of the lookup, and the registries in which the code looks up
+    others."""
 
     functions: dict[tuple[Any, str], tuple[Mapping[str, Any], str, Any]] = field(default_factory=dict)
     registries: dict[int, Any] = field(default_factory=dict)
 
 
 _first: dict[tuple[Any, str], tuple[Mapping[str, Any], str, Any]] = {}
-"""Class, or id of a module's namespace, and name → the function that was there when it was first looked for."""
+"""(class, or id of a module's namespace; name) → the function that was there when first looked up."""
 
 
 def functions_called(kinds: Iterable[type], implementations: Iterable[Any]) -> list[str]:
-    """The functions that the code of these classes finds in transformers' registries, as text. All functions that it
-    calls are the libraries' own, and are those that were there when they were first looked for.
+    """The functions that the code of these classes finds in transformers' registries, as text. Checks that all
+    functions that the code calls are the libraries' own, and unchanged since they were first looked up.
 
     Args:
         implementations: names in the registries.
 
     Raises:
-        Replaced: a function is another.
+        Replaced: a function was replaced.
     """
     calls = _calls_of(frozenset(kinds))
     _check(calls)
@@ -96,10 +99,10 @@ def _calls_within(function: Any) -> _Calls:
 
 
 def _add(calls: _Calls, namespace: Mapping[str, Any], name: str, owner: Any) -> None:
-    """A function that is looked up by a name, and what it calls.
+    """Adds a function that is looked up by name, and the functions that it calls.
 
     Raises:
-        Replaced: it was written somewhere else, or is not the one that was there first.
+        Replaced: the function is from another package, or not the first one seen under the name.
     """
     at = (owner, name)
     if at in calls.functions:

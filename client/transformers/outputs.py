@@ -1,13 +1,13 @@
-"""What a model's encoder returns, taken apart into what each item of a batch has in it, and put together again.
+"""Splits an encoder's output into the parts of the items in a batch, and joins such parts.
 
-Owns: the rule of which rows of a tensor are whose, and the plain tree under which one item's part is stored. Does not
-own any model: how many rows each item has is the caller's to say.
+Owns: the assignment of a tensor's rows to items, and the plain tree in which an item's part is stored. Does not own:
+any model. The caller gives the number of rows of each item.
 
-An output is a tensor, a ModelOutput, list or tuple of outputs, None or a scalar. In every tensor the items stand one
-after the other along the first dimension: all rows of the batch or, where an encoder merges neighbouring rows, a
-fraction of them. A list that has one tensor for each item instead must be named.
+An output is a tensor, a ModelOutput, a list or tuple of outputs, None or a scalar. In every tensor the items follow one
+another along the first dimension: all rows of the batch or, if an encoder merges neighbouring rows, a fraction of them.
+A list with one tensor for each item must be declared (`listed`).
 
-Invariant: joining the parts of a split gives the same types, and tensors that are equal bit for bit.
+Invariants: joining the parts of a split gives the same types, and tensors that are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SCALARS: Final = (bool, int, float, str)
 
 
 class NotSplittable(UnsupportedLeaf):
-    """An output of which nobody can say which part belongs to which item."""
+    """The output cannot be divided among the items."""
 
 
 class CallItems:
-    """The items of one call: how many rows each has.
+    """The items of one call, with their numbers of rows.
 
     Args:
-        rows: for each item; None: all of the output is one item's, and may have any form.
-        listed: fields of the output that hold a list with a tensor for each item; "" is the output itself.
-        modules: names of the Python modules in which the output's classes may be found.
+        rows: the number of rows of each item. None: the whole output belongs to one item, and may have any form.
+        listed: fields of the output with a list of one tensor for each item; "" is the output itself.
+        modules: names of the Python modules that define the output's classes.
     """
 
     def __init__(self, rows: Sequence[int] | None, *, listed: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
@@ -47,15 +47,15 @@ class CallItems:
         self._modules = modules
 
     def split(self, output: Any) -> list[Any]:
-        """One tree for each item, of what `Client.put` takes.
+        """One tree for each item, in the form that `Client.put` takes.
 
         Raises:
-            NotSplittable: a tensor that has another number of rows, or something that is none of an output's types.
+            NotSplittable: a tensor has another number of rows, or a value is of a type that no output has.
         """
         return self._split(output, "")
 
     def join(self, parts: Sequence[Any], device: Any) -> Any:
-        """The output of which these are the items' parts, on a device, in memory of its own.
+        """The output with these parts, in new memory on a device.
 
         Raises:
             BadTree: the parts are not of one output.
@@ -87,7 +87,7 @@ class CallItems:
         raise NotSplittable(f"{field or 'the output'} is a {type(node).__name__}")
 
     def _pieces(self, tensor: Any) -> Sequence[Any]:
-        """The rows of each item, as views."""
+        """Views of the rows of each item."""
         if self._rows is None:
             return [tensor]
         found = tensor.shape[0] if tensor.ndim else 0
@@ -131,7 +131,7 @@ class CallItems:
 
 
 def _gathered(pieces: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The pieces, one after the other, in new memory on a device."""
+    """The pieces, concatenated in new memory on a device."""
     first = pieces[0]
     if any(piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:] for piece in pieces):
         raise BadTree("the pieces have different dtypes or shapes")
@@ -140,7 +140,7 @@ def _gathered(pieces: Sequence[torch.Tensor], device: torch.device) -> torch.Ten
     whole = first.new_empty((sum(len(piece) for piece in pieces), *first.shape[1:]))
     at = 0
     for piece in pieces:
-        # Not by torch: its threads take many times as long to copy while the cores are busy.
+        # numpy copies, since torch's threads take many times as long while the cores are busy.
         np.copyto(_bytes_of(whole[at : at + len(piece)]), _bytes_of(piece))
         at += len(piece)
     return whole

@@ -1,11 +1,12 @@
-"""Where each family of models is cut open: the narrowest place that all its callers pass.
+"""The patched method of each model family: the innermost method that all callers use.
 
     LLaVA                     LlavaModel.get_image_features      an item is a row of pixel_values
     CLIP, SigLIP              the vision tower's forward          the same
     Whisper                   the encoder's forward               an item is a row of input_features
     Qwen2-VL, 2.5-VL, 3-VL    the vision tower's forward          an item is a row of grid_thw, and its patches
 
-Owns: that table. Knows classes by their names, so that no family is imported for the sake of another.
+Owns: this table. Does not own: the wrapper. Invariants: classes are named, not imported, so using one family does not
+import the others.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ __all__ = ["PATCH_POINTS", "PatchPoint"]
 
 @dataclass(frozen=True, slots=True)
 class PatchPoint:
-    """Where one family is cut open.
+    """The patched method of one family, and the roles of its arguments.
 
     Args:
-        method: of the module, which is wrapped.
-        modality: in the key.
-        items: name of the argument whose rows are the batch.
-        grid: name of the argument with a row (t, h, w) for each item, where `items` has t·h·w rows for it.
-        beside: an argument with a row for each item that may come along.
-        parts: attributes with the modules that encode; none: the module itself.
-        listed: fields of the output that are a list with a tensor for each item; "" is the output itself.
+        method: the name of the method that is wrapped.
+        modality: the modality in the key.
+        items: the argument whose rows are the batch.
+        grid: the argument with a row (t, h, w) for each item; `items` then has t·h·w rows for the item.
+        beside: an optional argument with a row for each item.
+        parts: attributes with the modules that encode; empty for the module itself.
+        listed: fields of the output with a list of one tensor for each item; "" is the output itself.
     """
 
     method: str
@@ -61,4 +62,4 @@ PATCH_POINTS: Final[Mapping[str, PatchPoint]] = {
     "Qwen3VLVisionModel": _PATCHES,
     "Qwen3VLMoeVisionModel": _PATCHES,
 }
-"""By the name of the module's class."""
+"""The patch point of each module class, by class name."""

@@ -41,7 +41,7 @@ def install_engine() -> None:
     for name in ("add_lora", "remove_lora"):
         original = getattr(EngineCore, name)
         if not hasattr(original, _OURS):
-            setattr(EngineCore, name, _telling(original))
+            setattr(EngineCore, name, _reporting(original))
 
 
 def tell_engine(core: Any) -> None:
@@ -78,7 +78,7 @@ def held() -> dict[int, str]:
     return {number: digest for number, digest in found.items() if number not in unclear}
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def around(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:

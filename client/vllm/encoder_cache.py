@@ -52,7 +52,7 @@ def tell_listeners() -> None:
             _log.exception("tensord: a listener failed on a change of weights; outputs of old weights may be shared")
 
 
-class _TellsOfResets:
+class _NotifiesOnReset:
     """A mixin for vLLM's managers."""
 
     def reset(self) -> None:
@@ -61,11 +61,11 @@ class _TellsOfResets:
         tell_listeners()
 
 
-class TensordEncoderDecoderCacheManager(_TellsOfResets, theirs.EncoderDecoderCacheManager):
+class TensordEncoderDecoderCacheManager(_NotifiesOnReset, theirs.EncoderDecoderCacheManager):
     """The manager for models with an encoder and a decoder. `create_manager` chooses it for them."""
 
 
-class TensordEncoderCacheManager(_TellsOfResets, theirs.EncoderCacheManager):
+class TensordEncoderCacheManager(_NotifiesOnReset, theirs.EncoderCacheManager):
     """vLLM's manager. Its `reset` also ends sharing under the model's present name."""
 
     @classmethod

@@ -67,10 +67,10 @@ class Presence:
                 return
             if self._link.connected:
                 self._reasons.clear()
-                self._look_at_answers()
+                self._log_answers()
             elif (kind := type(self._link.error or _NOT_YET)) not in self._reasons:
                 self._reasons.add(kind)
-                self._away()
+                self._log_unavailable()
 
     # ---- calls by the link, in its thread
 
@@ -88,7 +88,7 @@ class Presence:
 
     # ---- inside
 
-    def _look_at_answers(self) -> None:
+    def _log_answers(self) -> None:
         link, before = self._link, self._state
         self._state = "silent" if self._silent else "there"
         if self._state == before:
@@ -111,7 +111,7 @@ class Presence:
                 logging.INFO, f"is connected (instance {link.instance}, version {link.version}); {self._shares}"
             )
 
-    def _away(self) -> None:
+    def _log_unavailable(self) -> None:
         link, before = self._link, self._state
         self._state = "away"
         error = link.error or _NOT_YET

@@ -64,7 +64,7 @@ _REFERENCE: Final = "tensord_reference"
 _SCOPE_BYTES: Final = 16
 _REFERENCE_BYTES: Final = KEY_BYTES + HANDLE_BYTES + LOAN_BYTES
 _PARTS: Final = (0, KEY_BYTES, KEY_BYTES + HANDLE_BYTES, _REFERENCE_BYTES, None)
-_EVERYBODYS: Final = b""
+_SHARED_SCOPE: Final = b""
 _DIGEST: Final = "digest"
 _OURS: Final = "_tensord"
 _log = logging.getLogger("tensord")
@@ -128,7 +128,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.release()
 
     def invalidate(self, mm_hash: str) -> None:
-        self.cache.invalidate([_hash(scope, mm_hash) for scope in (_EVERYBODYS, self._named_scope, self._bare_scope)])
+        self.cache.invalidate([_hash(scope, mm_hash) for scope in (_SHARED_SCOPE, self._named_scope, self._bare_scope)])
 
     def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
         """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
@@ -140,7 +140,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         if found is None:
             return
         scope, feature = found
-        known = (_EVERYBODYS, self._named_scope, self._bare_scope)
+        known = (_SHARED_SCOPE, self._named_scope, self._bare_scope)
         if scope not in known or feature.data.key != self.cache.key(feature.hash):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(feature.data):
@@ -180,7 +180,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             return [self._named_scope]
         # An item without updates may come from a program that expanded the prompt itself. Other processes could not
         # place it.
-        return [_EVERYBODYS, self._bare_scope]
+        return [_SHARED_SCOPE, self._bare_scope]
 
     def _found(self, mm_hash: str) -> bytes | None:
         """The first scope in which the item is stored, or None. The item is held from now on."""
@@ -317,7 +317,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             return None
 
 
-class _Teaching(MultiModalProcessorOnlyCache):
+class _LearningCache(MultiModalProcessorOnlyCache):
     """vLLM's cache of its warm-up. It also learns the forms of the items processed there."""
 
     def __init__(self, model_config: Any) -> None:
@@ -381,7 +381,7 @@ def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *
 
 
 def _teaching(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    return _Teaching(vllm_config.model_config) if _wanted(vllm_config) else original(vllm_config)
+    return _LearningCache(vllm_config.model_config) if _wanted(vllm_config) else original(vllm_config)
 
 
 def _wanted(vllm_config: VllmConfig) -> bool:
@@ -445,4 +445,4 @@ def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature
 
 def _asked(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:
     found = _reference(data, mm_hash) if data is not None else None
-    return found[1] if found is not None else Feature(_hash(_EVERYBODYS, mm_hash), data)
+    return found[1] if found is not None else Feature(_hash(_SHARED_SCOPE, mm_hash), data)

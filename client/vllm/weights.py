@@ -86,8 +86,8 @@ def install() -> None:
     hooks."""
     from vllm.v1.engine.core import EngineCore
 
-    _hook(EngineCore, "collective_rpc", _told_of_calls)
-    _hook(EngineCore, "set_weight_version", _told_of_versions)
+    _hook(EngineCore, "collective_rpc", _watched_calls)
+    _hook(EngineCore, "set_weight_version", _watched_versions)
 
 
 def _hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -99,7 +99,7 @@ def _hook(owner: type, name: str, around: Callable[[Callable[..., Any]], Callabl
     setattr(owner, name, hooked)
 
 
-def _told_of_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         named = isinstance(method, str)
@@ -177,7 +177,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return taken.contiguous().view(torch.uint8)
 
 
-def _told_of_versions(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_versions(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def set_weight_version(self: Any, weight_version: str) -> Any:
         known = getattr(self, "_weight_version", None)

@@ -1,7 +1,7 @@
-"""A GPU that needs neither a GPU nor torch, for tests and demonstrations of programs that use `DeviceCache`.
+"""A fake GPU that needs neither a GPU nor torch, for tests and demonstrations of programs that use `DeviceCache`.
 
 Owns: `FakeCard`, the account of one card's bytes, shared by all processes that open it; `FakeVram`, the device on that
-card, to which a `DeviceCache` is given; `FakeTensor`, a tensor on it; `FakeStream`, which does its work in order.
+card, an argument of `DeviceCache`; `FakeTensor`, a tensor on the device; `FakeStream`, which executes work in order.
 
 Example:
     >>> import tempfile

@@ -1,14 +1,15 @@
-"""A card that is a folder: its capacity is enforced across processes, and what a killed process held is free again.
+"""A fake card, represented by a folder. Its capacity is enforced across processes; a killed process's bytes become
+free.
 
     FOLDER/lock                 flock around every change
-    FOLDER/gauges               NAME USED TOTAL, a line a card: what the daemon's `file` gauges read
+    FOLDER/gauges               NAME USED TOTAL, one line a card: input of the daemon's `file` gauges
     FOLDER/cards/NAME/capacity  bytes
-    FOLDER/cards/NAME/PID-X     the bytes that one opener holds, and under flock(LOCK_EX) for as long as it lives
+    FOLDER/cards/NAME/PID-X     the bytes that one opener holds; the opener holds flock(LOCK_EX) on it while it lives
 
-Owns: the account of the bytes. Does not own any memory: fake_vram.py does, and takes what it needs here first.
+Owns: the account of the bytes. Does not own: any memory. fake_vram.py owns it, and reserves its bytes here first.
 
-Invariants: what live openers hold never sums to more than the capacity. A share whose lock can be had belongs to
-nobody: whoever looks next removes it, as a driver frees the memory of a process that ended, however it ended.
+Invariants: the bytes of live openers never exceed the capacity. A share file whose lock is free has no opener any more,
+and the next reader removes it, as a driver frees the memory of a process however the process ended.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _DIGITS: Final = 20
 
 
 class FakeCard:
-    """One process's opening of a card, and what this process holds of it. Safe to use from several threads; a child
-    process opens it anew.
+    """One process's handle on a card, and the bytes that the process holds. Thread-safe. A child process opens the card
+    anew.
 
     Args:
-        folder: where cards stand; made if it is not there. Several cards share the folder's gauge file.
-        name: the card's, and its gauge's.
-        capacity_bytes: how much it has; None: as whoever opened it first said.
+        folder: the folder of the cards; created if missing. All cards in a folder share its gauge file.
+        name: the name of the card and of its gauge.
+        capacity_bytes: the card's capacity; None to use the capacity that the first opener gave.
 
     Raises:
-        UsageError: a name that no gauge can have, or another capacity than the card has.
+        UsageError: the name is not valid for a gauge, or the card has another capacity.
 
     Example:
         >>> import tempfile
@@ -62,13 +63,13 @@ class FakeCard:
         self._closed: Any = None
         self._share = self._place / f"{os.getpid()}-{secrets.token_hex(4)}"
         with self._locked():
-            self.capacity_bytes = self._agreed(capacity_bytes)
+            self.capacity_bytes = self._checked_capacity(capacity_bytes)
             fd = os.open(self._share, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            # Nobody sees the file before it is locked: whoever looks holds the folder's lock.
+            # No process sees the file before it is locked, since every reader holds the folder's lock.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._fd = fd
             self._write(0)
-            self._tell()
+            self._write_gauge()
         self._closed = weakref.finalize(self, _closed, self._share, fd)
         _cards.add(self)
 
@@ -76,69 +77,69 @@ class FakeCard:
 
     @property
     def gauge_file(self) -> Path:
-        """The file for the daemon's `gauges.file`."""
+        """The path for the daemon's setting `gauges.file`."""
         return self.folder / "gauges"
 
     @property
     def held_bytes(self) -> int:
-        """What this opening holds, what it occupies included."""
+        """Bytes that this handle holds, occupied bytes included."""
         return self._held_bytes + self._occupied_bytes
 
     def reading(self) -> tuple[int, int]:
-        """(used, total) bytes of the whole card, all processes that live."""
+        """(used, total) bytes of the whole card, over all live processes."""
         with self._locked():
             return self._used_bytes(), self.capacity_bytes
 
     def refresh(self) -> tuple[int, int]:
-        """Writes the gauge file anew, as nobody does when a process was killed or never closed its card. Returns what
-        `reading` does."""
+        """Writes the gauge file again, for cases in which no process does: a process was killed, or never closed its
+        card. Returns (used, total) bytes like `reading`."""
         with self._locked():
-            return self._tell(), self.capacity_bytes
+            return self._write_gauge(), self.capacity_bytes
 
     # ---- what changes it
 
     def take(self, wanted_bytes: int) -> None:
-        """Takes so many bytes of the card.
+        """Reserves `wanted_bytes` of the card.
 
         Raises:
-            DeviceFull: it has less; nothing was taken.
+            DeviceFull: the card has fewer free bytes; nothing has changed.
         """
         with self._locked():
-            self._fits(wanted_bytes)
+            self._check_room(wanted_bytes)
             self._held_bytes += wanted_bytes
             self._write(self.held_bytes)
-            self._tell()
+            self._write_gauge()
 
     def give(self, given_bytes: int) -> None:
-        """Gives so many bytes back."""
+        """Returns `given_bytes` to the card."""
         if not 0 <= given_bytes <= self._held_bytes:
             raise UsageError(f"{given_bytes} bytes were to go back to {self.name}, and {self._held_bytes} are held")
         with self._locked():
             self._held_bytes -= given_bytes
             self._write(self.held_bytes)
-            self._tell()
+            self._write_gauge()
 
     def occupy(self, occupied_bytes: int) -> None:
-        """From now on holds exactly so many bytes besides what was taken: an engine's own use. 0 ends it.
+        """Sets the bytes held in addition to those of `take`, for example an engine's own use. 0 ends the occupation.
 
         Raises:
-            DeviceFull: the card has less; what was occupied before still is.
+            DeviceFull: the card has fewer free bytes; the former occupation stays.
         """
         if occupied_bytes < 0:
             raise UsageError(f"occupied_bytes is {occupied_bytes}; it is 0 or more")
         with self._locked():
-            self._fits(occupied_bytes - self._occupied_bytes)
+            self._check_room(occupied_bytes - self._occupied_bytes)
             self._occupied_bytes = occupied_bytes
             self._write(self.held_bytes)
-            self._tell()
+            self._write_gauge()
 
     def close(self) -> None:
-        """Gives back all that this opening holds."""
+        """Returns all bytes that this handle holds. Idempotent."""
         if self._closed.alive:
             with self._locked():
                 self._closed()
                 self._held_bytes = self._occupied_bytes = 0
-                self._tell()
+                self._write_gauge()
 
     def __enter__(self) -> Self:
         return self
@@ -146,11 +147,12 @@ class FakeCard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside; all of it under the folder's lock
+    # ---- inside; called under the folder's lock
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # No fork meanwhile: the child's copy of the descriptor would hold the folder's lock for as long as it lives.
+        # Forks wait meanwhile: a child's copy of the descriptor would hold the folder's lock as long as the child
+        # lives.
         with _no_fork:
             closed = self._closed
             if closed is not None and not closed.alive:
@@ -162,7 +164,7 @@ class FakeCard:
             finally:
                 os.close(fd)
 
-    def _agreed(self, capacity_bytes: int | None) -> int:
+    def _checked_capacity(self, capacity_bytes: int | None) -> int:
         path = self._place / "capacity"
         if not path.exists():
             if capacity_bytes is None or capacity_bytes <= 0:
@@ -173,7 +175,7 @@ class FakeCard:
             raise UsageError(f"{self.name} has {known} bytes, not {capacity_bytes}; open it with that, or with None")
         return known
 
-    def _fits(self, wanted_bytes: int) -> None:
+    def _check_room(self, wanted_bytes: int) -> None:
         free_bytes = self.capacity_bytes - self._used_bytes()
         if wanted_bytes > free_bytes:
             raise DeviceFull(
@@ -205,8 +207,8 @@ class FakeCard:
     def _write(self, held_bytes: int) -> None:
         os.pwrite(self._fd, f"{held_bytes:0{_DIGITS}}".encode(), 0)
 
-    def _tell(self) -> int:
-        """Writes this card's line of the gauge file, in one step as its readers see it."""
+    def _write_gauge(self) -> int:
+        """Writes this card's line of the gauge file. Readers see the old or the new file."""
         used_bytes = self._used_bytes()
         lines = self.gauge_file.read_text().splitlines() if self.gauge_file.exists() else []
         others = [line for line in lines if line.split()[:1] != [self.name]]
@@ -227,7 +229,7 @@ _no_fork: Final = threading.RLock()
 
 
 def _in_child() -> None:
-    # A child would hold its parent's locks for as long as it lives, and the parent's share would outlive the parent.
+    # A child would hold its parent's locks as long as it lives, so the parent's share would outlive the parent.
     for card in list(_cards):
         if card._closed.detach():
             os.close(card._fd)

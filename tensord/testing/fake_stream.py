@@ -1,9 +1,9 @@
-"""Streams of a fake card: work that is done in order, by a thread of its own, later than it was asked for.
+"""Streams of a fake card. A thread of each stream executes queued work in order, later than it was queued.
 
-Owns: the order of the work, and when it is done. Does not own what the work is: fake_vram.py's.
+Owns: the order and the time of execution. Does not own: the work itself (fake_vram.py).
 
-Invariant: what is enqueued is done after all that was enqueued before it on the same stream, and in no order at all
-with what other streams do.
+Invariants: work runs after all work queued earlier on the same stream, and in no particular order relative to other
+streams.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..errors import UsageError
 Work = Callable[[], object]
 
 
-class _Belt:
-    """What a stream's thread knows of the stream: not the stream itself, so that it ends with it."""
+class _WorkQueue:
+    """The part of a stream that its thread refers to. The stream itself can be collected, which ends the thread."""
 
     def __init__(self) -> None:
-        # A SimpleQueue, as finalizers put work on it too, wherever they happen to run.
+        # A SimpleQueue, since finalizers put work on it too, in any thread and at any point.
         self.works: Final[SimpleQueue[Work | None]] = SimpleQueue()
         self.delay_s = 0.0
         self.error: BaseException | None = None
@@ -37,40 +37,40 @@ class _Belt:
             try:
                 work()
             except BaseException as error:
-                # As on a real card: what went wrong is told to whoever waits next, and to everybody after.
+                # As on a real card, the first error is raised in every later wait.
                 self.error = self.error or error
 
 
 class FakeMark:
-    """A point that a stream was told to reach."""
+    """A point in the work of a stream, after all work queued when the mark was made."""
 
-    __slots__ = ("_belt", "_reached")
+    __slots__ = ("_queue", "_reached")
 
-    def __init__(self, belt: _Belt, reached: threading.Event) -> None:
-        self._belt = belt
+    def __init__(self, belt: _WorkQueue, reached: threading.Event) -> None:
+        self._queue = belt
         self._reached = reached
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the stream has reached it; False if it has not within `timeout_s`.
+        """Waits until the stream has reached the mark. False if it has not within `timeout_s` seconds.
 
         Raises:
-            RuntimeError: something that the stream did before has failed.
+            RuntimeError: earlier work of the stream has failed.
         """
         if not self._reached.wait(timeout_s):
             return False
-        if self._belt.error is not None:
-            raise RuntimeError("what the stream was told to do has failed") from self._belt.error
+        if self._queue.error is not None:
+            raise RuntimeError("what the stream was told to do has failed") from self._queue.error
         return True
 
 
 class Hold:
-    """Keeps a stream where it is until `release`, or the end of the `with` block."""
+    """Stops a stream until `release`, or until the end of the `with` block."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
 
     def release(self) -> None:
-        """Lets the stream go on."""
+        """Lets the stream continue."""
         self._over.set()
 
     def __enter__(self) -> Self:
@@ -81,42 +81,42 @@ class Hold:
 
 
 class FakeStream:
-    """A stream. Attribute `delay_s`: how long it takes before each piece of work, from now on."""
+    """A stream. `delay_s`: seconds that it waits before each piece of work, from now on."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._belt = _Belt()
-        threading.Thread(target=self._belt.run, name="tensord fake stream", daemon=True).start()
-        weakref.finalize(self, self._belt.works.put, None)
+        self._queue = _WorkQueue()
+        threading.Thread(target=self._queue.run, name="tensord fake stream", daemon=True).start()
+        weakref.finalize(self, self._queue.works.put, None)
 
     @property
     def delay_s(self) -> float:
-        """Seconds before each piece of work."""
-        return self._belt.delay_s
+        """Seconds that the stream waits before each piece of work."""
+        return self._queue.delay_s
 
     @delay_s.setter
     def delay_s(self, delay_s: float) -> None:
-        self._belt.delay_s = delay_s
+        self._queue.delay_s = delay_s
 
     def enqueue(self, work: Work) -> None:
-        """Has `work` done after all that was enqueued before.
+        """Queues `work` after all work queued before.
 
         Raises:
-            UsageError: in a forked child, where nobody would ever do it.
+            UsageError: in a forked child, which has no thread to execute the work.
         """
         if os.getpid() != self._pid:
             raise UsageError("this stream was made before a fork, and its thread is the parent's; make another device")
         self.enqueue_from_finalizer(work)
 
     def enqueue_from_finalizer(self, work: Work) -> None:
-        """The same, where nothing may be raised."""
-        self._belt.works.put(work)
+        """`enqueue` without the check, for finalizers, which must not raise."""
+        self._queue.works.put(work)
 
     def mark(self) -> FakeMark:
-        """The point behind all that was enqueued so far."""
+        """A mark after all work queued so far."""
         reached = threading.Event()
         self.enqueue(reached.set)
-        return FakeMark(self._belt, reached)
+        return FakeMark(self._queue, reached)
 
     def hold(self) -> Hold:
         """From here on the stream does nothing until the Hold is released."""

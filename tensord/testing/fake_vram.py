@@ -1,15 +1,16 @@
-"""VRAM without a GPU or torch, for tests, drills and examples: it punishes what a real card punishes.
+"""VRAM without a GPU or torch, for tests, drills and examples. Mistakes that corrupt data on a real GPU corrupt data
+here.
 
     card = FakeCard(folder, "card0", 1 << 30)     shared by processes, capacity enforced (fake_card.py)
     device = FakeVram(card)                       this process's tensors on it
-    tensor = device.upload(array)                 asynchronous, as all that is done to a FakeTensor
+    tensor = device.upload(array)                 asynchronous, like every operation on a FakeTensor
 
-Owns: the tensors, and a caching allocator: a tensor that is dropped goes back to it, and no gauge moves until
-`give_back()`. Does not own the account of the card (fake_card.py), or when a stream does its work (fake_stream.py).
+Owns: the tensors, and a caching allocator. A dropped tensor's memory returns to the allocator, and gauges change only
+with `give_back()`. Does not own: the card's account (fake_card.py), the execution of streams (fake_stream.py).
 
-Invariants: memory that nothing was written to, and memory that was dropped, holds 0xA5: what is read before its stream
-has written it, or after it was freed, is visibly wrong. A block is handed out again to the stream it was made under
-only, and only once every stream that it was lent to is past that.
+Invariants: new memory and freed memory is filled with 0xA5, so that a read before its stream has written the data, or
+after it was freed, is visibly wrong. A block is reused only for the stream that it was allocated under, and only after
+every stream that it was lent to has finished its work so far.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ __all__ = ["FakeCard", "FakeMark", "FakeStream", "FakeTensor", "FakeVram", "Hold
 Array = np.ndarray[Any, Any]
 GARBAGE: Final = 0xA5
 BLOCK_BYTES: Final = 512
-"""A tensor takes a multiple of this, as in torch's allocator."""
+"""Memory of a tensor is a multiple of this size, as with torch's allocator."""
 
 
 class _Block:
-    """Memory of the card that the process has taken, made under `stream`."""
+    """A block of the card's memory that this process has reserved, allocated under `stream`."""
 
     __slots__ = ("buffer", "stream")
 
@@ -49,13 +50,13 @@ class _Block:
 
 
 class _Allocator:
-    """The process's blocks that no tensor has, by stream and size."""
+    """The process's free blocks, by stream and size."""
 
     def __init__(self, card: FakeCard) -> None:
         self.card = card
         self._lock = threading.Lock()
         self._cached: defaultdict[tuple[FakeStream, int], list[_Block]] = defaultdict(list)
-        # Finalizers run anywhere, also where the lock is held: they leave the blocks here.
+        # Finalizers run at any point, also while this thread holds the lock, so they append freed blocks here.
         self._freed: deque[_Block] = deque()
 
     def allocate(self, block_bytes: int, stream: FakeStream) -> _Block:
@@ -71,7 +72,7 @@ class _Allocator:
         return _Block(np.full(block_bytes, GARBAGE, np.uint8), stream)
 
     def free(self, block: _Block, lent_to: tuple[FakeStream, ...]) -> None:
-        """Takes a block back once each of these streams has done what it was told so far. Called by finalizers."""
+        """Frees a block once each stream in `lent_to` has executed its queued work. Called by finalizers."""
         if lent_to:
             lent_to[0].enqueue_from_finalizer(lambda: self.free(block, lent_to[1:]))
             return
@@ -101,7 +102,7 @@ class _Allocator:
 
 
 class _Storage:
-    """A block for as long as a tensor lies in it."""
+    """Owns a block as long as a tensor uses it."""
 
     __slots__ = ("_allocator", "block", "lent_to")
 
@@ -115,7 +116,7 @@ class _Storage:
 
 
 class FakeTensor:
-    """A tensor on a fake card. Whatever is done to it is done later, by the stream that was current."""
+    """A tensor on a fake card. The current stream executes each operation on it later."""
 
     __slots__ = ("_array", "_storage", "device")
 
@@ -126,19 +127,19 @@ class FakeTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of a numpy array."""
+        """The shape, as of a numpy array."""
         shape: tuple[int, ...] = self._array.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """numpy's, or ml_dtypes'."""
+        """The dtype, of numpy or ml_dtypes."""
         dtype: np.dtype[Any] = self._array.dtype
         return dtype
 
     @property
     def nbytes(self) -> int:
-        """Of its elements; what it takes of the card is `device.size_of(tensor)`."""
+        """Bytes of the elements. The bytes used on the card are `device.size_of(tensor)`."""
         return self._array.nbytes
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> FakeTensor:
@@ -152,46 +153,46 @@ class FakeTensor:
         return f"FakeTensor({list(self.shape)}, {self.dtype}, {self.device.name})"
 
     def fill_(self, value: Any) -> FakeTensor:
-        """Sets every element. Returns itself."""
+        """Sets every element to `value`. Returns the tensor."""
         array = self._array
         self.device.launch(lambda: array.fill(value))
         return self
 
     def copy_(self, source: FakeTensor | Array) -> FakeTensor:
-        """Takes over the values of another tensor, or of an array as it is now. Returns itself."""
+        """Copies the values of another tensor, or of an array as it is now. Returns the tensor."""
         array = self._array
         values = source._array if isinstance(source, FakeTensor) else np.array(source, copy=True)
         self.device.launch(lambda: np.copyto(array, values))
         return self
 
     def clone(self) -> FakeTensor:
-        """A copy of its own on the card.
+        """A copy in new memory of the card.
 
         Raises:
-            DeviceFull: the card has no room for it.
+            DeviceFull: the card has no room for the copy.
         """
         return self.device.empty(self.shape, self.dtype).copy_(self)
 
     def numpy(self) -> Array:
-        """A copy on the host, after what the current stream was told to do is done."""
+        """A copy on the host, after all work queued on the current stream."""
         copied: Array = self.device.to_host(self, self.device.mark())
         return copied
 
     def peek(self) -> Array:
-        """A copy of what lies there now, waiting for nothing: for tests of what happens without waiting."""
+        """A copy of the present memory without waiting, for tests of missing synchronisation."""
         return self._array.copy()
 
 
 class FakeVram:
-    """A Device on a FakeCard: this process's tensors there. Safe to use from several threads; not across a fork.
+    """A Device on a FakeCard, with this process's tensors. Thread-safe, but not usable after a fork.
 
     Args:
-        card: where their memory is taken; this process's own opening of it.
-        reports: as in Device; a fake card writes its own gauge.
+        card: this process's handle on the card.
+        reports: as in Device. By default False, since a fake card writes its own gauge.
 
     Attributes:
-        stream: the stream that is current wherever no other one is.
-        copies: the stream of to_host and to_device.
+        stream: the default current stream.
+        copies: the stream for to_host and to_device.
 
     Example:
         >>> import tempfile
@@ -213,16 +214,16 @@ class FakeVram:
     # ---- tensors and streams
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> FakeTensor:
-        """A tensor with garbage in it.
+        """A tensor whose elements are garbage.
 
         Raises:
-            DeviceFull: the card has no room, and this process's unused memory made none.
+            DeviceFull: the card has no room, even after this process's free blocks were returned.
             UnsupportedLeaf: a dtype that no payload can have.
         """
         return self._empty((shape,) if isinstance(shape, int) else shape, dtype, self.current_stream)
 
     def upload(self, array: Any) -> FakeTensor:
-        """A tensor that is going to hold what `array` holds now, once the current stream comes to it.
+        """A tensor with the present content of `array`, once the current stream has executed the copy.
 
         Raises: as `empty`.
         """
@@ -231,13 +232,13 @@ class FakeVram:
 
     @property
     def current_stream(self) -> FakeStream:
-        """The calling thread's."""
+        """The calling thread's current stream."""
         stream: FakeStream = getattr(self._threads, "stream", self.stream)
         return stream
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[FakeStream]:
-        """Within the block `stream` is the calling thread's current one."""
+        """Makes `stream` the calling thread's current stream within the block."""
         before = self.current_stream
         self._threads.stream = stream
         try:
@@ -246,12 +247,12 @@ class FakeVram:
             self._threads.stream = before
 
     def launch(self, kernel: Callable[[], object]) -> None:
-        """Has `kernel()` run by the current stream."""
+        """Queues `kernel()` on the current stream."""
         self.current_stream.enqueue(kernel)
 
     @property
     def cached_bytes(self) -> int:
-        """What `give_back` would give now."""
+        """Bytes that `give_back` would return now."""
         return self._allocator.cached_bytes()
 
     # ---- Device

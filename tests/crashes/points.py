@@ -76,7 +76,7 @@ DAEMON: Final = {
         "daemon.segments:Segments._find_lanes",
         "daemon.segments:Segments.found",
         "shm.index:IndexWriter.__init__",
-        "shm.index:IndexWriter._mend_lines",
+        "shm.index:IndexWriter._repair_fingerprints",
         "shm.index:IndexWriter.mark",
         "daemon.core.recovery:recover",
         "daemon.core.span_table:SpanTable.adopt",
