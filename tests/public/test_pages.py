@@ -13,11 +13,15 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM
+from socket import socket as socket_of
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import tensord
+from tensord.ipc import places
 
 from ..daemon_process import PATIENCE_S, Daemon
 from .pages import ELSEWHERE, GPU, PAGES, ROOT, Block, blocks, commands
@@ -95,6 +99,12 @@ def test_every_block_that_is_not_python_is_named_with_where_it_is_run() -> None:
     assert [block for block in BLOCKS if block.language == "" and block.elsewhere is None] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_code_stands_outside_of_a_fence(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"\n\n {4,}\S.*", text) == []
+
+
 @pytest.mark.parametrize(("page", "words"), list(ELSEWHERE), ids=str)
 def test_a_block_that_is_named_is_one_of_its_page(page: str, words: str) -> None:
     assert [words in block.text for block in BLOCKS if block.page == page].count(True) == 1
@@ -141,3 +151,16 @@ def test_the_daemon_serves_when_it_is_started_as_printed(tmp_path: Path) -> None
         finally:
             daemon.send_signal(signal.SIGINT)
     assert list(Path("/dev/shm").glob(f"tensord.{instance}.*")) == []
+
+
+def test_the_metrics_are_where_curl_is_told_to_look(daemon: Daemon) -> None:
+    (words,) = (shlex.split(command) for command in COMMANDS if command.startswith("curl "))
+    path, url = words[words.index("--unix-socket") + 1], urlsplit(words[-1])
+    assert Path(path) == places.SYSTEM_FOLDER / places.METRICS_NAME
+    with socket_of(AF_UNIX, SOCK_STREAM) as asking:
+        asking.settimeout(PATIENCE_S)
+        asking.connect(str(daemon.socket.with_name(places.METRICS_NAME)))
+        asking.sendall(f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
+        answer = asking.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"tensord_info{" in answer
