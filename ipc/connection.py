@@ -25,18 +25,23 @@ from ..errors import (
     VersionMismatch,
 )
 from . import messages as m
-from .decode import UnknownMessage, decode_among, kinds
+from .declared import id_of
+from .decode import UnknownMessage, decode
 from .frames import CONTROL_FRAMES, DOCUMENT_FRAMES, FrameReader, pack
 from .schema import PROTOCOL_VERSION, ClientLimits, Message
 from .states import (
-    ANSWERS,
+    ANSWERED_BY,
     CONTROL_ALLOWED,
+    CONTROL_ANSWERS,
+    CONTROL_REQUESTS,
     MOVES,
     MOVES_WHEN_REFUSED,
     OTHER_SOCKET,
     PUSHES,
     REMEDIES,
     STATUS_ALLOWED,
+    STATUS_ANSWERS,
+    STATUS_REQUESTS,
     ConnectionState,
     Kind,
 )
@@ -66,8 +71,10 @@ class Connection:
         self.serving = serving
         self.limits = limits
         self._allowed = CONTROL_ALLOWED if control else STATUS_ALLOWED
-        requests, answers = (m.ControlRequest, m.ControlAnswer) if control else (m.StatusRequest, m.StatusAnswer)
-        self._known = kinds(requests if serving else answers)
+        if serving:
+            self._known = CONTROL_REQUESTS if control else STATUS_REQUESTS
+        else:
+            self._known = CONTROL_ANSWERS if control else STATUS_ANSWERS
         frames = CONTROL_FRAMES
         if not control and not serving:
             frames = DOCUMENT_FRAMES
@@ -154,7 +161,7 @@ class Connection:
     def _take(self, found: object, arrival: Arrival) -> None:
         self._check_version(found)
         try:
-            message = decode_among(found, self._known)
+            message = decode(found, self._known)
         except UnknownMessage as unknown:
             arrival.discarded += self._fds_for("a message of unknown type", unknown.fds)
             if self.serving:
@@ -168,7 +175,7 @@ class Connection:
                 self._answer(message)
             elif (refusal := self._refusal(message)) is not None:
                 arrival.discarded += fds
-                number = getattr(message, "id", None)
+                number = id_of(message)
                 if number is not None:  # an Error without an id would end the connection
                     arrival.replies += pack(m.Error.of(refusal, number))
                 return
@@ -263,7 +270,7 @@ class Connection:
                 if message.last:
                     self._parts_due.add(message.id)
                     self._commits.add(message.id)
-            elif type(message) in ANSWERS:
+            elif type(message) in ANSWERED_BY:
                 number: int = getattr(message, "id")  # noqa: B009
                 self._open.pop(number, None)
                 self._parts_due.discard(number)
@@ -291,7 +298,7 @@ class Connection:
                 self._parts_due.discard(message.id)
                 self._settle(message.id)
             return
-        if kind not in ANSWERS:
+        if kind not in ANSWERED_BY:
             return
         number = message.id
         if number in self._open or number in self._commits:
@@ -330,7 +337,7 @@ class Connection:
             return
         if request is None:
             raise ProtocolError(f"{kind.__name__} answers request {number}, which is not open")
-        if kind not in ANSWERS[request]:
+        if kind is not ANSWERED_BY[request]:
             raise ProtocolError(f"{kind.__name__} does not answer {request.__name__} ({number})")
         if kind is m.Claimed and message.answer == "wait":
             return

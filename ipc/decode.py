@@ -1,22 +1,20 @@
 """From an unpacked object to a typed message, or to an error that names field, value and limit.
 
 Owns: telling a message of an unknown type, which can be answered, from a bad one, which ends a
-connection. Does not own the ranges themselves (`words`).
+connection. Does not own the ranges themselves (`schema`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, Final, cast, get_args
+from typing import Final, cast
 
 from msgspec import ValidationError, convert
 
 from ..errors import BadMessage
+from .declared import Kinds
 from .schema import Message
-
-Kinds = Mapping[str, type[Message]]
 
 
 class UnknownMessage(BadMessage):
@@ -33,23 +31,13 @@ class UnknownMessage(BadMessage):
         return BadMessage.__name__
 
 
-@cache
-def kinds(union: Any) -> Kinds:
-    """The members of a union of messages by the name they have on the wire."""
-    return {str(member.__struct_config__.tag): member for member in get_args(union)}
+def decode(obj: object, known: Kinds) -> Message:
+    """One unpacked object as a message of one of the classes in `known`.
 
-
-def decode(obj: object, union: Any) -> Message:
-    """One unpacked object as a member of `union`.
-
-    Raises UnknownMessage for a type that is not in it, BadMessage (naming field, value and limit)
-    for everything else.
+    Raises:
+        UnknownMessage: its type is not in `known`.
+        BadMessage: anything else is wrong with it; the text names field, value and limit.
     """
-    return decode_among(obj, kinds(union))
-
-
-def decode_among(obj: object, known: Kinds) -> Message:
-    """`decode` for a caller that looked its union up before."""
     if type(obj) is not dict:
         raise BadMessage(f"a message is a map with a 'type', this is {_shown(obj)}")
     name = obj.get("type")

@@ -8,7 +8,8 @@
                                             ↓    │             gone, or broke the rules, or
                      ATTACHED <─Attached─ ATTACHING            Hello was refused.
 
-Owns: the tables. Does not own any connection's state (`connection` does).
+Owns: the tables, which follow from how messages are declared (`declared`). Does not own any connection's state
+(`connection` does).
 
 Both sides read the same tables: a message counts when it is sent, and when it arrives.
 """
@@ -19,7 +20,7 @@ from enum import StrEnum
 from typing import Final
 
 from . import messages as m
-from .decode import kinds
+from .declared import Kinds, answers, by_name, declared
 from .places import CONTROL_NAME, STATUS_NAME
 from .schema import Message
 
@@ -36,14 +37,17 @@ class ConnectionState(StrEnum):
 
 Kind = type[Message]
 
+_CONTROL: Final = declared(m.ControlRequest)
+_STATUS: Final = declared(m.StatusRequest)
+CONTROL_REQUESTS: Final[Kinds] = by_name(_CONTROL)
+CONTROL_ANSWERS: Final[Kinds] = by_name(answers(_CONTROL))
+STATUS_REQUESTS: Final[Kinds] = by_name(_STATUS)
+STATUS_ANSWERS: Final[Kinds] = by_name(answers(_STATUS))
+"""What may come on each socket, by the name on the wire: requests to the daemon, answers and pushes to the client."""
+
 # These need no lane, so that a command can send them without attaching.
-UNATTACHED: Final[frozenset[Kind]] = frozenset(
-    {m.Evict, m.Touch, m.Clear, m.Invalidate, m.Limit, m.EvictPrefixes, m.AgentTurn, *kinds(m.GovernorRequest).values()}
-)
-ATTACHED: Final[frozenset[Kind]] = frozenset(kinds(m.ControlRequest).values()) - {
-    m.Hello,
-    m.Attach,
-}
+UNATTACHED: Final[frozenset[Kind]] = frozenset(kind for kind in _CONTROL if not kind.needs_lane)
+ATTACHED: Final[frozenset[Kind]] = frozenset(_CONTROL) - {m.Hello, m.Attach}
 
 CONTROL_ALLOWED: Final[dict[ConnectionState, frozenset[Kind]]] = {
     ConnectionState.FRESH: frozenset({m.Hello}),
@@ -53,7 +57,7 @@ CONTROL_ALLOWED: Final[dict[ConnectionState, frozenset[Kind]]] = {
     ConnectionState.ATTACHED: ATTACHED,
     ConnectionState.CLOSED: frozenset(),
 }
-QUERIES: Final[frozenset[Kind]] = frozenset(kinds(m.StatusRequest).values())
+QUERIES: Final[frozenset[Kind]] = frozenset(_STATUS)
 STATUS_ALLOWED: Final[dict[ConnectionState, frozenset[Kind]]] = {
     ConnectionState.FRESH: QUERIES,
     ConnectionState.OPEN: QUERIES,
@@ -82,48 +86,22 @@ REMEDIES: Final[dict[ConnectionState, str]] = {
     ConnectionState.CLOSED: "connect anew",
 }
 
-COUNTS: Final[frozenset[Kind]] = frozenset({m.Counted, m.Done})
-ANSWERS: Final[dict[Kind, frozenset[Kind]]] = {
-    m.Hello: frozenset({m.Welcome}),
-    m.Attach: frozenset({m.Attached}),
-    m.OpenInbox: COUNTS,
-    m.Commit: frozenset({m.Committed}),
-    m.RequestClaim: frozenset({m.Claimed}),
-    m.Evict: COUNTS,
-    m.Touch: COUNTS,
-    m.Clear: COUNTS,
-    m.Invalidate: frozenset({m.Generation}),
-    m.Pin: frozenset({m.Pinned}),
-    m.Unpin: COUNTS,
-    m.Limit: frozenset({m.Limited}),
-    m.MatchPrefix: frozenset({m.Matched}),
-    m.EvictPrefixes: COUNTS,
-    m.AgentTurn: COUNTS,
-    m.Subscribe: frozenset({m.Modes}),
-    m.OpenDevice: frozenset({m.DeviceOpened}),
-    m.RegisterEntry: frozenset({m.Registered}),
-    m.ReleaseEntries: COUNTS,
-    m.AcknowledgeOrder: COUNTS,
-    m.ReserveDevice: frozenset({m.Reserved}),
-    m.ReleaseReservation: COUNTS,
-    m.RegisterWorkflow: COUNTS,
-    m.AdvanceWorkflow: COUNTS,
-    m.EndWorkflow: COUNTS,
-    m.Drill: frozenset({m.Drilled}),
-    **{query: frozenset({m.Document}) for query in QUERIES},
+ANSWERED_BY: Final[dict[Kind, Kind]] = {
+    kind: kind.answered_by for kind in (*_CONTROL, *_STATUS) if kind.answered_by is not None
 }
-"""What may answer a request; an Error may answer each. Who is not here gets no answer."""
+"""What answers a request; an Error may answer each. Who is not here gets no answer."""
 OTHER_SOCKET: Final[dict[str, str]] = {
     **{
         name: f"that is the status socket, where nothing can be changed and {name} is not taken: "
         f"name the control socket, {CONTROL_NAME} unless it was configured otherwise"
-        for name in kinds(m.ControlRequest)
+        for name in CONTROL_REQUESTS
     },
     **{
         name: f"that is the control socket, which answers no {name}: "
         f"name the status socket, {STATUS_NAME} unless it was configured otherwise"
-        for name in kinds(m.StatusRequest)
+        for name in STATUS_REQUESTS
     },
 }
 """What is told a peer whose message, by its name, is for the daemon's other socket."""
-PUSHES: Final[frozenset[Kind]] = frozenset({m.PartCopied, m.Event, m.ModeChanged, m.Order})
+PUSHES: Final[frozenset[Kind]] = frozenset(push for kind in (*_CONTROL, *_STATUS) for push in kind.pushes)
+"""What the daemon may send without being asked."""

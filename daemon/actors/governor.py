@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from ...ipc import messages
+from ...ipc.declared import handlers
 from ..core import events as store_events
 from ..core.governor import effects, events
 from ..core.governor.governor import Governor
@@ -51,6 +52,13 @@ class GovernorActor:
         self._clients: dict[int, Joined] = {}
         self._pump = Pump(self.inbox, self._receive, clock)
         self._every_s = governor.sample_every_s
+        readings: dict[type[Any], Callable[[int, Any], None]] = {messages.ReadDevice: self._read_device}
+        self._readings = handlers(messages.GaugeRequest, readings)
+        questions: dict[type[Any], Callable[[dict[str, Any]], dict[str, Any]]] = {
+            messages.StatusQuery: lambda status: status,
+            messages.HealthQuery: lambda status: {"problems": problems(status)},
+        }
+        self._questions = handlers(messages.DaemonQuery, questions)
 
     @property
     def sample_every_s(self) -> float:
@@ -81,11 +89,10 @@ class GovernorActor:
 
     def _receive(self, message: GovernorMessage) -> None:
         match message:
-            case Governed(client, messages.ReadDevice() as reading):
-                if self._governor.devices.is_open(client, reading.device):
-                    self._reading(reading)
             case Governed(client, request):
-                if client in self._clients:
+                if isinstance(request, messages.GaugeRequest):
+                    self._readings[type(request)](client, request)
+                elif client in self._clients:
                     self._handle(events.GovernorReceived(client, request))
             case events.Sampled() | events.HostHolds() | events.GovernorLimitsChanged():
                 self._handle(message)
@@ -115,12 +122,13 @@ class GovernorActor:
                 case _:
                     assert_never(effect)
 
+    def _read_device(self, client: int, reading: messages.ReadDevice) -> None:
+        if self._governor.devices.is_open(client, reading.device):
+            self._reading(reading)
+
     def _tell(self, question: messages.StatusRequest) -> dict[str, Any]:
         self._governor.unix_at_zero_s = self._unix_at_zero()
-        status = self._governor.status()
-        if isinstance(question, messages.HealthQuery):
-            return {"problems": problems(status)}
-        return status
+        return self._questions[type(question)](self._governor.status())
 
 
 def problems(status: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
 from ..core.effects import Copy
-from ..core.events import Allocated, Copied, Moved, Pressed, Punched, Request
+from ..core.events import Allocated, Copied, Moved, Pressed, Punched
 from ..core.governor import events as governor
 from ..core.limits import StoreLimits
 from .mailbox import Mailbox
@@ -21,7 +21,7 @@ from .mailbox import Mailbox
 class Deliver(Struct, frozen=True):
     """To a session: a message for its peer, with `fds` along, of which `close` are the session's to close."""
 
-    message: messages.ControlAnswer
+    message: messages.Answer
     fds: Sequence[int] = ()
     close: Sequence[int] = ()
 
@@ -57,7 +57,7 @@ class MemoryRequest(Struct, frozen=True):
     """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
 
     client: int
-    message: messages.Attach | messages.OpenInbox | messages.CloseInbox
+    message: messages.AttachmentRequest
     fds: Sequence[int]
 
 
@@ -65,7 +65,7 @@ class Requested(Struct, frozen=True):
     """To the store: a request for the core."""
 
     client: int
-    message: Request | messages.MatchPrefix
+    message: messages.StoreRequest | messages.PrefixRequest
     counted: int = 0
     """Of a rest that the core hands in again: what was counted before."""
 
@@ -74,7 +74,7 @@ class Governed(Struct, frozen=True):
     """To the governor: a request for its core, or a reading for its gauges."""
 
     client: int
-    message: messages.GovernorRequest
+    message: messages.GovernorRequest | messages.GaugeRequest
 
 
 class Left(Struct, frozen=True):

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import cast, get_args
+from typing import Any, Final
 
 from tensord import __version__
 
 from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
+from ...ipc.declared import handlers, id_of
 from ...ipc.peer import Peer
 from ...ipc.schema import PROTOCOL_VERSION, ClientLimits
-from ..core.events import Request
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
@@ -41,7 +41,6 @@ from .repeats import Repeats
 _log = logger("session")
 _said = Repeats()
 _TURN_MESSAGES = 64
-_GOVERNED = frozenset(get_args(messages.GovernorRequest))
 
 
 class Session:
@@ -84,7 +83,7 @@ class Session:
                     self._passing = True
                     if self._rates.limits(self._peer.uid):
                         await paced(self._channel, self._rates, self._peer.uid)
-                    await self._pass_on(message, fds)
+                    await _ROUTES[type(message)](self, message, fds)
                     self._passing = False
             if self._channel.failure is not None:
                 raise self._channel.failure
@@ -135,23 +134,28 @@ class Session:
         """Whether it is to be logged. A client that is turned away tries again every second."""
         return _said.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
 
-    async def _pass_on(self, message: messages.ControlRequest, fds: tuple[int, ...]) -> None:
-        match message:
-            case messages.Attach() | messages.OpenInbox() | messages.CloseInbox():
-                await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
-            case messages.Hello():
-                pass
-            case messages.MatchPrefix():
-                # One at a time: who asks for many long ones waits for their own, and nobody else does.
-                self._answered.clear()
-                self._query = message.id
-                await self._store.tell(Requested(self._client, message), self._sender)
-                await self._answered.wait()
-            case _ if type(message) in _GOVERNED:
-                governed = Governed(self._client, cast(messages.GovernorRequest, message))
-                await self._governor.tell(governed, self._sender)
-            case _:
-                await self._store.tell(Requested(self._client, cast(Request, message)), self._sender)
+    # ---- where each message goes, by the base with which it is declared
+
+    async def _greeted(self, message: messages.GreetingRequest, fds: Sequence[int]) -> None:
+        """Nothing is left to do: `_greet` has taken the Hello, and the connection allows no other."""
+
+    async def _attach(self, message: messages.AttachmentRequest, fds: Sequence[int]) -> None:
+        await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
+
+    async def _ask_store(self, message: messages.StoreRequest, fds: Sequence[int]) -> None:
+        await self._store.tell(Requested(self._client, message), self._sender)
+
+    async def _match(self, message: messages.PrefixRequest, fds: Sequence[int]) -> None:
+        # One at a time: who asks for many long ones waits for their own, and nobody else does.
+        self._answered.clear()
+        self._query = id_of(message)
+        await self._store.tell(Requested(self._client, message), self._sender)
+        await self._answered.wait()
+
+    async def _ask_governor(
+        self, message: messages.GovernorRequest | messages.GaugeRequest, fds: Sequence[int]
+    ) -> None:
+        await self._governor.tell(Governed(self._client, message), self._sender)
 
     async def _speak(self) -> None:
         while True:
@@ -179,15 +183,15 @@ class Session:
             _close(word.close)
             self._settle(message)
 
-    def _settle(self, message: messages.ControlAnswer) -> None:
+    def _settle(self, message: messages.Answer) -> None:
         """Whether or not it could be sent: an answer to the query that is waited for."""
-        if self._query is not None and getattr(message, "id", None) == self._query:
+        if self._query is not None and id_of(message) == self._query:
             self._query = None
             self._answered.set()
 
-    def _excuse(self, message: messages.ControlAnswer, error: TensordError) -> None:
+    def _excuse(self, message: messages.Answer, error: TensordError) -> None:
         """Whoever waits for an answer that cannot be sent is told why."""
-        number = getattr(message, "id", None)
+        number = id_of(message)
         if number is None or isinstance(message, messages.Error):
             return
         with suppress(TensordError):
@@ -197,6 +201,17 @@ class Session:
         for word in self.inbox.close():
             if isinstance(word, Deliver):
                 _close(word.close)
+
+
+_BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitable[None]]]] = {
+    messages.GreetingRequest: Session._greeted,
+    messages.AttachmentRequest: Session._attach,
+    messages.StoreRequest: Session._ask_store,
+    messages.PrefixRequest: Session._match,
+    messages.GovernorRequest: Session._ask_governor,
+    messages.GaugeRequest: Session._ask_governor,
+}
+_ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
 
 
 def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[int], messages.Welcome]:

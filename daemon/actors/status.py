@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import ProtocolError, TensordError
 from ...ipc import messages
 from ...ipc.channel import AsyncChannel
+from ...ipc.declared import handlers
 from ..core.rates import Rates
 from ..logs import logger
 from .mailbox import Mailbox, Sender
@@ -77,6 +79,11 @@ class Documents:
     def __init__(self, store: Mailbox[StoreMessage], governor: Mailbox[GovernorMessage]) -> None:
         self._store = store
         self._governor = governor
+        together: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+            messages.StatusQuery: lambda store, governor: {**store, "governor": governor},
+            messages.HealthQuery: _health,
+        }
+        self._together = handlers(messages.DaemonQuery, together)
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
         """The body of one answer."""
@@ -84,15 +91,11 @@ class Documents:
             return await self._entries(message, sender)
         told = _asked()
         await self._store.tell(Question(message, told), sender)
-        if not isinstance(message, messages.StatusQuery | messages.HealthQuery):
+        if not isinstance(message, messages.DaemonQuery):
             return await told
         governed = _asked()
         await self._governor.tell(Question(message, governed), sender)
-        body, more = await told, await governed
-        if isinstance(message, messages.StatusQuery):
-            return {**body, "governor": more}
-        problems = body["problems"] + more["problems"]
-        return {**body, "problems": problems, "healthy": not problems}
+        return self._together[type(message)](await told, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
         """As many as were asked for, which the store tells by parts; fewer only at the end."""
@@ -111,6 +114,11 @@ class Documents:
     async def status(self) -> dict[str, Any]:
         """What StatusQuery is answered."""
         return await self.answer(messages.StatusQuery(0))
+
+
+def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
+    problems = store["problems"] + governor["problems"]
+    return {**store, "problems": problems, "healthy": not problems}
 
 
 def _sayable(figures: Any) -> Any:
@@ -170,7 +178,7 @@ class StatusSession:
                 watching.cancel()
             self._channel.close()
 
-    async def _answer(self, message: messages.StatusRequest) -> messages.StatusAnswer:
+    async def _answer(self, message: messages.StatusRequest) -> messages.Answer:
         try:
             body = await self._documents.answer(message, self._sender)
             # What entries are told by came in messages, as it goes out; and there may be a thousand of them.

@@ -19,6 +19,7 @@ from tensord import __version__
 
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
+from ...ipc.declared import handlers, id_of
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Piece
 from ..config import Config
@@ -100,6 +101,25 @@ class StoreActor:
             report=lambda fenced: loop.call_soon_threadsafe(self.inbox.tell_now, fenced),
         )
 
+        memory_requests: dict[type[Any], Callable[[Joined, Any, Sequence[int]], None]] = {
+            messages.Attach: self._attach,
+            messages.OpenInbox: self._open_inbox,
+            messages.CloseInbox: self._close_inbox,
+        }
+        self._memory_requests = handlers(messages.AttachmentRequest, memory_requests)
+        prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
+        self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
+        questions: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+            messages.StatusQuery: self._status,
+            messages.EntriesQuery: self._entries,
+            messages.WhyQuery: self._why,
+            messages.GoneQuery: self._gone,
+            messages.ClientsQuery: self._client_rows,
+            messages.HealthQuery: self._health,
+            messages.Watch: lambda _: {},
+        }
+        self._questions = handlers(messages.StatusRequest, questions)
+
     @property
     def ring_bytes(self) -> int:
         """What the ring may take once it is grown."""
@@ -146,8 +166,8 @@ class StoreActor:
             case Requested(client, request, counted):
                 if client not in self._clients:
                     return
-                if isinstance(request, messages.MatchPrefix):
-                    self._match(client, request)
+                if isinstance(request, messages.PrefixRequest):
+                    self._prefix_requests[type(request)](client, request)
                 else:
                     self._handle(events.Received(client, request, counted))
             case events.Copied(client):
@@ -283,26 +303,17 @@ class StoreActor:
 
     def _serve_memory(self, asked: MemoryRequest) -> None:
         client = self._clients.get(asked.client)
-        if isinstance(asked.message, messages.CloseInbox):
-            self._copier.close_inbox(asked.client, asked.message.inbox)
-            return
         try:
             if client is None:
                 raise DaemonUnavailable("the connection is closed")
-            match asked.message:
-                case messages.Attach():
-                    self._attach(client, asked.message.id, asked.fds)
-                case messages.OpenInbox():
-                    self._open_inbox(client, asked.message, asked.fds[0])
-                case _:
-                    assert_never(asked.message)
+            self._memory_requests[type(asked.message)](client, asked.message, asked.fds)
         except TensordError as error:
-            self._send(asked.client, Deliver(messages.Error.of(error, asked.message.id)))
+            self._send(asked.client, Deliver(messages.Error.of(error, id_of(asked.message))))
         finally:
             for fd in asked.fds:
                 os.close(fd)
 
-    def _attach(self, client: Joined, request: int, brought: Sequence[int]) -> None:
+    def _attach(self, client: Joined, request: messages.Attach, brought: Sequence[int]) -> None:
         lanes_max, uid = self._config.limits.lanes_max, client.peer.uid
         back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
         if back is None and len(self._memory.lanes) >= lanes_max:
@@ -322,10 +333,10 @@ class StoreActor:
         if back is None:
             self._lane_room.made()
         superblock = self._memory.superblock
-        attached = messages.Attached(request, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
+        attached = messages.Attached(request.id, lane_id, superblock.ring_bytes, superblock.geometry.index_bytes)
         self._send(client.client, Deliver(attached, fds, close=fds[2:]))
 
-    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fd: int) -> None:
+    def _open_inbox(self, client: Joined, request: messages.OpenInbox, fds: Sequence[int]) -> None:
         limits = self._config.limits
         if request.inbox_bytes > limits.inbox_bytes_max:
             raise LimitReached(
@@ -336,7 +347,7 @@ class StoreActor:
         try:
             self._copier.open_inbox(
                 client.client,
-                fd,
+                fds[0],
                 request.inbox_bytes,
                 limits.inboxes_bytes_max,
                 uid,
@@ -346,6 +357,9 @@ class StoreActor:
         except OSError as error:
             raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))
+
+    def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int]) -> None:
+        self._copier.close_inbox(client.client, request.inbox)
 
     def _send(self, client: int, delivery: Deliver) -> None:
         joined = self._clients.get(client)
@@ -377,33 +391,23 @@ class StoreActor:
         if question.answer.cancelled():
             return
         try:
-            question.answer.set_result(self._tell(question.message))
+            question.answer.set_result(self._questions[type(question.message)](question.message))
         except TensordError as error:
             question.answer.set_exception(error)
 
-    def _tell(self, message: messages.StatusRequest) -> dict[str, Any]:
-        match message:
-            case messages.StatusQuery():
-                return self._status()
-            case messages.EntriesQuery(after=after, count=count, namespace=namespace):
-                self._store.unix_at_zero_s = self._unix_at_zero()
-                entries, behind = self._store.entries(after, count, namespace)
-                return {"entries": entries, "behind": behind}
-            case messages.WhyQuery(key=key):
-                self._store.unix_at_zero_s = self._unix_at_zero()
-                return self._store.why(key, self._clock())
-            case messages.GoneQuery(key=key, digits=digits, count=count):
-                return {"keys": [each.hex() for each in self._store.gone(key, digits, count)]}
-            case messages.ClientsQuery():
-                return {"clients": self._client_rows()}
-            case messages.HealthQuery():
-                return self._health()
-            case messages.Watch():
-                return {}
-            case _:
-                assert_never(message)
+    def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
+        self._store.unix_at_zero_s = self._unix_at_zero()
+        entries, behind = self._store.entries(query.after, query.count, query.namespace)
+        return {"entries": entries, "behind": behind}
 
-    def _status(self) -> dict[str, Any]:
+    def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
+        self._store.unix_at_zero_s = self._unix_at_zero()
+        return self._store.why(query.key, self._clock())
+
+    def _gone(self, query: messages.GoneQuery) -> dict[str, Any]:
+        return {"keys": [key.hex() for key in self._store.gone(query.key, query.digits, query.count)]}
+
+    def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
         superblock = self._memory.superblock
         lanes = self._memory.lanes
         return {
@@ -452,7 +456,7 @@ class StoreActor:
             for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
         ]
 
-    def _client_rows(self) -> list[dict[str, Any]]:
+    def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
         for lane in self._memory.read_pins():
             joined = self._clients.get(lane.client) if lane.client is not None else None
@@ -485,9 +489,9 @@ class StoreActor:
                         "misses": 0,
                     }
                 )
-        return rows
+        return {"clients": rows}
 
-    def _health(self) -> dict[str, Any]:
+    def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
         """`healthy` unless there are `problems`: what an operator must look at, though the daemon serves. `notices`:
         what an operator should know, and anybody on the host may have caused."""
         store = self._store.status()

@@ -11,25 +11,12 @@ from msgspec import Struct
 from ...ipc import messages
 from ...shm.layout import SpanHeader
 
-Answer = (
-    messages.Done
-    | messages.Counted
-    | messages.PartCopied
-    | messages.Committed
-    | messages.Claimed
-    | messages.Generation
-    | messages.Pinned
-    | messages.Limited
-    | messages.Matched
-    | messages.Error
-)
-
 
 class Send(Struct, frozen=True):
     """An answer for a client that has not left."""
 
     client: int
-    message: Answer
+    message: messages.Answer
 
 
 class Copy(Struct, frozen=True):

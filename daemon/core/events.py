@@ -20,23 +20,6 @@ from ...ipc import messages
 from ...shm.prefix import Piece, Tokens
 from .limits import StoreLimits
 
-Request = (
-    messages.Commit
-    | messages.Part
-    | messages.RequestClaim
-    | messages.Renew
-    | messages.Abandon
-    | messages.Evict
-    | messages.Touch
-    | messages.Clear
-    | messages.Invalidate
-    | messages.Pin
-    | messages.Unpin
-    | messages.Limit
-    | messages.EvictPrefixes
-    | messages.AgentTurn
-)
-
 
 class ClientJoined(Struct, frozen=True):
     """A client that may send requests from now on."""
@@ -56,7 +39,7 @@ class Received(Struct, frozen=True):
     """A validated request of a client. `counted`: of a rest that comes `Again`, what was counted before."""
 
     client: int
-    message: Request
+    message: messages.StoreRequest
     counted: int = 0
 
 

@@ -12,7 +12,7 @@ from ...errors import TensordError
 from ...ipc import messages
 from .claims import Verdict
 from .counters import StoreCounters
-from .effects import Announce, Answer, Effect, Send
+from .effects import Announce, Effect, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StoreOutbox:
     def add(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def send(self, client: int, message: Answer) -> None:
+    def send(self, client: int, message: messages.Answer) -> None:
         """Answers a client, if it is still there."""
         if client in self.clients:
             self._effects.append(Send(client, message))

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
+from ...ipc.declared import handlers, id_of
 from .claims import ClaimTable
 from .effects import Again
 from .entries import SpanEntry
@@ -54,8 +55,10 @@ class Requests:
         self._quotas = quotas
         self._outbox = outbox
         self._limits = limits
-        self._carry: dict[type[Any], Carry] = {
+        carry: dict[type[Any], Carry] = {
             **others,
+            messages.Evict: self._of_keys,
+            messages.Touch: self._of_keys,
             messages.RequestClaim: self._claim,
             messages.Renew: self._renew,
             messages.Abandon: self._abandon,
@@ -66,6 +69,7 @@ class Requests:
             messages.EvictPrefixes: self._evict_prefixes,
             messages.AgentTurn: self._agent_turn,
         }
+        self._carry = handlers(messages.StoreRequest, carry)
 
     def change_limits(self, limits: StoreLimits) -> None:
         """For requests from now on."""
@@ -76,13 +80,13 @@ class Requests:
         message = event.message
         try:
             if isinstance(message, messages.Evict | messages.Touch):
-                self._of_keys(event.client, message, event.counted, now)
+                self._of_keys(event.client, message, now, event.counted)
             else:
                 self._carry[type(message)](event.client, message, now)
         except TensordError as error:
-            # Renew and Abandon, which have no id, raise nothing.
-            assert not isinstance(message, messages.Renew | messages.Abandon)
-            self._outbox.refuse(event.client, message.id, error)
+            number = id_of(message)
+            assert number is not None, "a message without an id is never refused"
+            self._outbox.refuse(event.client, number, error)
 
     def _claim(self, client: int, request: messages.RequestClaim, now: float) -> None:
         past = self._memory.index.generations.refusal(request.key)
@@ -103,7 +107,7 @@ class Requests:
     def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
         self._outbox.tell(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
 
-    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, counted: int, now: float) -> None:
+    def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
         """Carries the request out for a slice of its keys; the rest comes again."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...ipc import messages
-from .effects import Answer
 from .entries import SpanEntry
 from .expiry import Expiry, RemovalProgress
 from .outbox import StoreOutbox
@@ -34,7 +33,7 @@ class _Sweep:
     first: Callable[[int], list[SpanEntry]]
     event: str
     ending: RemovalProgress
-    answer: Callable[[int], Answer]
+    answer: Callable[[int], messages.Answer]
     walked: bool = False
 
 
@@ -124,7 +123,7 @@ class Sweeps:
         tag: bytes | None,
         event: str,
         reason: str,
-        answer: Callable[[int], Answer],
+        answer: Callable[[int], messages.Answer],
         first: Callable[[int], list[SpanEntry]] | None = None,
     ) -> None:
         entries, up_to = self._memory.entries, self._memory.entries.last_sequence

@@ -7,7 +7,7 @@ import random
 from contextlib import ExitStack
 from typing import Any, Final
 
-from tensord.ipc import messages
+from tensord.ipc import messages, states
 from tensord.ipc.frames import pack
 from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm.segments import create_inbox
@@ -20,9 +20,9 @@ INPUTS: Final = 120
 WAIT: Final[tuple[bytes, list[int]]] = (b"", [])
 CHECK_EVERY: Final = 20
 # Whoever may talk to the daemon may lower its limit, and drill it: then the other client's puts are refused, rightly.
-_CONTROL: Final = words.kinds(messages.ControlRequest, without=(messages.Limit, messages.Drill))
-_STATUS: Final = words.kinds(messages.StatusRequest)
-_ANY: Final = [*_CONTROL, *_STATUS, *words.kinds(messages.ControlAnswer), *words.kinds(messages.StatusAnswer)]
+_CONTROL: Final = [kind for kind in states.CONTROL_REQUESTS.values() if kind not in (messages.Limit, messages.Drill)]
+_STATUS: Final = list(states.STATUS_REQUESTS.values())
+_ANY: Final = [*_CONTROL, *_STATUS, *states.CONTROL_ANSWERS.values(), *states.STATUS_ANSWERS.values()]
 
 
 def control(chance: random.Random, besieged: Besieged) -> None:

@@ -10,7 +10,7 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgpack
 import msgspec
@@ -25,14 +25,6 @@ _BEYOND: Final = (-1, -(1 << 63), 1 << 63, (1 << 64) - 1)
 _FLOATS: Final = (0.0, -0.0, 1e-9, 0.5, 1.0, 30.0, 1e9, 1e300, -1.0, float("nan"), float("inf"), float("-inf"))
 
 Info = msgspec.inspect.Type
-
-
-def kinds(union: Any, *, without: Sequence[type] = ()) -> list[type[Any]]:
-    """The message classes of a union."""
-    found: list[type[Any]] = []
-    for each in get_args(union):
-        found += kinds(each, without=without) if get_args(each) else [each]
-    return [kind for kind in found if kind not in without]
 
 
 def message(chance: random.Random, kind: type[Any]) -> dict[str, Any]:

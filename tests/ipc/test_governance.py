@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import pytest
 
 from tensord.errors import BadMessage, LimitReached, ProtocolError, UsageError
+from tensord.ipc import declared
 from tensord.ipc import messages as m
 from tensord.ipc.connection import Connection
 from tensord.ipc.frames import CONTROL_FRAMES, FrameReader, pack
@@ -16,8 +17,9 @@ from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
 from tensord.ipc.messages import ClientLimits, Message, decode
 from tensord.ipc.modes import LEVELS, Mode, Tier
 from tensord.ipc.schema import KEYS_MAX
-from tensord.ipc.states import ANSWERS, CONTROL_ALLOWED, PUSHES, ConnectionState
+from tensord.ipc.states import ANSWERED_BY, CONTROL_ALLOWED, CONTROL_ANSWERS, CONTROL_REQUESTS, PUSHES, ConnectionState
 
+GOVERNOR = declared.declared(m.GovernorRequest) + declared.declared(m.GaugeRequest)
 KEY = b"k" * 32
 CARD = "0000:65:00.0"
 STATE = m.TierState(CARD, Tier.DEVICE, Mode.WORKFLOW_AWARE, 87, 100)
@@ -85,10 +87,10 @@ def name_of(message: Message | None) -> str:
 
 
 def test_every_message_of_the_governor_is_tried_here() -> None:
-    assert {type(request) for request in REQUESTS} == set(get_args(m.GovernorRequest))
+    assert {type(request) for request in REQUESTS} == set(GOVERNOR)
     answers = {type(answer) for _, answer in EXCHANGES if answer is not None}
-    assert answers | PUSHES >= set(get_args(m.GovernorAnswer))
-    assert {type(push) for push in PUSHED} == set(get_args(m.GovernorAnswer)) & PUSHES
+    assert answers | PUSHES >= set(declared.answers(GOVERNOR)) - {m.Error}
+    assert {type(push) for push in PUSHED} == set(declared.answers(GOVERNOR)) & PUSHES
 
 
 @pytest.mark.parametrize(("request_", "answer"), EXCHANGES, ids=name_of)
@@ -100,7 +102,7 @@ def test_a_request_and_its_answer_arrive_unchanged_with_a_lane_and_without(
     if answer is not None:
         assert pair.tell(answer) == [answer]
     assert pair.server.open_requests == pair.client.open_requests == 0
-    assert (type(request_) in ANSWERS) == (answer is not None)
+    assert (type(request_) in ANSWERED_BY) == (answer is not None)
 
 
 @pytest.mark.parametrize("request_", [request for request, answer in EXCHANGES if answer is not None], ids=name_of)
@@ -224,7 +226,7 @@ def test_a_field_out_of_its_range_is_named_and_nothing_is_taken(pair: Pair, name
 def test_a_bad_field_of_a_step_is_named(field: str, bad: object) -> None:
     step = {"agent": "a", "step": 0} | {field: bad}
     with pytest.raises(BadMessage, match=rf"RegisterWorkflow: .*`\$\.steps\[0\]\.{field}"):
-        decode(VALID["RegisterWorkflow"] | {"steps": [step]}, m.ControlRequest)
+        decode(VALID["RegisterWorkflow"] | {"steps": [step]}, CONTROL_REQUESTS)
 
 
 @pytest.mark.parametrize("bad", ["full", "RELAXED", "", None, 3])
@@ -232,10 +234,10 @@ def test_a_mode_or_tier_that_nobody_knows_is_no_message(bad: object) -> None:
     for field in ("mode", "tier"):
         state = msgpack.unpackb(pack(PUSHED[0]))["state"] | {field: bad}
         with pytest.raises(BadMessage, match=rf"ModeChanged: .*`\$\.state\.{field}"):
-            decode({"type": "ModeChanged", "before": "relaxed", "state": state}, m.ControlAnswer)
+            decode({"type": "ModeChanged", "before": "relaxed", "state": state}, CONTROL_ANSWERS)
     order = msgpack.unpackb(pack(PUSHED[1])) | {"kind": bad}
     with pytest.raises(BadMessage, match=r"Order: .*`\$\.kind"):
-        decode(order, m.ControlAnswer)
+        decode(order, CONTROL_ANSWERS)
 
 
 def test_every_mode_crosses_by_its_name() -> None:
@@ -243,7 +245,7 @@ def test_every_mode_crosses_by_its_name() -> None:
     for mode in Mode:
         found = msgpack.unpackb(pack(m.ModeChanged(mode, STATE)))
         assert found["before"] == mode.value == str(mode)
-        arrived = decode(found, m.ControlAnswer)
+        arrived = decode(found, CONTROL_ANSWERS)
         assert isinstance(arrived, m.ModeChanged)
         assert arrived.before is mode
 
@@ -286,8 +288,8 @@ def test_the_largest_messages_fit_into_a_frame(largest: Message) -> None:
     data = pack(largest)
     assert len(data) <= CONTROL_FRAMES.message_bytes_max
     (found,) = FrameReader().feed(data)
-    union: Any = m.ControlRequest if type(largest) in get_args(m.GovernorRequest) else m.ControlAnswer
-    assert decode(found, union) == largest
+    known: Any = CONTROL_REQUESTS if type(largest) in GOVERNOR else CONTROL_ANSWERS
+    assert decode(found, known) == largest
 
 
 def test_requests_of_the_governor_count_as_requests_in_flight() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import Any, get_args
+from typing import Any
 
 import hypothesis
 import msgpack
@@ -19,10 +19,11 @@ from tensord.errors import BadMessage
 from tensord.ipc import messages as m
 from tensord.ipc.frames import pack
 from tensord.ipc.messages import ClientLimits, ErrorBody, Message, UnknownMessage, decode
+from tensord.ipc.states import CONTROL_ANSWERS, CONTROL_REQUESTS, STATUS_ANSWERS, STATUS_REQUESTS
 from tensord.shm import layout
 
-UNIONS = [m.ControlRequest, m.ControlAnswer, m.StatusRequest, m.StatusAnswer]
-PAIRS = [(kind, union) for union in UNIONS for kind in get_args(union)]
+TABLES = [CONTROL_REQUESTS, CONTROL_ANSWERS, STATUS_REQUESTS, STATUS_ANSWERS]
+PAIRS = [(kind, known) for known in TABLES for kind in known.values()]
 KEY = b"k" * 32
 
 
@@ -140,39 +141,39 @@ def violations(info: mi.Type) -> list[object]:
 
 
 VIOLATIONS = [
-    pytest.param(kind, union, field.encode_name, bad, id=f"{kind.__name__}.{field.name}-{at}")
-    for kind, union in PAIRS
+    pytest.param(kind, known, field.encode_name, bad, id=f"{kind.__name__}.{field.name}-{at}")
+    for kind, known in PAIRS
     for field in fields_of(kind)
     for at, bad in enumerate(violations(field.type))
 ]
 
 
-@pytest.mark.parametrize(("kind", "union"), PAIRS)
+@pytest.mark.parametrize(("kind", "known"), PAIRS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_message_arrives_as_it_was_sent(kind: type[Message], union: Any, data: Any) -> None:
+def test_a_message_arrives_as_it_was_sent(kind: type[Message], known: Any, data: Any) -> None:
     sent = data.draw(strategy(mi.type_info(kind)))
     found = msgpack.unpackb(pack(sent))
     assert found["type"] == kind.__name__
-    assert decode(found, union) == sent
+    assert decode(found, known) == sent
 
 
-@pytest.mark.parametrize(("kind", "union", "field", "bad"), VIOLATIONS)
-def test_a_field_out_of_its_range_is_named(kind: type[Message], union: Any, field: str, bad: object) -> None:
+@pytest.mark.parametrize(("kind", "known", "field", "bad"), VIOLATIONS)
+def test_a_field_out_of_its_range_is_named(kind: type[Message], known: Any, field: str, bad: object) -> None:
     good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
-    assert isinstance(decode(good, union), kind)
+    assert isinstance(decode(good, known), kind)
     with pytest.raises(BadMessage, match=rf"^{kind.__name__}: .*`\$\.{field}\b"):
-        decode(good | {field: bad}, union)
+        decode(good | {field: bad}, known)
 
 
-@pytest.mark.parametrize(("kind", "union"), PAIRS)
-def test_a_missing_field_is_named(kind: type[Message], union: Any) -> None:
+@pytest.mark.parametrize(("kind", "known"), PAIRS)
+def test_a_missing_field_is_named(kind: type[Message], known: Any) -> None:
     good = {f.name: example(f.type) for f in fields_of(kind)} | {"type": kind.__name__}
     for field in fields_of(kind):
         if field.required:
             lacking = {name: value for name, value in good.items() if name != field.name}
             with pytest.raises(BadMessage, match=field.name):
-                decode(lacking, union)
+                decode(lacking, known)
 
 
 @pytest.mark.parametrize(
@@ -193,43 +194,43 @@ def test_a_missing_field_is_named(kind: type[Message], union: Any) -> None:
 )
 def test_the_ranges_are_those_of_the_design(found: object, wrong: str) -> None:
     with pytest.raises(BadMessage, match=wrong):
-        decode(found, m.ControlRequest)
+        decode(found, CONTROL_REQUESTS)
 
 
 def test_the_largest_tree_header_is_what_a_slot_can_say() -> None:
     largest = m.Commit(1, KEY, 1 << 48, layout.TREE_BYTES_MAX)
-    assert decode(msgspec.to_builtins(largest, builtin_types=(bytes,)), m.ControlRequest) == largest
+    assert decode(msgspec.to_builtins(largest, builtin_types=(bytes,)), CONTROL_REQUESTS) == largest
     over = m.Commit(1, KEY, 1 << 48, layout.TREE_BYTES_MAX + 1)
     with pytest.raises(BadMessage, match="tree_bytes"):
-        decode(msgspec.to_builtins(over, builtin_types=(bytes,)), m.ControlRequest)
+        decode(msgspec.to_builtins(over, builtin_types=(bytes,)), CONTROL_REQUESTS)
 
 
 def test_unknown_fields_are_ignored() -> None:
     found = {"type": "Done", "id": 3, "since": "later version", "more": [{}]}
-    assert decode(found, m.ControlAnswer) == m.Done(3)
+    assert decode(found, CONTROL_ANSWERS) == m.Done(3)
 
 
 def test_an_unknown_type_is_told_apart_from_a_bad_message() -> None:
     with pytest.raises(UnknownMessage, match=r"'Frobnicate'.*Commit") as caught:
-        decode({"type": "Frobnicate", "id": 7, "fds": 2}, m.ControlRequest)
+        decode({"type": "Frobnicate", "id": 7, "fds": 2}, CONTROL_REQUESTS)
     assert (caught.value.id, caught.value.fds, caught.value.code) == (7, 2, "BadMessage")
 
 
 def test_an_answer_is_no_request() -> None:
     with pytest.raises(UnknownMessage):
-        decode({"type": "Done", "id": 1}, m.ControlRequest)
+        decode({"type": "Done", "id": 1}, CONTROL_REQUESTS)
 
 
 @pytest.mark.parametrize("found", [None, 1, "x", b"x", [], [{}], {}, {"type": 1}, {b"type": b"x"}])
 def test_what_is_no_message_is_bad(found: object) -> None:
     with pytest.raises(BadMessage, match="'type'"):
-        decode(found, m.ControlRequest)
+        decode(found, CONTROL_REQUESTS)
 
 
 @pytest.mark.parametrize("limits", [ClientLimits()])
 def test_the_default_limits_may_be_told(limits: ClientLimits) -> None:
     welcome = m.Welcome(1, 1, "0.1", "i", 1, limits)
-    assert decode(msgpack.unpackb(pack(welcome)), m.ControlAnswer) == welcome
+    assert decode(msgpack.unpackb(pack(welcome)), CONTROL_ANSWERS) == welcome
 
 
 @pytest.mark.parametrize("kind", sorted(errors._BY_CODE.values(), key=str))
@@ -253,5 +254,5 @@ def test_a_foreign_error_crosses_as_the_base_of_the_family() -> None:
 @given(st.text(max_size=30) | st.integers(1990, 2100).map(lambda n: "é" * n))
 def test_any_text_of_an_error_can_cross(text: str) -> None:
     sent = m.Error.of(BadMessage(text))
-    assert decode(msgpack.unpackb(pack(sent)), m.ControlAnswer) == sent
+    assert decode(msgpack.unpackb(pack(sent)), CONTROL_ANSWERS) == sent
     assert len(sent.text) <= 2000

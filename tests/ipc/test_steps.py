@@ -15,6 +15,7 @@ from tensord.ipc import messages as m
 from tensord.ipc.frames import FrameReader, pack
 from tensord.ipc.governance import DEPENDENCIES_MAX, STEPS_MAX
 from tensord.ipc.messages import decode
+from tensord.ipc.states import CONTROL_REQUESTS
 from tensord.ipc.steps import AgentStep, AgentStepGraph
 
 
@@ -310,7 +311,7 @@ def test_a_step_is_found_by_agent_and_index() -> None:
 @given(some_steps.filter(bool))
 def test_a_graph_crosses_the_socket_unchanged(steps: list[AgentStep]) -> None:
     sent = m.RegisterWorkflow(1, "w", AgentStepGraph(steps).to_messages())
-    found = decode(msgpack.unpackb(pack(sent)), m.ControlRequest)
+    found = decode(msgpack.unpackb(pack(sent)), CONTROL_REQUESTS)
     assert found == sent
     assert list(AgentStepGraph.from_steps(found.steps)) == steps
 
@@ -321,6 +322,6 @@ def test_the_largest_workflow_fits_into_a_message() -> None:
     )
     sent = m.RegisterWorkflow(1, "nightly", graph.to_messages())
     (found,) = FrameReader().feed(pack(sent))
-    received = decode(found, m.ControlRequest)
+    received = decode(found, CONTROL_REQUESTS)
     assert isinstance(received, m.RegisterWorkflow)
     assert list(AgentStepGraph.from_steps(received.steps)) == list(graph)

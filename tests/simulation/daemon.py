@@ -205,7 +205,7 @@ class Daemon:
             case messages.Touch():
                 self.do(events.Received(number, message))
                 self._touched(message)
-            case _ if isinstance(message, events.Request):
+            case messages.StoreRequest():
                 self.do(events.Received(number, message))
             case _:
                 self.govern(governor_events.GovernorReceived(number, message))

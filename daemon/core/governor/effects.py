@@ -7,15 +7,13 @@ from typing import Any
 
 from ....ipc import messages
 
-Said = messages.GovernorAnswer | messages.Done | messages.Counted | messages.Error
-
 
 @dataclass(frozen=True, slots=True)
 class GovernorSend:
     """An answer or a push, for a client that has not left."""
 
     client: int
-    message: Said
+    message: messages.Answer
 
 
 @dataclass(frozen=True, slots=True)

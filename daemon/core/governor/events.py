@@ -36,7 +36,7 @@ class GovernorClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class GovernorReceived:
-    """A validated request of a client; no ReadDevice, which is for the gauges."""
+    """A validated request of a client; a GaugeRequest goes to the gauges instead."""
 
     client: int
     message: messages.GovernorRequest

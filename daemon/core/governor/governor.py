@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from ....errors import NoGauge, TensordError
 from ....ipc import messages
+from ....ipc.declared import handlers, id_of
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
 from ....ipc.schema import SIZE_BYTES_MAX
 from . import report
@@ -81,7 +82,7 @@ class Governor:
             GovernorLimitsChanged: self._limits_changed,
             GovernorTick: self._tick,
         }
-        self._requests: dict[type[Any], Callable[[int, Any, float], None]] = {
+        requests: dict[type[Any], Callable[[int, Any, float], None]] = {
             messages.Subscribe: self._subscribe,
             messages.OpenDevice: self._open_device,
             messages.RegisterEntry: self._register_entry,
@@ -97,6 +98,7 @@ class Governor:
             messages.RequestCompleted: self._request_completed,
             messages.Drill: self._drill,
         }
+        self._requests = handlers(messages.GovernorRequest, requests)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Changes what the governor knows as `event` says, at monotonic time `now` (seconds).
@@ -181,7 +183,7 @@ class Governor:
             self._requests[type(message)](event.client, message, now)
         except TensordError as error:
             # Handlers raise before they change anything. Some messages have no id, since nobody waits for an answer.
-            self._outbox.refuse(event.client, getattr(message, "id", None), error)
+            self._outbox.refuse(event.client, id_of(message), error)
 
     def _sampled(self, event: Sampled, now: float) -> None:
         self._follow(self.tiers.sampled(event.samples, now), now)

@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import TensordError
 from ....ipc import messages
 from .counters import GovernorCounters
-from .effects import Effect, GovernorAnnounce, GovernorLog, GovernorSend, Press, Said
+from .effects import Effect, GovernorAnnounce, GovernorLog, GovernorSend, Press
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GovernorOutbox:
         effects, self._effects = self._effects, []
         return effects
 
-    def send(self, client: int, message: Said) -> None:
+    def send(self, client: int, message: messages.Answer) -> None:
         """Tells a client something, if it is still there."""
         if client in self.clients:
             self._effects.append(GovernorSend(client, message))

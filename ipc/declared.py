@@ -1,0 +1,168 @@
+"""How a message is declared: the base classes that say where it may come and who handles it.
+
+A message is one class. Its base names the socket on which it may come and the part of the daemon that handles it. Its
+class attributes name the message that answers it, the messages that may follow the answer, and whether the client has
+to be attached. `states` derives every table from that. `handlers` builds the table by which a part of the daemon finds
+the function for a message, and fails if a message has no function.
+
+Owns: the base classes, the answers that many requests share (Done, Counted, Error), and the functions that read
+declarations. Does not own the messages themselves (`messages`, `governance`, `queries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import TensordError, from_code
+from .schema import Code, Count, ErrorBody, Id, Message, Text
+
+Declared = TypeVar("Declared", bound=Message)
+Handler = TypeVar("Handler")
+Kinds = Mapping[str, type[Message]]
+"""Message classes by the name that they have on the wire."""
+
+
+class Answer(Message, frozen=True):
+    """A message from the daemon to a client: an answer or a push."""
+
+
+class Done(Answer, frozen=True):
+    """The request was carried out."""
+
+    id: Id
+
+
+class Counted(Answer, frozen=True):
+    """The request was carried out, for `count` entries."""
+
+    id: Id
+    count: Count
+
+
+class Error(Answer, frozen=True):
+    """A request was refused; without an id, the connection ends. `code`: the error's type."""
+
+    id: Id | None
+    code: Code
+    text: Text
+
+    @classmethod
+    def of(cls, error: BaseException, id: int | None = None) -> Error:
+        body = ErrorBody.of(error)
+        return cls(id, body.code, body.text)
+
+    def to_error(self) -> TensordError:
+        return from_code(self.code, self.text)
+
+
+class Request(Message, frozen=True):
+    """A message from a client to the daemon.
+
+    `answered_by`: the class of its answer, None for a message that has none and no `id`. An Error may take the answer's
+    place. `pushes`: the classes of messages that the daemon sends because of it, besides the answer.
+    """
+
+    answered_by: ClassVar[type[Answer] | None] = None
+    pushes: ClassVar[tuple[type[Answer], ...]] = ()
+
+
+# ---- the control socket
+
+
+class ControlRequest(Request, frozen=True):
+    """May come on the control socket. `needs_lane`: only from a client that is attached."""
+
+    needs_lane: ClassVar[bool] = True
+
+
+class GreetingRequest(ControlRequest, frozen=True):
+    """Handled by the session itself."""
+
+
+class AttachmentRequest(ControlRequest, frozen=True):
+    """Handled by the store's actor: it concerns memory that the client brings or gets."""
+
+
+class StoreRequest(ControlRequest, frozen=True):
+    """Handled by the store's core."""
+
+
+class PrefixRequest(ControlRequest, frozen=True):
+    """Handled by the store's core, once the store's actor has read the query from the client's inbox. One at a time."""
+
+
+class GovernorRequest(ControlRequest, frozen=True):
+    """Handled by the governor's core. It needs no lane, so that a command can send it without attaching."""
+
+    needs_lane = False
+
+
+class GaugeRequest(ControlRequest, frozen=True):
+    """Handled by the governor's actor, which hands it to the gauges."""
+
+    needs_lane = False
+
+
+# ---- the status socket
+
+
+class StatusRequest(Request, frozen=True):
+    """May come on the status socket, and is answered by the store's actor."""
+
+    id: Id
+
+
+class DaemonQuery(StatusRequest, frozen=True):
+    """Is answered by the store's actor and the governor's, whose answers are put together."""
+
+
+# ---- what is derived
+
+
+def declared(base: type[Declared]) -> list[type[Declared]]:
+    """The classes of the messages that are declared with `base`, directly or through another base."""
+    found: list[type[Declared]] = []
+    for kind in base.__subclasses__():
+        found += declared(kind) or [kind]
+    return found
+
+
+def by_name(kinds: Iterable[type[Message]]) -> Kinds:
+    """Message classes by the names that they have on the wire."""
+    return {str(kind.__struct_config__.tag): kind for kind in kinds}
+
+
+def answers(requests: Iterable[type[Request]]) -> list[type[Answer]]:
+    """The classes of the messages that the daemon may send because of `requests`, each once."""
+    found: dict[type[Answer], None] = {}
+    for request in requests:
+        found |= dict.fromkeys(request.pushes)
+        if request.answered_by is not None:
+            found[request.answered_by] = None
+    return [*found, Error]
+
+
+def handlers(base: type[Message], table: Mapping[type[Any], Handler]) -> dict[type[Any], Handler]:
+    """The handler of every message declared with `base`: what `table` has for its class, or else for its base.
+
+    Raises:
+        TypeError: a message has no handler, or `table` names a class that is not declared with `base`. Both are
+            mistakes of the program, found when the handling part is constructed.
+    """
+    found: dict[type[Any], Handler] = {}
+    for kind in declared(base):
+        named = next((each for each in kind.__mro__ if each in table), None)
+        if named is None:
+            raise TypeError(f"{kind.__name__} is declared as a {base.__name__}, and nothing here handles it: add it")
+        found[kind] = table[named]
+    for named in table:
+        if not issubclass(named, base):
+            raise TypeError(f"{named.__name__} has a handler here, and is not declared as a {base.__name__}")
+    return found
+
+
+def id_of(message: Message) -> int | None:
+    """The message's id, None for a message that has none."""
+    number: int | None = getattr(message, "id", None)
+    return number
