@@ -29,7 +29,8 @@ from peers.tensord_peer import WAIT_S, Daemon
 from worker import key_of
 
 import tensord
-from tensord.daemon.core.governor import effects, events
+from tensord.daemon.core.effects import Send
+from tensord.daemon.core.governor import events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.errors import TensordError, TimedOut
@@ -101,7 +102,7 @@ def _pass_ms(entries: int, share: float, workflow: bool, seed: int) -> list[floa
         before = time.perf_counter()
         told = governor.handle(event, now)
         calls_ms.append((time.perf_counter() - before) * 1e3)
-        orders += sum(isinstance(e, effects.GovernorSend) and isinstance(e.message, messages.Order) for e in told)
+        orders += sum(isinstance(e, Send) and isinstance(e.message, messages.Order) for e in told)
         timer = governor.next_timer()
         if timer is None or timer > now:
             break

@@ -25,6 +25,7 @@ from turns_scene import CLIENTS, KEYS_OF_EACH, PAYLOAD_BYTES, PUTS_OF_EACH, SPAN
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE
 from tensord.daemon.core import events
+from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.holders import Holders
 from tensord.daemon.lane_scan import LaneScan
 from tensord.ipc import messages
@@ -92,7 +93,7 @@ def lowers_the_limit(scene: TurnsScene) -> None:
 
 def idle_go(scene: TurnsScene) -> None:
     scene.now += 1000.0
-    scene.do(events.Pressed(None, 1.0, False, "pressure"))
+    scene.do(Pressed(None, 1.0, False, "pressure"))
     scene.settle()
 
 
@@ -143,7 +144,7 @@ def refuses(scene: TurnsScene) -> None:
     scene.commit(1, 1, key_of(-1))
     scene.part(1, 1)
     scene.waiting_puts()
-    scene.do(events.Pressed(None, None, True, "pressure"))
+    scene.do(Pressed(None, None, True, "pressure"))
     scene.settle()
 
 

@@ -13,9 +13,10 @@ from typing import Any, assert_never
 
 from ...ipc import messages
 from ...ipc.declared import handlers
-from ..core import events as store_events
+from ..core.effects import Announce, Send
 from ..core.governor import effects, events
 from ..core.governor.governor import Governor
+from ..core.host_memory import HostHolds, Pressed
 from ..logs import logger
 from .mailbox import Mailbox
 from .messages import Deliver, Governed, GovernorMessage, Happened, Joined, Left, Question
@@ -35,7 +36,7 @@ class GovernorActor:
         inbox_max: int,
         *,
         clock: Callable[[], float],
-        press: Callable[[store_events.Pressed], object],
+        press: Callable[[Pressed], object],
         reading: Callable[[messages.ReadDevice], object],
         hasten: Callable[[], object],
         tell_watchers: Callable[[Happened], object],
@@ -94,7 +95,7 @@ class GovernorActor:
                     self._readings[type(request)](client, request)
                 elif client in self._clients:
                     self._handle(events.GovernorReceived(client, request))
-            case events.Sampled() | events.HostHolds() | events.GovernorLimitsChanged():
+            case events.Sampled() | HostHolds() | events.GovernorLimitsChanged():
                 self._handle(message)
             case Joined():
                 self._clients[message.client] = message
@@ -111,11 +112,11 @@ class GovernorActor:
     def _handle(self, event: events.Event) -> None:
         for effect in self._governor.handle(event, self._clock()):
             match effect:
-                case effects.GovernorSend(client, message):
+                case Send(client, message):
                     self._clients[client].deliver(Deliver(message))
-                case effects.Press(resident_bytes_max, idle_s, refuse, reason):
-                    self._press(store_events.Pressed(resident_bytes_max, idle_s, refuse, reason))
-                case effects.GovernorAnnounce(body):
+                case Pressed():
+                    self._press(effect)
+                case Announce(body):
                     self._tell_watchers(Happened(body))
                 case effects.GovernorLog(level, event_name, fields):
                     getattr(_log, level)(event_name, **fields)

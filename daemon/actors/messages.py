@@ -12,8 +12,9 @@ from ...ipc import messages
 from ...ipc.peer import Peer
 from ..config import Config
 from ..core.effects import Copy
-from ..core.events import Allocated, Copied, Moved, Pressed, Punched
+from ..core.events import Allocated, Copied, Moved, Punched
 from ..core.governor import events as governor
+from ..core.host_memory import HostHolds, Pressed
 from ..core.limits import StoreLimits
 from .mailbox import Mailbox
 
@@ -137,9 +138,7 @@ StoreMessage = (
 )
 
 
-GovernorMessage = (
-    Joined | Left | Governed | Question | governor.Sampled | governor.HostHolds | governor.GovernorLimitsChanged
-)
+GovernorMessage = Joined | Left | Governed | Question | governor.Sampled | HostHolds | governor.GovernorLimitsChanged
 
 
 class Happened(Struct, frozen=True):

@@ -25,7 +25,7 @@ from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Pie
 from ..config import Config
 from ..copier import Copier
 from ..core import effects, events
-from ..core.governor.events import HostHolds
+from ..core.host_memory import HostHolds, Pressed
 from ..core.store import Store
 from ..logs import logger
 from ..segments import Segments
@@ -175,7 +175,7 @@ class StoreActor:
                 if not self._copying[client]:
                     del self._copying[client]
                 self._handle(message)
-            case events.Pressed() | events.Punched() | events.Allocated() | events.Moved():
+            case Pressed() | events.Punched() | events.Allocated() | events.Moved():
                 self._handle(message)
             case effects.Copy():
                 self._handle(self._copier.copy_now(message))
@@ -227,8 +227,8 @@ class StoreActor:
                     self._lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self._pages.submit(self._carry_out, effect)
-                case effects.ReportHostHolds(resident_bytes, wanted_bytes, settled):
-                    self._tell_governor(HostHolds(resident_bytes, wanted_bytes, settled))
+                case HostHolds():
+                    self._tell_governor(effect)
                 case effects.Discard(client, put_id):
                     self._copier.discard(client, put_id)
                 case effects.Forget(client):

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from ...ipc import messages
 from ...shm.layout import SpanHeader
+from .host_memory import HostHolds
 
 
 class Send(Struct, frozen=True):
-    """An answer for a client that has not left."""
+    """An answer or a push, for a client that has not left. The governor asks for it too."""
 
     client: int
     message: messages.Answer
@@ -82,17 +83,6 @@ class Allocate(Struct, frozen=True):
     size_bytes: int
 
 
-class ReportHostHolds(Struct, frozen=True):
-    """To the governor: the bytes of the ring that are in memory, and those it would have unpressed, as of now.
-
-    `settled`: no more comes of what was last asked for, until something else happens.
-    """
-
-    resident_bytes: int
-    wanted_bytes: int
-    settled: bool
-
-
 class Forget(Struct, frozen=True):
     """Nothing of a client that left is needed any more: its inboxes may be unmapped. Once per client."""
 
@@ -107,9 +97,10 @@ class Discard(Struct, frozen=True):
 
 
 class Announce(Struct, frozen=True):
-    """Something that watchers may want to know. `body["event"]` names it, keys are hexadecimal.
+    """Something that watchers may want to know. `body["event"]` names it; keys are hexadecimal.
 
-    put, evict, expire, clear, invalidate, refuse, claim, limit: see where they are made.
+    put, evict, expire, clear, invalidate, refuse, claim, limit, mode, order, owner, workflow, stuck: see where they are
+    made.
     """
 
     body: dict[str, Any]
@@ -124,17 +115,5 @@ class Again(Struct, frozen=True):
 
 
 Effect = (
-    Send
-    | Copy
-    | Move
-    | WriteExpiry
-    | Drain
-    | Scan
-    | Punch
-    | Allocate
-    | ReportHostHolds
-    | Discard
-    | Forget
-    | Announce
-    | Again
+    Send | Copy | Move | WriteExpiry | Drain | Scan | Punch | Allocate | HostHolds | Discard | Forget | Announce | Again
 )

@@ -18,6 +18,7 @@ from msgspec import Struct
 from ...errors import TensordError
 from ...ipc import messages
 from ...shm.prefix import Piece, Tokens
+from .host_memory import Pressed
 from .limits import StoreLimits
 
 
@@ -111,19 +112,6 @@ class RingGrown(Struct, frozen=True):
 
     ring_bytes: int
     more: bool = True
-
-
-class Pressed(Struct, frozen=True):
-    """What the governor leaves to the store from now on; all at their defaults: there is no pressure.
-
-    `resident_bytes_max`: the ring may keep so many bytes in memory; None: all that it has. `idle_s`: entries not used
-    for so long go, once, pinned ones excepted. `refuse`: puts are refused, for `reason`.
-    """
-
-    resident_bytes_max: int | None = None
-    idle_s: float | None = None
-    refuse: bool = False
-    reason: str = ""
 
 
 class Punched(Struct, frozen=True):

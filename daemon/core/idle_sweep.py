@@ -8,7 +8,7 @@ that something follows which is not idle.
 from __future__ import annotations
 
 from .entries import SpanEntry
-from .events import Pressed
+from .host_memory import Pressed
 from .room import Room
 from .span_table import SpanTable
 from .sweeps import SLICE

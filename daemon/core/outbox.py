@@ -1,18 +1,23 @@
 """The effects of one event, as they are collected; who is there to be answered, and what refusals were counted.
 
-Owns the clients' identities and the list of effects. Invariant: nothing is sent to a client that left.
+Owns the clients' identities and the list of effects. The store and the governor each have one. Invariant: nothing is
+sent to a client that left.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...errors import TensordError
 from ...ipc import messages
 from .claims import Verdict
 from .counters import StoreCounters
 from .effects import Announce, Effect, Send
+
+Client = TypeVar("Client")
+Wanted = TypeVar("Wanted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +28,29 @@ class StoreClient:
     name: str
 
 
-class StoreOutbox:
-    """Collects effects until `take`."""
+class Outbox(Generic[Client, Wanted]):
+    """Collects effects of type `Wanted` until `take`.
 
-    def __init__(self, counters: StoreCounters) -> None:
-        self.clients: dict[int, StoreClient] = {}
-        self.counters = counters
-        self.now = 0.0
-        """The time of the event whose effects these are."""
-        self._effects: list[Effect] = []
+    Args:
+        refusals: counts refusals by the error's code.
+    """
 
-    def take(self) -> list[Effect]:
+    def __init__(self, refusals: Counter[str]) -> None:
+        self.clients: dict[int, Client] = {}
+        self._refusals = refusals
+        self._effects: list[Wanted | Send | Announce] = []
+
+    def take(self) -> list[Wanted | Send | Announce]:
         """The effects since the last call, in order."""
         effects, self._effects = self._effects, []
         return effects
 
-    def add(self, effect: Effect) -> None:
+    def add(self, effect: Wanted) -> None:
+        """Adds an effect that concerns no client."""
         self._effects.append(effect)
 
     def send(self, client: int, message: messages.Answer) -> None:
-        """Answers a client, if it is still there."""
+        """Sends an answer or a push to a client, if it is still there."""
         if client in self.clients:
             self._effects.append(Send(client, message))
 
@@ -52,13 +60,23 @@ class StoreOutbox:
 
     def count_refusal(self, client: int, error: TensordError) -> None:
         """Counts and announces a refusal; the answer is the caller's."""
-        self.counters.refusals[error.code] += 1
+        self._refusals[error.code] += 1
         self.announce("refuse", client=client, code=error.code, text=str(error))
 
-    def refuse(self, client: int, request: int, error: TensordError) -> None:
-        """Answers a request, other than a put, with an error."""
+    def refuse(self, client: int, request: int | None, error: TensordError) -> None:
+        """Answers a request with an error, and counts and announces it. A request without an id is not answered."""
         self.count_refusal(client, error)
-        self.send(client, messages.Error.of(error, request))
+        if request is not None:
+            self.send(client, messages.Error.of(error, request))
+
+
+class StoreOutbox(Outbox[StoreClient, Effect]):
+    """The store's outbox, with its counters and the time of the event whose effects these are."""
+
+    def __init__(self, counters: StoreCounters) -> None:
+        super().__init__(counters.refusals)
+        self.counters = counters
+        self.now = 0.0
 
     def tell(self, verdicts: list[Verdict]) -> None:
         """Answers those who asked for claims."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from .entries import SpanEntry
-from .events import Pressed
+from .host_memory import Pressed
 
 if TYPE_CHECKING:
     from .store import Store

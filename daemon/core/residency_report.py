@@ -6,7 +6,7 @@ pages nothing is told: when the exchange ends, the ring holds as much as before 
 
 from __future__ import annotations
 
-from .effects import ReportHostHolds
+from .host_memory import HostHolds
 from .idle_sweep import IdleSweep
 from .outbox import StoreOutbox
 from .residency import Residency
@@ -21,7 +21,7 @@ class ResidencyReport:
         self._residency = residency
         self._idle_sweep = idle_sweep
         self._outbox = outbox
-        self._last: ReportHostHolds | None = None
+        self._last: HostHolds | None = None
         self._last_of: tuple[int, int, int, bool] | None = None
 
     def ask(self) -> None:
@@ -47,7 +47,7 @@ class ResidencyReport:
         else:
             self._last_of = None
         settled = not (walking or residency.regrowing) and (not residency.over_target or stuck)
-        holds = ReportHostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
+        holds = HostHolds(residency.resident_bytes, residency.wanted_bytes(ring_bytes), settled)
         if holds != self._last:
             self._last = holds
             self._outbox.add(holds)

@@ -49,7 +49,6 @@ from .events import (
     LimitsChanged,
     Moved,
     PrefixAsked,
-    Pressed,
     Punched,
     Received,
     RingGrown,
@@ -58,6 +57,7 @@ from .events import (
 )
 from .expiry import Expiry, RemovalProgress
 from .hits import Hits
+from .host_memory import Pressed
 from .idle_sweep import IdleSweep
 from .intake import Intake
 from .limits import StoreLimits

@@ -17,9 +17,9 @@ from tensord.daemon.actors.lanes import LaneJobs
 from tensord.daemon.copier import Copier, CopyJob
 from tensord.daemon.core import effects, events
 from tensord.daemon.core.entries import SpanEntry
-from tensord.daemon.core.governor import effects as governor_effects
 from tensord.daemon.core.governor import events as governor_events
 from tensord.daemon.core.governor.governor import Governor
+from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.store import Store
 from tensord.daemon.policy.registry import by_name
 from tensord.daemon.segments import Segments
@@ -109,8 +109,8 @@ class Daemon:
                     self.lanes.scan()
                 case effects.Punch() | effects.Allocate():
                     self.pages.append(effect)
-                case effects.ReportHostHolds(resident_bytes, wanted_bytes, settled):
-                    self.govern(governor_events.HostHolds(resident_bytes, wanted_bytes, settled))
+                case HostHolds():
+                    self.govern(effect)
                 case effects.Forget(number):
                     self.copier.close_inbox(number)
                 case effects.Discard(number, put_id):
@@ -126,10 +126,10 @@ class Daemon:
         """One event through the governor's core, and its effects out."""
         for effect in self.governor.handle(event, self.world.now):
             match effect:
-                case governor_effects.GovernorSend(number, message):
+                case effects.Send(number, message):
                     self._answer(number, message)
-                case governor_effects.Press() if self.settings.governed:
-                    self.do(events.Pressed(effect.resident_bytes_max, effect.idle_s, effect.refuse, effect.reason))
+                case Pressed() if self.settings.governed:
+                    self.do(effect)
 
     def _answer(self, number: int, message: Any) -> None:
         if isinstance(message, messages.Matched):
@@ -341,7 +341,7 @@ class Daemon:
             chance = self.world.chance
             most = chance.choice([None, None, self.ring_bytes // 2, self.ring_bytes // 4 + 1])
             idle_s = chance.choice([None, None, None, 5.0])
-            self.do(events.Pressed(most, idle_s, refuse=chance.random() < 0.05, reason="the schedule"))
+            self.do(Pressed(most, idle_s, refuse=chance.random() < 0.05, reason="the schedule"))
 
     def reload(self, settings: Settings) -> None:
         """SIGHUP with other limits."""

@@ -24,7 +24,7 @@ from tensord.client.core import inboxes, puts
 from tensord.client.core.lease import Lease
 from tensord.client.core.view import View
 from tensord.daemon import copier
-from tensord.daemon.core import events
+from tensord.daemon.core.host_memory import Pressed
 from tensord.errors import Corrupt, TensordError
 from tensord.ipc import messages
 from tensord.shm import fence, segments
@@ -504,7 +504,7 @@ class World:
         [process] = self.processes
         assert process.wire is not None
         process.wire.say([messages.Clear(process.next_id()), messages.Limit(process.next_id(), daemon.ring_bytes)])
-        daemon.do(events.Pressed())
+        daemon.do(Pressed())
         daemon.settings = drawn(self.chance)  # from here on nobody presses
         self._settle(daemon)
         assert daemon.store.memory.ring.used_bytes == 0, "ring memory leaked"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ....ipc import messages
 from ....ipc.modes import Tier
+from ..host_memory import HostHolds
 from .limits import GovernorLimits
 
 OWNERS_EVERY_S: Final = 2.0
@@ -65,18 +66,6 @@ class Sampled:
     """All gauges that there are, as they were read together. One that is not among them any more is gone."""
 
     samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostHolds:
-    """The store says how many bytes of the ring are in memory now, and how many it would have unpressed.
-
-    `settled`: it is done with what it was last asked for, as far as that can be done.
-    """
-
-    resident_bytes: int
-    wanted_bytes: int
-    settled: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ....ipc import messages
 from ....ipc.declared import handlers, id_of
 from ....ipc.modes import HOST_GAUGE, Mode, Tier
 from ....ipc.schema import SIZE_BYTES_MAX
+from ..host_memory import HostHolds
 from . import report
 from .counters import GovernorCounters
 from .devices import Devices
@@ -38,7 +39,6 @@ from .events import (
     GovernorLimitsChanged,
     GovernorReceived,
     GovernorTick,
-    HostHolds,
     Sampled,
 )
 from .floors import Floors

@@ -1,6 +1,6 @@
 """The host tier under pressure: how much of its ring the store may keep in memory, and when it must refuse.
 
-Owns: what the store was last asked for (Press), and whether it is done with that. Does not own how the ring shrinks.
+Owns: what the store was last asked for (Pressed), and whether it is done with that. Does not own how the ring shrinks.
 
     pressure or above   the ring gives back what is over the threshold: resident - (used - pressure), in whole MiB
     emergency           besides, what is idle goes, and puts are refused, at once; both end with the mode
@@ -15,11 +15,11 @@ Invariant: `refuse` and `idle_s` are asked for exactly while the gauge's level i
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
-from .effects import Press
-from .events import HostHolds
+from msgspec.structs import replace
+
+from ..host_memory import HostHolds, Pressed
 from .limits import GovernorLimits
 from .outbox import GovernorOutbox
 from .tiers import Gauge
@@ -41,7 +41,7 @@ class Host:
         self._holds: HostHolds | None = None
         self._stands_since: float | None = None
         self._pressed_at = float("-inf")
-        self.press = Press()
+        self.press = Pressed()
 
     @property
     def resident_bytes(self) -> int:
@@ -76,13 +76,13 @@ class Host:
         if self._stands_since is not None and gauge.sample.began_at > self._stands_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
             if press.idle_s is not None and now - self._pressed_at >= press.idle_s:
-                # What was not idle at the last Press may be by now.
+                # What was not idle at the last Pressed may be by now.
                 self._send(press, now)
         self._ask(press, now)
 
     def gauge_gone(self, now: float) -> None:
         """Nobody knows how full the host is: as if it were not under pressure."""
-        self._ask(Press(), now)
+        self._ask(Pressed(), now)
 
     def over_bytes(self, gauge: Gauge) -> int:
         """What a ring that is in memory as now would give back at such a reading."""
@@ -112,7 +112,7 @@ class Host:
             return None
         return max(limit_bytes, resident_bytes + room_bytes // MIB * MIB)
 
-    def _with_emergency(self, press: Press, gauge: Gauge) -> Press:
+    def _with_emergency(self, press: Pressed, gauge: Gauge) -> Pressed:
         if not gauge.refuses:
             return replace(press, idle_s=None, refuse=False, reason="")
         idle_s = self._limits.critical_idle_s
@@ -125,14 +125,14 @@ class Host:
         )
         return replace(press, idle_s=idle_s, refuse=True, reason=reason)
 
-    def _ask(self, press: Press, now: float) -> None:
+    def _ask(self, press: Pressed, now: float) -> None:
         if press != self.press:
             self._send(press, now)
 
-    def _send(self, press: Press, now: float) -> None:
+    def _send(self, press: Pressed, now: float) -> None:
         self.press = press
         self._pressed_at = now
         if self._holds is not None:
             self._holds = replace(self._holds, settled=False)
         self._stands_since = None
-        self._outbox.press(press)
+        self._outbox.add(press)

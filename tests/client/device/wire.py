@@ -11,7 +11,7 @@ from typing import Any
 
 from tensord.client.core.puts import Put
 from tensord.client.device.upkeep import Upkeep
-from tensord.daemon.core.governor.effects import GovernorSend
+from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.events import Event, GovernorClientJoined, GovernorClientLeft, GovernorReceived
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
@@ -73,7 +73,7 @@ class Wire:
 
     def happen(self, event: Event) -> None:
         for effect in self.governor.handle(event, self.now):
-            if isinstance(effect, GovernorSend) and effect.client == self.client:
+            if isinstance(effect, Send) and effect.client == self.client:
                 self.answered.append(effect.message)
         self.governor.check_invariants()
 

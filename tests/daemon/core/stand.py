@@ -20,7 +20,6 @@ from tensord.daemon.core.effects import (
     Forget,
     Move,
     Punch,
-    ReportHostHolds,
     Scan,
     Send,
     WriteExpiry,
@@ -36,13 +35,13 @@ from tensord.daemon.core.events import (
     Event,
     Moved,
     PrefixAsked,
-    Pressed,
     Punched,
     Received,
     RingGrown,
     Scanned,
     Tick,
 )
+from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.daemon.core.limits import StoreLimits
 from tensord.daemon.core.store import Store
 from tensord.daemon.policy.registry import by_name
@@ -109,7 +108,7 @@ class Stand:
         """The pages that the system has."""
         self.short = False
         """Whether no memory is to be had."""
-        self.holds: ReportHostHolds | None = None
+        self.holds: HostHolds | None = None
         self.now = 0.0
         self.unix_at_zero_s = UNIX_AT_ZERO_S
         self.policy = policy
@@ -170,7 +169,7 @@ class Stand:
                     assert effect.size_bytes > 0
                     assert not self.punches, "memory is taken before what is to go has gone"
                     self.allocations.append(effect)
-                case ReportHostHolds():
+                case HostHolds():
                     self.holds = effect
                 case Discard(_, put_id):
                     assert not any(copy.put_id == put_id for copy in self.copies)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensord.daemon.core.effects import Punch
-from tensord.daemon.core.events import Pressed, RingGrown
+from tensord.daemon.core.events import RingGrown
+from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.core.recovery import Recovered
 from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator

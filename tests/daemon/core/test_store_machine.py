@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from tensord.daemon.core.entries import EntryState
-from tensord.daemon.core.events import Accessed, Pressed, Tick
+from tensord.daemon.core.events import Accessed, Tick
+from tensord.daemon.core.host_memory import Pressed
 from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import BadTree
 from tensord.ipc import messages

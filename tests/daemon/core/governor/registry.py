@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tensord.daemon.core.effects import Announce, Send
 from tensord.daemon.core.governor.devices import Circumstances, Devices
-from tensord.daemon.core.governor.effects import GovernorAnnounce, GovernorLog, GovernorSend
+from tensord.daemon.core.governor.effects import GovernorLog
 from tensord.daemon.core.governor.limits import GovernorLimits
 from tensord.daemon.core.governor.outbox import GovernorClient, GovernorOutbox
 from tensord.ipc import messages
@@ -145,9 +146,9 @@ class Registry:
     def take(self) -> None:
         for effect in self.outbox.take():
             match effect:
-                case GovernorSend(client, messages.Order() as order):
+                case Send(client, messages.Order() as order):
                     self.orders.append((client, order))
-                case GovernorAnnounce(body):
+                case Announce(body):
                     self.told.append(body)
                 case GovernorLog():
                     self.logged.append(effect)

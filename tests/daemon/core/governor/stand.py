@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensord.daemon.core.governor.effects import Effect, GovernorAnnounce, GovernorLog, GovernorSend, Press
+from tensord.daemon.core.effects import Announce, Send
+from tensord.daemon.core.governor.effects import Effect, GovernorLog
 from tensord.daemon.core.governor.events import (
     Event,
     GovernorClientJoined,
@@ -14,12 +15,12 @@ from tensord.daemon.core.governor.events import (
     GovernorLimitsChanged,
     GovernorReceived,
     GovernorTick,
-    HostHolds,
     Sample,
     Sampled,
 )
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
+from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Mode, Tier
 
@@ -42,7 +43,7 @@ class Stand:
         self.governor = Governor(self.limits, UNIX_AT_ZERO_S)
         self.now = 100.0
         self.answers: dict[int, list[Any]] = {}
-        self.pressed: list[Press] = []
+        self.pressed: list[Pressed] = []
         self.told: list[dict[str, Any]] = []
         self.logged: list[GovernorLog] = []
         self.gauges: dict[str, Sample] = {}
@@ -54,12 +55,12 @@ class Stand:
         effects = self.governor.handle(event, self.now)
         for effect in effects:
             match effect:
-                case GovernorSend(client, message):
+                case Send(client, message):
                     assert client in self.answers, "an answer to a client that left"
                     self.answers[client].append(message)
-                case Press():
+                case Pressed():
                     self.pressed.append(effect)
-                case GovernorAnnounce(body):
+                case Announce(body):
                     self.told.append(body)
                 case GovernorLog():
                     self.logged.append(effect)
@@ -148,9 +149,9 @@ class Stand:
         self.do(HostHolds(resident, wanted, settled))
 
     @property
-    def press(self) -> Press:
+    def press(self) -> Pressed:
         """What the store was last asked for."""
-        return self.pressed[-1] if self.pressed else Press()
+        return self.pressed[-1] if self.pressed else Pressed()
 
     # ---- owners
 

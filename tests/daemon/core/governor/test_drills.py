@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tensord.daemon.core.governor.effects import GovernorSend, Press
+from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor.events import GovernorReceived
+from tensord.daemon.core.host_memory import Pressed
 from tensord.ipc import messages
 from tensord.ipc.modes import HOST_GAUGE, Mode
 
@@ -57,8 +58,8 @@ def test_asking_tells_what_a_pass_would_order_and_orders_nothing(make: Make) -> 
     stand.now += 1
     message = messages.Drill(99, GPU, round(0.93 * TOTAL), TOTAL)
     effects = stand.governor.handle(GovernorReceived(3, message), stand.now)
-    answer = effects[0].message if isinstance(effects[0], GovernorSend) else None
-    assert effects == [GovernorSend(3, answer)]  # type: ignore[arg-type]
+    answer = effects[0].message if isinstance(effects[0], Send) else None
+    assert effects == [Send(3, answer)]  # type: ignore[arg-type]
     assert isinstance(answer, messages.Drilled)
     assert (answer.offload_entries, answer.offload_bytes) == (3, 30 * MIB)
     assert (answer.drop_entries, answer.drop_bytes) == (1, 10 * MIB)
@@ -129,7 +130,7 @@ def test_a_drill_of_the_host_presses_and_ends(make: Make) -> None:
     assert stand.press.refuse
     assert stand.press.resident_bytes_max == 380 * MIB
     stand.leave(1)
-    assert stand.press == Press()
+    assert stand.press == Pressed()
 
 
 def test_one_client_at_a_time_drills_a_gauge(make: Make) -> None:

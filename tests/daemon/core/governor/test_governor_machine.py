@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensord.daemon.core.governor.effects import Effect, GovernorSend
+from tensord.daemon.core.effects import Send
+from tensord.daemon.core.governor.effects import Effect
 from tensord.daemon.core.governor.events import Event, GovernorTick, Sampled
 from tensord.ipc import messages
 from tensord.ipc.messages import Step
@@ -76,7 +77,7 @@ class Seen(Stand):
     def do(self, event: Event) -> list[Effect]:
         effects = super().do(event)
         for effect in effects:
-            if isinstance(effect, GovernorSend) and isinstance(effect.message, messages.Order):
+            if isinstance(effect, Send) and isinstance(effect.message, messages.Order):
                 self.orders_now.append((effect.client, effect.message))
         return effects
 

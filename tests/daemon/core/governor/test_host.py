@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.governor.effects import Press
+from tensord.daemon.core.host_memory import Pressed
 from tensord.ipc.modes import HOST_GAUGE, Mode
 
 from .stand import MIB, TOTAL, Make, Stand
@@ -46,15 +46,15 @@ def stand(make: Make) -> Stand:
 def test_the_ring_gives_back_what_is_over_the_threshold_in_whole_mib_and_no_more(stand: Stand) -> None:
     ring = Ring(stand, wanted=500 * MIB, others=400 * MIB - 12345)
     ring.read()
-    assert stand.pressed == [Press(450 * MIB)]
+    assert stand.pressed == [Pressed(450 * MIB)]
     ring.read(5)
-    assert stand.pressed == [Press(450 * MIB)]
+    assert stand.pressed == [Pressed(450 * MIB)]
 
 
 def test_memory_that_is_given_back_already_is_not_asked_for_again(stand: Stand) -> None:
     stand.holds(500 * MIB, 500 * MIB)
     stand.sample(0.90, HOST_GAUGE)
-    assert stand.pressed == [Press(450 * MIB)]
+    assert stand.pressed == [Pressed(450 * MIB)]
     stand.sample(0.90, HOST_GAUGE)  # the store has not answered
     stand.holds(480 * MIB, 500 * MIB, settled=False)
     stand.sample(0.88, HOST_GAUGE)  # nor has it finished
@@ -62,15 +62,15 @@ def test_memory_that_is_given_back_already_is_not_asked_for_again(stand: Stand) 
     stand.now = began_at + 1
     stand.holds(450 * MIB, 500 * MIB)
     stand.sample(0.87, HOST_GAUGE, began_at=began_at)  # begun before it was done
-    assert stand.pressed == [Press(450 * MIB)]
+    assert stand.pressed == [Pressed(450 * MIB)]
     stand.sample(0.87, HOST_GAUGE)
-    assert stand.pressed == [Press(450 * MIB), Press(430 * MIB)]
+    assert stand.pressed == [Pressed(450 * MIB), Pressed(430 * MIB)]
 
 
 def test_a_ring_cannot_give_back_more_than_it_has(stand: Stand) -> None:
     ring = Ring(stand, wanted=30 * MIB, others=900 * MIB)
     ring.read(3)
-    assert stand.pressed == [Press(0)]
+    assert stand.pressed == [Pressed(0)]
 
 
 def test_what_is_pinned_is_asked_for_once(stand: Stand) -> None:
@@ -93,7 +93,7 @@ def test_the_ring_takes_back_as_much_as_leaves_the_host_below_pressure_and_then_
     assert ring.others + ring.resident < 0.83 * TOTAL
     ring.others = 100 * MIB
     ring.read(4)
-    assert stand.press == Press()
+    assert stand.press == Pressed()
     assert ring.resident == ring.wanted
 
 
@@ -168,7 +168,7 @@ def test_a_gauge_that_is_gone_leaves_no_pressure_behind(stand: Stand) -> None:
     ring.read()
     assert stand.press.refuse and stand.press.resident_bytes_max is not None
     stand.lose(HOST_GAUGE)
-    assert stand.press == Press()
+    assert stand.press == Pressed()
 
 
 def test_a_stale_gauge_asks_for_nothing(stand: Stand) -> None:
@@ -201,5 +201,5 @@ def test_whatever_others_use_it_comes_to_rest_and_back(wanted: int, others: list
     ring.others = 0
     ring.read(8)
     if wanted < 0.83 * TOTAL:
-        assert stand.press == Press()
+        assert stand.press == Pressed()
         assert ring.resident == wanted

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensord.daemon.core.effects import Effect as StoreEffect
-from tensord.daemon.core.effects import ReportHostHolds
-from tensord.daemon.core.events import Pressed
-from tensord.daemon.core.governor.effects import Press
+from tensord.daemon.core.host_memory import HostHolds, Pressed
 from tensord.ipc.modes import HOST_GAUGE, Mode
 
 from ..stand import Stand as StoreStand
@@ -24,9 +22,9 @@ class Store(StoreStand):
     """Keeps all that it says of its memory."""
 
     def take(self, effects: list[StoreEffect]) -> None:
-        self.said: list[ReportHostHolds] = [
+        self.said: list[HostHolds] = [
             *getattr(self, "said", []),
-            *(e for e in effects if isinstance(e, ReportHostHolds)),
+            *(e for e in effects if isinstance(e, HostHolds)),
         ]
         super().take(effects)
 
@@ -56,7 +54,7 @@ class Machine:
         while self.store.said or len(self.governor.pressed) > self._carried_out:
             for press in self.governor.pressed[self._carried_out :]:
                 self._carried_out += 1
-                self.store.do(Pressed(press.resident_bytes_max, press.idle_s, press.refuse, press.reason))
+                self.store.do(press)
                 self.store.settle()
             said, self.store.said = self.store.said, []
             for holds in said:
@@ -68,7 +66,7 @@ class Machine:
 
     def is_unpressed(self) -> bool:
         status = self.store.store.status()
-        return self.governor.press == Press() and status["resident_bytes"] == RING
+        return self.governor.press == Pressed() and status["resident_bytes"] == RING
 
 
 @pytest.mark.parametrize("others", [73, 78, 82, 90, 99])

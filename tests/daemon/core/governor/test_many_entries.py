@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensord.daemon.core.effects import Send
 from tensord.daemon.core.governor import effects, events
 from tensord.daemon.core.governor.governor import Governor
 from tensord.daemon.core.governor.limits import GovernorLimits
@@ -35,7 +36,7 @@ def _sample(governor: Governor, share: float, now: float) -> list[effects.Effect
 
 
 def _ordered(told: list[effects.Effect]) -> int:
-    orders = [e.message for e in told if isinstance(e, effects.GovernorSend) and isinstance(e.message, messages.Order)]
+    orders = [e.message for e in told if isinstance(e, Send) and isinstance(e.message, messages.Order)]
     return sum(len(order.keys) for order in orders)
 
 

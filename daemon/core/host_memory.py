@@ -1,0 +1,42 @@
+"""What the governor and the store say to each other about the host's memory.
+
+Pressed goes from the governor to the store, HostHolds from the store to the governor. Each is an effect of the core
+that says it, and an event of the other core.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Pressed(Struct, frozen=True):
+    """What the governor leaves to the store from now on. All fields at their defaults: there is no pressure.
+
+    It is sent whenever a field has changed. It is sent again unchanged once `idle_s` has passed, for entries that have
+    become idle since. The store answers each with HostHolds.
+
+    Args:
+        resident_bytes_max: the ring may keep so many bytes in memory; None: all that it has.
+        idle_s: entries that were not used for so long go, once for each Pressed; pinned entries stay.
+        refuse: puts are refused.
+        reason: why puts are refused, for the text of the refusal.
+    """
+
+    resident_bytes_max: int | None = None
+    idle_s: float | None = None
+    refuse: bool = False
+    reason: str = ""
+
+
+class HostHolds(Struct, frozen=True):
+    """How much of the ring is in memory.
+
+    Args:
+        resident_bytes: the bytes of the ring that are in memory now.
+        wanted_bytes: the bytes that would be in memory without pressure.
+        settled: the store has done all that the last Pressed asked for, as far as that is possible.
+    """
+
+    resident_bytes: int
+    wanted_bytes: int
+    settled: bool
