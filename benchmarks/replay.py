@@ -33,9 +33,9 @@ from replaying.counts import Row
 from replaying.goals import STEPS_WAY, Goal, goals, way
 from replaying.traces import SOURCES, Request, Source, Trace, load
 
-from tensord.daemon.config import Config
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.settings import settings_of
 from tensord.daemon.policy.registry import POLICIES
-from tensord.daemon.settings import settings_of
 
 Told = Callable[[str], None]
 Task = tuple[str, str, float]

@@ -25,7 +25,7 @@ from ..ipc.connection import Connection
 from ..ipc.peer import peer_of
 from ..shm.allocator import SpanAllocator
 from ..shm.clock import boot_s
-from . import ending, learned, logs, notify, usage
+from . import ending, learned, logs, notify
 from .actors.governor import GovernorActor
 from .actors.listener import Listener
 from .actors.messages import Grown, Reconfigured, Scrubbed
@@ -34,14 +34,15 @@ from .actors.pressure import PressureActor
 from .actors.session import Session, welcome_for
 from .actors.status import Documents, StatusSession, Watchers
 from .actors.store import StoreActor
-from .config import Config
+from .config import usage
+from .config.config import Config
+from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
 from .core.quotas import Quotas
 from .core.store import Store
 from .gauges.gauges import open_gauges
 from .gauges.psi import StallTrigger
-from .limits import governor_limits, quota_rules, store_limits, wire_limits
 from .policy.registry import by_name
 from .policy.replacement import Replacement
 from .segments import Segments

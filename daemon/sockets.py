@@ -17,8 +17,8 @@ from typing import Final, Self
 
 from ..errors import BadConfiguration, InstanceBusy, SocketForbidden
 from ..ipc.places import METRICS_NAME, make_folder
-from .config import Config
-from .settings import host_and_port
+from .config.config import Config
+from .config.settings import host_and_port
 
 BACKLOG: Final = 512
 # Nobody may connect before the mode is right.

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import tensord
 from tensord import errors
-from tensord.daemon.config import Config
-from tensord.daemon.settings import Setting, flag_of, settings_of, variable_of
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.settings import Setting, flag_of, settings_of, variable_of
 
 FOLDER: Final = Path(__file__).parent
 SIGNATURE_WIDTH: Final = 110

@@ -10,9 +10,9 @@ import pytest
 
 from tensord.client.prefix import put as prefix_put
 from tensord.client.prefix import tokens as prefix_tokens
-from tensord.daemon.config import Config
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.settings import settings_of
 from tensord.daemon.core import matching, prefix_index, prefix_snapshots, prefix_tree, sequences
-from tensord.daemon.settings import settings_of
 from tensord.ipc import schema
 from tensord.shm import layout, prefix
 

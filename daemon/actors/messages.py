@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from ...ipc import messages
 from ...ipc.peer import Peer
-from ..config import Config
+from ..config.config import Config
 from ..core.effects import Copy
 from ..core.events import Allocated, Copied, Moved, Punched
 from ..core.governor import events as governor

@@ -22,7 +22,7 @@ from ...ipc import messages
 from ...ipc.declared import handlers, id_of
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Piece
-from ..config import Config
+from ..config.config import Config
 from ..copier import Copier
 from ..core import effects, events
 from ..core.host_memory import HostHolds, Pressed

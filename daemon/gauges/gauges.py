@@ -22,7 +22,7 @@ from .reading import GaugeAbsent, GaugeFailed, Result, Source
 
 if TYPE_CHECKING:
     # The settings read the registry.
-    from .. import governing
+    from ..config import governing
 
 ABSENT_S: Final = 60.0
 """What is not there is looked for again after so long: a driver may be loaded after the daemon has begun."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tensord.daemon import app, logs
-from tensord.daemon.config import Config
+from tensord.daemon.config.config import Config
 from tensord.errors import BadConfiguration
 
 

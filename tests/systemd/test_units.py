@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon.config import Config
-from tensord.daemon.settings import settings_of
-from tensord.daemon.usage import example_text
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.settings import settings_of
+from tensord.daemon.config.usage import example_text
 
 FOLDER = Path(__file__).parents[2] / "systemd"
 SYSTEM_UNITS = ("tensord.service", "tensord.socket", "tensord-status.socket", "tensord-metrics.socket")
@@ -122,7 +122,7 @@ def test_gauges_can_be_read_in_the_sandbox() -> None:
 
 def test_the_example_configuration_names_every_setting() -> None:
     assert (FOLDER / "tensord.toml").read_text() == example_text(), (
-        "write it anew: python -m tensord.daemon.usage > systemd/tensord.toml"
+        "write it anew: python -m tensord.daemon.config.usage > systemd/tensord.toml"
     )
 
 

@@ -26,9 +26,9 @@ from tensord.daemon.actors.messages import (
     Requested,
 )
 from tensord.daemon.actors.store import StoreActor
-from tensord.daemon.config import Config
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.limits import store_limits
 from tensord.daemon.core.store import Store
-from tensord.daemon.limits import store_limits
 from tensord.daemon.policy.registry import by_name
 from tensord.daemon.segments import Segments
 from tensord.ipc import messages

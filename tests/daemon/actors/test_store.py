@@ -11,7 +11,7 @@ import numpy as np
 
 from tensord.daemon.actors.messages import Question, Reconfigured
 from tensord.daemon.actors.store import StoreActor
-from tensord.daemon.config import Config
+from tensord.daemon.config.config import Config
 from tensord.ipc import messages
 
 from ...daemon_process import PATIENCE_S

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tensord.daemon import governing
-from tensord.daemon.config import Config
+from tensord.daemon.config import governing
+from tensord.daemon.config.config import Config
 from tensord.daemon.core.governor.events import Sample
 from tensord.daemon.gauges.gauges import ABSENT_S, Gauges, open_gauges
 from tensord.daemon.gauges.owners import OwnersSource

@@ -21,8 +21,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import BadConfiguration
-from ..ipc.quantities import (
+from ...errors import BadConfiguration
+from ...ipc.quantities import (
     DURATION_WANTS,
     SIZE_WANTS,
     read_duration,

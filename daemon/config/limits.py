@@ -1,15 +1,15 @@
 """From the configuration to the limits of each part: the store, the governor, and what a client is told.
 
-Owns: which setting is which limit. Does not own the settings (config.py) nor what a limit does.
+Owns: which setting is which limit. Does not own the settings (config.py), nor what a limit does.
 """
 
 from __future__ import annotations
 
-from ..ipc import schema
+from ...ipc import schema
+from ..core.governor.limits import GovernorLimits
+from ..core.limits import StoreLimits
+from ..core.quotas import Kind, Quota
 from .config import Config
-from .core.governor.limits import GovernorLimits
-from .core.limits import StoreLimits
-from .core.quotas import Kind, Quota
 
 
 def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimits:

@@ -18,12 +18,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import BadConfiguration
-from ..ipc import places
-from ..shm import segments
+from ...errors import BadConfiguration
+from ...ipc import places
+from ...shm import segments
+from ..policy.modes import Thresholds
+from ..policy.registry import POLICIES
 from .governing import DeviceSection, GaugesSection, MetricsSection, PressureSection, QueueingSection
-from .policy.modes import Thresholds
-from .policy.registry import POLICIES
 from .sections import DAY_S, GIB, KIB, MIB, TIB, LimitsSection, LogSection, MemorySection, QueuesSection, QuotasSection
 from .settings import (
     COUNT,

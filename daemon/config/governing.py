@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ..ipc.modes import Tier
-from .gauges import registry
-from .policy.modes import Thresholds
+from ...ipc.modes import Tier
+from ..gauges import registry
+from ..policy.modes import Thresholds
 from .sections import DAY_S, GIB, HOUR_S, MIB, TIB
 from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice, setting
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensord.daemon.config import Config
-from tensord.daemon.limits import governor_limits
+from tensord.daemon.config.config import Config
+from tensord.daemon.config.limits import governor_limits
+from tensord.daemon.config.sections import LimitsSection
+from tensord.daemon.config.settings import flag_of, settings_of, variable_of
 from tensord.daemon.policy.modes import Thresholds
 from tensord.daemon.policy.registry import POLICIES
-from tensord.daemon.sections import LimitsSection
-from tensord.daemon.settings import flag_of, settings_of, variable_of
 from tensord.errors import BadConfiguration
 from tensord.ipc import schema
 

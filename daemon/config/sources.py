@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..errors import BadConfiguration
+from ...errors import BadConfiguration
 from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75

@@ -1,7 +1,7 @@
 """What `tensord` prints and then ends: help, its version, the check of a configuration; and the example file.
 
 Owns: these texts, and the flags that ask for them. Does not own: the settings (config.py). `python -m
-tensord.daemon.usage` prints the example file that systemd/tensord.toml is.
+tensord.daemon.config.usage` prints the example file that systemd/tensord.toml is.
 """
 
 from __future__ import annotations

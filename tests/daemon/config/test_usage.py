@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tensord.daemon import usage
 from tensord.daemon.app import main
+from tensord.daemon.config import usage
 from tensord.errors import BadConfiguration
 
 ENVIRON = {"XDG_RUNTIME_DIR": "/run/user/1000"}
