@@ -1,7 +1,7 @@
 """The store actor: the only one that touches ring, index and lanes.
 
 Turns what arrives in its inbox into the core's events, and carries the core's effects out. Knows no cache semantics:
-what is stored, refused or evicted is the core's to say.
+what is stored, refused or evicted is the core's to say. What it tells about itself is in `store_report`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import numpy as np
-
-from tensord import __version__
 
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
@@ -47,8 +45,7 @@ from .messages import (
     StoreMessage,
 )
 from .pump import Pump
-
-_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+from .store_report import StoreReport
 
 _log = logger("store")
 
@@ -76,15 +73,11 @@ class StoreActor:
         self._clock = clock
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
-        self._unix_at_zero = unix_at_zero
         self._clients: dict[int, Joined] = {}
         # How many copies of each client the copier's thread has.
         self._copying: Counter[int] = Counter()
         self._pump = Pump(self.inbox, self._receive, clock)
-        self._grown_bytes = 0
-        self._grow_error = ""
         self._lane_room = LaneRoom()
-        self._began = clock()
         self._loop = loop = asyncio.get_running_loop()
         # One at a time: the kernel has one lock for all changes to a file's pages.
         self._pages = ThreadPoolExecutor(1, "tensord-pages")
@@ -92,6 +85,17 @@ class StoreActor:
             memory.ring,
             config.limits.tree_depth_max,
             lambda copied: loop.call_soon_threadsafe(self.inbox.tell_now, copied),
+        )
+        self._report = StoreReport(
+            store,
+            memory,
+            config,
+            self._copier,
+            self._clients,
+            self._lane_room,
+            clock=clock,
+            unix_at_zero=unix_at_zero,
+            waiting=lambda: len(self.inbox),
         )
         self._lanes = LaneJobs(
             memory,
@@ -109,16 +113,6 @@ class StoreActor:
         self._memory_requests = handlers(messages.AttachmentRequest, memory_requests)
         prefix_requests: dict[type[Any], Callable[[int, Any], None]] = {messages.MatchPrefix: self._match}
         self._prefix_requests = handlers(messages.PrefixRequest, prefix_requests)
-        questions: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
-            messages.StatusQuery: self._status,
-            messages.EntriesQuery: self._entries,
-            messages.WhyQuery: self._why,
-            messages.GoneQuery: self._gone,
-            messages.ClientsQuery: self._client_rows,
-            messages.HealthQuery: self._health,
-            messages.Watch: lambda _: {},
-        }
-        self._questions = handlers(messages.StatusRequest, questions)
 
     @property
     def ring_bytes(self) -> int:
@@ -197,7 +191,7 @@ class StoreActor:
             case Question():
                 self._answer(message)
             case Reconfigured(limits, config):
-                self._config = config
+                self._config = self._report.config = config
                 self._handle(events.LimitsChanged(limits))
             case _:
                 assert_never(message)
@@ -283,9 +277,8 @@ class StoreActor:
 
     def _grow(self, grown: Grown) -> None:
         ring_bytes = self._memory.superblock.ring_bytes
-        self._grown_bytes = grown.ring_bytes
+        self._report.grown(grown)
         if grown.error is not None:
-            self._grow_error = str(grown.error)
             _log.error("the ring stays smaller than configured", have_bytes=grown.ring_bytes, why=str(grown.error))
         more = grown.error is None and grown.ring_bytes < ring_bytes
         self._handle(events.RingGrown(grown.ring_bytes, more))
@@ -391,129 +384,6 @@ class StoreActor:
         if question.answer.cancelled():
             return
         try:
-            question.answer.set_result(self._questions[type(question.message)](question.message))
+            question.answer.set_result(self._report.answer(question.message))
         except TensordError as error:
             question.answer.set_exception(error)
-
-    def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
-        self._store.unix_at_zero_s = self._unix_at_zero()
-        entries, behind = self._store.entries(query.after, query.count, query.namespace)
-        return {"entries": entries, "behind": behind}
-
-    def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
-        self._store.unix_at_zero_s = self._unix_at_zero()
-        return self._store.why(query.key, self._clock())
-
-    def _gone(self, query: messages.GoneQuery) -> dict[str, Any]:
-        return {"keys": [key.hex() for key in self._store.gone(query.key, query.digits, query.count)]}
-
-    def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
-        superblock = self._memory.superblock
-        lanes = self._memory.lanes
-        return {
-            "version": __version__,
-            "protocol": messages.PROTOCOL_VERSION,
-            "instance": self._memory.instance,
-            "epoch": superblock.epoch,
-            "recovered": self._memory.recovered,
-            "pid": os.getpid(),
-            "uid": os.geteuid(),
-            "uptime_s": self._clock() - self._began,
-            "ring_bytes": superblock.limit_bytes,
-            "ring_segment_bytes": superblock.ring_bytes,
-            "ring_ready_bytes": self._grown_bytes,
-            "configured": {
-                name: None if self._config.is_derived(name) else self._config.value(name)
-                for name in ("ring_bytes", "max_entries")
-            },
-            "index_bytes": superblock.geometry.index_bytes,
-            "clients": len(self._clients),
-            "lanes": len(lanes),
-            "lanes_orphaned": sum(lane.client is None for lane in lanes),
-            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
-            "inboxes_bytes": self._copier.inboxes_bytes,
-            "fence": "expedited" if self._memory.fence_is_quick else "global",
-            "quotas": {
-                "refusals": dict(self._store.quotas.refusals),
-                "requests_delayed": self._store.quotas.rates.delayed,
-                "uids": self._uid_rows(),
-            },
-            "store": self._store.status(self._clock()),
-        }
-
-    def _uid_rows(self) -> list[dict[str, Any]]:
-        """What each uid has of what all share, for every uid that is here or has anything stored."""
-        clients = Counter(joined.peer.uid for joined in self._clients.values())
-        lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
-        return [
-            {
-                "uid": uid,
-                "clients": clients[uid],
-                "lanes": lanes[uid],
-                "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
-                **stored,
-            }
-            for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
-        ]
-
-    def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
-        for lane in self._memory.read_pins():
-            joined = self._clients.get(lane.client) if lane.client is not None else None
-            rows.append(
-                {
-                    "client": lane.client,
-                    "name": joined.name if joined else "",
-                    "pid": joined.pid if joined else None,
-                    "uid": joined.peer.uid if joined else lane.uid,
-                    "lane": lane.reader.lane_id,
-                    "orphaned": lane.client is None,
-                    "pins": lane.reader.pinned,
-                    "hits": lane.reader.hits,
-                    "misses": lane.reader.misses,
-                }
-            )
-        laned = {lane.client for lane in self._memory.lanes}
-        for client, joined in self._clients.items():
-            if client not in laned:
-                rows.append(
-                    {
-                        "client": client,
-                        "name": joined.name,
-                        "pid": joined.pid,
-                        "uid": joined.peer.uid,
-                        "lane": None,
-                        "orphaned": False,
-                        "pins": 0,
-                        "hits": 0,
-                        "misses": 0,
-                    }
-                )
-        return {"clients": rows}
-
-    def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
-        """`healthy` unless there are `problems`: what an operator must look at, though the daemon serves. `notices`:
-        what an operator should know, and anybody on the host may have caused."""
-        store = self._store.status()
-        problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
-        if self._memory.shortage:
-            problems.append(
-                f"the ring has {self.ring_bytes} bytes of {self._config.ring_bytes}: {self._memory.shortage}"
-            )
-        if self._grow_error:
-            problems.append(f"the ring has {self._grown_bytes} of {self.ring_bytes} bytes: {self._grow_error}")
-        if store["regrow_error"]:
-            problems.append(
-                f"{store['withdrawn_bytes']} bytes of the ring could not be had back, and are asked for again: "
-                f"{store['regrow_error']}"
-            )
-        no_lane = self._lane_room.problem()
-        if no_lane is not None:
-            problems.append(no_lane)
-        return {
-            "healthy": not problems,
-            "problems": problems,
-            "notices": self._memory.notices,
-            "ring_ready_bytes": self._grown_bytes,
-            "inbox_messages": len(self.inbox),
-        }

@@ -107,7 +107,7 @@ def test_times_are_shown_by_the_wall_clock_as_it_is_now() -> None:
             await stand.fill(1)
             shown = []
             for zero_s in (1e6, 2e6):
-                stand.actor._unix_at_zero = lambda at=zero_s: at  # type: ignore[misc]
+                stand.actor._report._unix_at_zero = lambda at=zero_s: at  # type: ignore[misc]
                 page = await stand.ask(messages.EntriesQuery(0))
                 entry = (await stand.ask(messages.WhyQuery(0, key(0))))["entry"]
                 assert page["entries"] == [entry]

@@ -1,0 +1,210 @@
+"""What the store's actor answers to the questions of the status socket: status, entries, clients, health.
+
+Owns: how far the ring has grown, as status and health show it, and the table of questions. Changes nothing of the
+store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tensord import __version__
+
+from ...ipc import messages
+from ...ipc.declared import handlers
+from ..config.config import Config
+from ..copier import Copier
+from ..core.store import Store
+from ..segments import Segments
+from .lane_room import LaneRoom
+from .messages import Grown, Joined
+
+_MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
+
+
+class StoreReport:
+    """Answers questions about the store and its memory.
+
+    Args:
+        config: the configuration in force; whoever reads it again sets it anew.
+        clients: the clients that are connected, by their numbers.
+        clock: gives the seconds of `shm.clock`.
+        unix_at_zero: gives the Unix time at the zero of `clock`.
+        waiting: gives how many messages wait for the actor.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        memory: Segments,
+        config: Config,
+        copier: Copier,
+        clients: Mapping[int, Joined],
+        lane_room: LaneRoom,
+        *,
+        clock: Callable[[], float],
+        unix_at_zero: Callable[[], float],
+        waiting: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self._store = store
+        self._memory = memory
+        self._copier = copier
+        self._clients = clients
+        self._lane_room = lane_room
+        self._clock = clock
+        self._unix_at_zero = unix_at_zero
+        self._waiting = waiting
+        self._began = clock()
+        self._grown_bytes = 0
+        self._grow_error = ""
+        questions: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+            messages.StatusQuery: self._status,
+            messages.EntriesQuery: self._entries,
+            messages.WhyQuery: self._why,
+            messages.GoneQuery: self._gone,
+            messages.ClientsQuery: self._client_rows,
+            messages.HealthQuery: self._health,
+            messages.Watch: lambda _: {},
+        }
+        self._questions = handlers(messages.StatusRequest, questions)
+
+    def answer(self, question: messages.StatusRequest) -> dict[str, Any]:
+        """The body of the Document that answers `question`.
+
+        Raises:
+            TensordError: the question cannot be answered.
+        """
+        return self._questions[type(question)](question)
+
+    def grown(self, grown: Grown) -> None:
+        """Takes note of how far the ring may be used, and why it ends there."""
+        self._grown_bytes = grown.ring_bytes
+        if grown.error is not None:
+            self._grow_error = str(grown.error)
+
+    def _entries(self, query: messages.EntriesQuery) -> dict[str, Any]:
+        self._store.unix_at_zero_s = self._unix_at_zero()
+        entries, behind = self._store.entries(query.after, query.count, query.namespace)
+        return {"entries": entries, "behind": behind}
+
+    def _why(self, query: messages.WhyQuery) -> dict[str, Any]:
+        self._store.unix_at_zero_s = self._unix_at_zero()
+        return self._store.why(query.key, self._clock())
+
+    def _gone(self, query: messages.GoneQuery) -> dict[str, Any]:
+        return {"keys": [key.hex() for key in self._store.gone(query.key, query.digits, query.count)]}
+
+    def _status(self, query: messages.StatusQuery) -> dict[str, Any]:
+        superblock = self._memory.superblock
+        lanes = self._memory.lanes
+        return {
+            "version": __version__,
+            "protocol": messages.PROTOCOL_VERSION,
+            "instance": self._memory.instance,
+            "epoch": superblock.epoch,
+            "recovered": self._memory.recovered,
+            "pid": os.getpid(),
+            "uid": os.geteuid(),
+            "uptime_s": self._clock() - self._began,
+            "ring_bytes": superblock.limit_bytes,
+            "ring_segment_bytes": superblock.ring_bytes,
+            "ring_ready_bytes": self._grown_bytes,
+            "configured": {
+                name: None if self.config.is_derived(name) else self.config.value(name)
+                for name in ("ring_bytes", "max_entries")
+            },
+            "index_bytes": superblock.geometry.index_bytes,
+            "clients": len(self._clients),
+            "lanes": len(lanes),
+            "lanes_orphaned": sum(lane.client is None for lane in lanes),
+            "pins": sum(lane.reader.pinned for lane in self._memory.read_pins()),
+            "inboxes_bytes": self._copier.inboxes_bytes,
+            "fence": "expedited" if self._memory.fence_is_quick else "global",
+            "quotas": {
+                "refusals": dict(self._store.quotas.refusals),
+                "requests_delayed": self._store.quotas.rates.delayed,
+                "uids": self._uid_rows(),
+            },
+            "store": self._store.status(self._clock()),
+        }
+
+    def _uid_rows(self) -> list[dict[str, Any]]:
+        """One row for each uid that has a client, a lane or an entry: its share of each common resource."""
+        clients = Counter(joined.peer.uid for joined in self._clients.values())
+        lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
+        return [
+            {
+                "uid": uid,
+                "clients": clients[uid],
+                "lanes": lanes[uid],
+                "inboxes_bytes": self._copier.inboxes_bytes_of(uid),
+                **stored,
+            }
+            for uid, stored in sorted(self._store.by_uid({*clients, *lanes}).items())
+        ]
+
+    def _client_rows(self, query: messages.ClientsQuery) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = []
+        for lane in self._memory.read_pins():
+            joined = self._clients.get(lane.client) if lane.client is not None else None
+            rows.append(
+                {
+                    "client": lane.client,
+                    "name": joined.name if joined else "",
+                    "pid": joined.pid if joined else None,
+                    "uid": joined.peer.uid if joined else lane.uid,
+                    "lane": lane.reader.lane_id,
+                    "orphaned": lane.client is None,
+                    "pins": lane.reader.pinned,
+                    "hits": lane.reader.hits,
+                    "misses": lane.reader.misses,
+                }
+            )
+        laned = {lane.client for lane in self._memory.lanes}
+        for client, joined in self._clients.items():
+            if client not in laned:
+                rows.append(
+                    {
+                        "client": client,
+                        "name": joined.name,
+                        "pid": joined.pid,
+                        "uid": joined.peer.uid,
+                        "lane": None,
+                        "orphaned": False,
+                        "pins": 0,
+                        "hits": 0,
+                        "misses": 0,
+                    }
+                )
+        return {"clients": rows}
+
+    def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
+        """The daemon is `healthy` unless there are `problems`. An operator must look at each, though the daemon serves.
+        `notices` are facts that an operator should know, and that anybody on the host may have caused.
+        """
+        store = self._store.status()
+        ring_bytes = self._memory.superblock.limit_bytes
+        problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
+        if self._memory.shortage:
+            problems.append(f"the ring has {ring_bytes} bytes of {self.config.ring_bytes}: {self._memory.shortage}")
+        if self._grow_error:
+            problems.append(f"the ring has {self._grown_bytes} of {ring_bytes} bytes: {self._grow_error}")
+        if store["regrow_error"]:
+            problems.append(
+                f"{store['withdrawn_bytes']} bytes of the ring could not be had back, and are asked for again: "
+                f"{store['regrow_error']}"
+            )
+        no_lane = self._lane_room.problem()
+        if no_lane is not None:
+            problems.append(no_lane)
+        return {
+            "healthy": not problems,
+            "problems": problems,
+            "notices": self._memory.notices,
+            "ring_ready_bytes": self._grown_bytes,
+            "inbox_messages": self._waiting(),
+        }
