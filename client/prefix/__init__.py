@@ -1,4 +1,5 @@
-"""Prefix KV cache: the computed state of token sequences, shared by all processes on the host.
+"""Prefix KV cache shared by all processes on the host.
 
-Owns: blocks, their keys and layers, matches, and the copies that this process keeps in its own memory.
+Owns: blocks, their keys and layers, matches, and the sequences that this process keeps on a device. Does not own: the
+ring and its eviction (the daemon's), nor a device's memory (`client/device`).
 """

@@ -1,10 +1,9 @@
-"""Sequences of tokens and what a model's layers keep of them: the longest cached prefix, pictures included.
+"""The prefix cache: stores what a model's layers keep of token sequences, and finds the longest cached prefix.
 
-Owns: the public calls, and the question to the daemon. Does not own what matches (the daemon's index does), how layers
-are cut into blocks (prefix_layers), nor a sequence's way there (prefix_put).
-
-Invariants: what a match gives is exact to the token, agrees in its media, and every layer can go on from there. Without
-a daemon, or with one that does not answer in time, a match is a miss and a put is lost; neither raises for that.
+Owns: the public calls, and the request to the daemon. Does not own: the search among blocks (the daemon's index), how
+layers are cut into blocks (layers.py), nor the puts of a sequence's blocks (put.py).
+Invariants: a match is exact to the token, its media are equal, and every layer can continue from its end. Without a
+daemon, or without an answer in time, a match is a miss and a put is lost; neither raises for that.
 """
 
 from __future__ import annotations
@@ -47,27 +46,27 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS: Final = 256
 _SEQUENCES_MAX: Final = 1 << 20
-# A match, if what the daemon found has gone before it is pinned.
+# Attempts at a match. Another one follows if the blocks were evicted before this process pinned them.
 _ASKED: Final = 2
-_OFF: Final = "this prefix cache is switched off: set enabled"
+_OFF: Final = "this prefix cache is switched off; set enabled to True"
 _BLOCK_SIZES: Final = [1 << shift for shift in range(BLOCK_TOKENS_MIN.bit_length() - 1, BLOCK_TOKENS_MAX.bit_length())]
 
 
 class PrefixCache:
-    """What was computed for sequences of tokens, to go on from. Safe to use from several threads.
+    """Prefix KV cache shared by all processes on the host: layers of token sequences, to continue from. Thread-safe.
 
     Args:
-        client: its daemon keeps the blocks, for all processes of the host.
+        client: the client whose daemon keeps the blocks.
         namespace: what makes two models' layers differ.
-        block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks; those of caches
-            with another number do not meet in blocks, though in matches.
-        n_on_device: so many sequences stay on the device; the oldest above it are offloaded to the host.
-        device: where they stay: sequences whose arrays lie there. Without it all go to the host.
-        enabled: whether anything is stored and matched; `enabled` may be set at any time.
+        block_tokens: tokens of a block, a power of two from 16 to 4096. Sequences share whole blocks, and only with
+            caches of the same number. A match finds sequences of every number.
+        n_on_device: how many sequences stay on the device. Beyond that, the oldest are offloaded to the host.
+        device: keeps sequences whose arrays lie on it. Without it all sequences go to the host.
+        enabled: whether sequences are stored and matched. May be set at any time.
 
     Raises:
-        BadPrefix: `block_tokens` is no such number.
-        UsageError: `n_on_device` is no number from 0 up, or above 0 without a device.
+        BadPrefix: `block_tokens` is not such a number.
+        UsageError: `n_on_device` is not a whole number from 0, or above 0 without a device.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns)
@@ -91,7 +90,7 @@ class PrefixCache:
     ) -> None:
         if type(block_tokens) is not int or block_tokens not in _BLOCK_SIZES:
             raise BadPrefix(
-                f"block_tokens is {block_tokens!r}; it is a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
+                f"block_tokens is {block_tokens!r}; use a power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}"
             )
         self.enabled = enabled
         self._client = client
@@ -100,7 +99,7 @@ class PrefixCache:
         self._asker = Asker(client, namespace, block_tokens)
         n_on_device = check_count("n_on_device", n_on_device, _SEQUENCES_MAX)
         if n_on_device and device is None:
-            raise UsageError(f"n_on_device is {n_on_device}, and there is no device: give a DeviceCache")
+            raise UsageError(f"n_on_device is {n_on_device} without a device; pass a DeviceCache, or 0")
         self._on_device = DeviceSequences(device, namespace, block_tokens, n_on_device) if device is not None else None
         card = device.device if device is not None else None
         self._paged = PagedSnapshots(client, namespace, max(n_on_device, 1) * PER_SEQUENCE, card)
@@ -130,31 +129,31 @@ class PrefixCache:
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> PrefixPut:
-        """Stores a sequence. Returns once it is copied out of the layers' arrays, which may then be changed.
+        """Stores a sequence. Returns once the layers' arrays are copied; the caller may change them from then on.
 
-        Only blocks that are not there are copied: those of its beginning that another sequence has are shared. A
-        sequence whose arrays lie on `device` is not copied but kept: they must not be written any more.
+        Only missing blocks are copied; blocks at the start that another sequence has are shared. A sequence whose
+        arrays lie on `device` is kept there without a copy: do not write these arrays any more.
 
         Args:
-            tokens: n whole numbers from 0 to 2**32 - 1: an array, a tensor, bytes (4 for each), best uint32; a list is
-                converted.
-            layers: all of the model's, each with n tokens.
-            media: which tokens stand for which image, audio or video. The last may end past the sequence's end.
-            snapshots: by position before the end, a state for each layer that can be continued only from one.
-            agent: on whose behalf.
-            cost_ms: milliseconds that computing took, of those tokens that were not cached.
-            ttl_s: seconds until what is stored now expires, unless others follow it; without it the daemon's default.
-            wait: return only when it is known what became of it. A block that was evicted while those after it were on
-                their way is then put again, up to three times; without `wait` only as long as blocks are being copied.
-            timeout_s: how long room for it, and with `wait` the daemon, may take.
+            tokens: n whole numbers from 0 to 2**32 - 1, of shape (n,): an array, a tensor or bytes (4 for each token),
+                best uint32. A list is converted.
+            layers: all layers of the model, each with n tokens.
+            media: which tokens stand for which image, audio or video. The last item may end after the sequence.
+            snapshots: by position before the end, a state for each layer that can only be continued from a state.
+            agent: the agent that the sequence belongs to.
+            cost_ms: milliseconds that computing the uncached tokens took.
+            ttl_s: seconds until the new blocks expire, unless they have child blocks. Default: the daemon's setting.
+            wait: return only once the put is settled. If the daemon evicts a parent block meanwhile, the put is
+                repeated from there, up to three times; without `wait` only while blocks are still being copied.
+            timeout_s: seconds to wait for room in the inbox and, with `wait`, for the daemon.
 
         Returns:
-            What became of it. A refusal or an absent daemon is a state of it, and raises nothing.
+            The put and its state. A refusal or an absent daemon is a state, and raises nothing.
 
         Raises:
-            BadPrefix: tokens, media, layers or snapshots are none, or do not fit together; nothing is stored.
+            BadPrefix: tokens, media, layers or snapshots are invalid, or do not fit together; nothing is stored.
             LimitReached: more tokens than prefix_tokens_max, or more than 1024 blocks; nothing is stored.
-            UnsupportedLeaf: an array that no payload can hold; nothing is stored.
+            UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing is stored.
             UsageError: a value is out of its range.
             TimedOut: with `wait`, the daemon did not answer in time; the put goes on.
         """
@@ -168,20 +167,20 @@ class PrefixCache:
     def match(
         self, tokens: GivenTokens, *, media: GivenMedia = (), agent: str = "", timeout_s: float | None = None
     ) -> PrefixMatch | None:
-        """The longest cached prefix of a sequence, pinned; None where nothing of it is cached.
+        """Returns the longest cached prefix of a sequence, pinned, or None if nothing of it is cached.
 
-        At least one token remains, so that there is something to go on from. A picture that differs ends the match
-        where it begins. It counts as a use of all its blocks.
+        The match leaves at least one token to compute. If a media item differs, the match ends before its first token.
+        Counts as a use of all matched blocks.
 
         Args:
-            tokens, media, agent: as for `put`; no item ends past the end.
-            timeout_s: how long the daemon may take; without it the client's timeout.
+            tokens, media, agent: as for `put`, but no item ends after the sequence.
+            timeout_s: seconds to wait for the daemon. Default: the client's `timeout_s`.
 
         Returns:
-            None, too, where there is no daemon, or it did not answer in time.
+            The match. None also without a daemon, or without an answer in time.
 
         Raises:
-            BadPrefix: tokens or media are none, or do not fit together.
+            BadPrefix: tokens or media are invalid, or do not fit together.
             LimitReached: more tokens than prefix_tokens_max.
             UsageError: `agent` or `timeout_s` is out of its range.
         """
@@ -196,7 +195,7 @@ class PrefixCache:
             return None
         on_device = self._on_device.match(query, items) if self._on_device is not None else None
         if on_device is not None and on_device[0] == uncut(len(query) - 1, items):
-            # The host tier cannot have more.
+            # The host tier cannot have a longer match.
             host = None
         else:
             host = self._host_match(query, items, agent, deadline)
@@ -206,42 +205,48 @@ class PrefixCache:
         return PrefixMatch(offset, query[offset:], kept(offset, items), held)
 
     def turn_ended(self, agent: str, *, tool_call: bool = False) -> None:
-        """An agent's turn has ended: with `tool_call` in a call of a tool, whose result it goes on with; else somebody
-        has to speak first. Waits for nothing; without a daemon nothing happens.
+        """Reports the end of an agent's turn. Does not wait; without a daemon, does nothing.
+
+        Args:
+            tool_call: True if the turn ended in a tool call, after whose result the agent continues by itself. False if
+                the agent waits for the next message.
 
         Raises:
-            UsageError: `agent` can be no agent's name.
+            UsageError: `agent` is not a valid name.
         """
         self._say(agent, "tool_call" if tool_call else "turn_ended")
 
     def finished(self, agent: str) -> None:
-        """An agent uses none of its sequences again. Waits for nothing; without a daemon nothing happens.
+        """Reports that an agent will not use its sequences again. Does not wait; without a daemon, does nothing.
 
         Raises:
-            UsageError: `agent` can be no agent's name.
+            UsageError: `agent` is not a valid name.
         """
         self._say(agent, "finished")
 
     # ---- making room
 
     def evict_caches(self) -> int:
-        """Waits until the sequences on the device above `n_on_device` have been offloaded to the host, the oldest
-        first, as each put has them be in the background. What a match holds, and what the host does not take, stays.
+        """Waits until the sequences above `n_on_device` are offloaded to the host, the oldest first.
+
+        Each put starts such an offload in the background. A sequence stays if a match holds it, or if the host refuses
+        it.
 
         Returns:
-            How many have been offloaded for that since the last call.
+            How many were offloaded for that since the last call.
         """
         return self._on_device.evict(self._client.timeout_s) if self._on_device is not None else 0
 
     def evict_all(self) -> int:
-        """Evicts all sequences of the namespace, of all its generations, whoever stored them; those that this object
-        has on the device, and what it stored by `put_snapshot`. Leases stay right.
+        """Evicts all sequences of the namespace, of all generations and from all clients. Leases stay valid.
+
+        Also drops the sequences that this object has on the device, and the states that it stored by `put_snapshot`.
 
         Returns:
             How many sequences on the device, blocks and snapshots there were.
 
         Raises:
-            DaemonUnavailable, TimedOut: nobody answered.
+            DaemonUnavailable, TimedOut: the daemon did not answer.
         """
         on_device = self._on_device.evict_all() if self._on_device is not None else 0
         link = self._client.link
@@ -264,15 +269,17 @@ class PrefixCache:
         wait: bool = False,
         timeout_s: float | None = None,
     ) -> Put:
-        """Stores a recurrent state under the whole list of hashes of the blocks that it stands after. Of those that
-        this object stored, max(n_on_device, 1) · 8 are kept: the one that was used longest ago goes for another.
+        """Stores a recurrent state, by the hashes of all blocks before it.
+
+        Keeps at most max(n_on_device, 1) · 8 of this object's snapshots. Beyond that the least recently used one is
+        evicted.
 
         Args:
-            chain: the engine's own hashes of all blocks before the position, 1 to 1,024 of them.
+            chain: the engine's own hashes of all blocks before the position, 1 to 1,024 of them, each of 1 to 64 bytes.
             state: a payload as `Client.put` takes it, or one on the device, which is copied before this returns.
 
         Raises:
-            BadPrefix: `chain` is no such list; the item is named.
+            BadPrefix: `chain` is invalid; the message names the item.
             UnsupportedLeaf, UsageError, TimedOut: as for `Client.put`.
         """
         if not self.enabled:
@@ -282,15 +289,14 @@ class PrefixCache:
         return self._paged.put(chain, state, agent=agent, cost_ms=cost_ms, ttl_s=ttl_s, wait=wait, timeout_s=timeout_s)
 
     def snapshot(self, chain: Sequence[bytes]) -> Lease | None:
-        """A lease on the state that stands after exactly this chain of blocks, whoever stored it; None if there is
-        none.
+        """Returns a lease on the state after exactly this chain of blocks, from any client, or None on a miss.
 
         Raises:
-            BadPrefix: `chain` is no such list; the item is named.
+            BadPrefix: `chain` is invalid; the message names the item.
         """
         return self._paged.get(chain) if self.enabled else None
 
-    # ---- inside
+    # ---- internal
 
     def _sequence(
         self,
@@ -302,7 +308,7 @@ class PrefixCache:
         cost_ms: float,
         ttl_s: float | None,
     ) -> PrefixSequence:
-        """A sequence to be stored, checked."""
+        """Checks the arguments of a put."""
         options = PutOptions(ttl_s=ttl_s, cost_ms=cost_ms, agent=agent).checked()
         given = tokens_of(tokens)
         count = len(given)
@@ -310,8 +316,8 @@ class PrefixCache:
         if count > BLOCKS_MAX * self._block_tokens:
             enough = next((size for size in _BLOCK_SIZES if count <= BLOCKS_MAX * size), None)
             raise LimitReached(
-                f"{count} tokens are more than {BLOCKS_MAX} blocks of {self._block_tokens}; "
-                + (f"use block_tokens={enough}" if enough else f"store {BLOCKS_MAX * BLOCK_TOKENS_MAX} at most")
+                f"{count} tokens exceed {BLOCKS_MAX} blocks of {self._block_tokens}; "
+                + (f"use block_tokens={enough}" if enough else f"store at most {BLOCKS_MAX * BLOCK_TOKENS_MAX} tokens")
             )
         items = media_of(media, count, may_be_cut=True)
         checked = layers_of(layers, count, snapshots, self._block_tokens)
@@ -320,23 +326,23 @@ class PrefixCache:
     def _check_tokens(self, count: int) -> None:
         most = self._client.link.limits.prefix_tokens_max
         if count > most:
-            raise LimitReached(f"{count} tokens are more than prefix_tokens_max of {most}; raise it at the daemon")
+            raise LimitReached(f"{count} tokens exceed prefix_tokens_max ({most}); raise it at the daemon")
 
     def _kept(self, sequence: PrefixSequence, deadline: float, *, wait: bool) -> PrefixPut:
-        """Where a sequence goes that was put."""
+        """Puts a sequence on the device if its arrays lie there, else into the host tier."""
         if self._on_device is not None and self._on_device.holds(sequence.layers):
             return self._on_device.put(sequence)
         return self.store(sequence, deadline, wait=wait)
 
     def store(self, sequence: PrefixSequence, deadline: float | None = None, *, wait: bool = False) -> PrefixPut:
-        """Puts a sequence, with its arrays in host memory, into the host tier. For the library."""
+        """Puts a sequence with arrays in host memory into the host tier. For the library."""
         deadline = self._deadline(None) if deadline is None else deadline
         self._client.link.start()
         chain = sequence.chain(self._namespace, self._block_tokens)
         return store(self._client, sequence, chain, deadline, wait=wait)
 
     def _host_match(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> PrefixMatch | None:
-        """What the host tier has of a sequence."""
+        """The longest match in the host tier."""
         for _ in range(_ASKED):
             matched = self._asker.ask(query, media, agent, deadline)
             if matched is None or not matched.blocks or not 0 < matched.offset < len(query):
@@ -344,11 +350,13 @@ class PrefixCache:
             match = self._pinned(matched, query, media)
             if match is not None:
                 return match
-            # It went between the daemon's answer and the pin. The daemon has another answer now, if there is more.
+            # The blocks were evicted between the daemon's answer and the pin. Ask again for what is left.
         return None
 
     def _pinned(self, matched: messages.Matched, query: Tokens, media: tuple[Media, ...]) -> PrefixMatch | None:
-        """What the daemon has found, as far as it is still there; None if none of it can be continued."""
+        """Pins the blocks of the daemon's answer, as far as they are still there. None if no layer could continue from
+        them.
+        """
         view = self._client.link.view
         if view is None:
             return None

@@ -1,14 +1,13 @@
-"""Sequences whose arrays stay on a device: the newest few of one PrefixCache, matched in this process without a copy.
+"""Sequences whose arrays stay on a device: the newest ones of a PrefixCache, matched in this process without a copy.
 
-Owns: which sequences stay, in the order in which they were put, and the search among them. Does not own the tensors,
-nor when an order takes them (the DeviceCache does), nor what the host tier makes of a sequence (prefix_put).
+Each sequence is one entry of the DeviceCache. When it leaves the device, it becomes blocks in the host tier, where
+every process can match it. Above `n_on_device` the oldest ones leave. A sequence that a match holds leaves once the
+match is released. A sequence that the host tier refuses stays until the next put or `evict`.
 
-Each is one entry of the DeviceCache, and leaves it, by whoever's wish, as blocks in the host tier, where every process
-matches it. Above `n_on_device` the oldest leave: one that a match holds when nobody holds it any more, one that the
-host tier does not take not at all, until the next put or `evict`.
-
-Invariants: what stands in the list may have left the device, and is then no match. Nothing that the DeviceCache calls
-refers to it: a cache that nobody holds ends.
+Owns: the list of sequences, in the order of their puts, and the search in it. Does not own: the tensors, nor when an
+eviction order takes them (the DeviceCache does), nor the blocks in the host tier (put.py).
+Invariants: an entry of the list may have left the device, and is then no match. The DeviceCache's callbacks hold no
+reference to this object, so an unused PrefixCache can be collected.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ __all__ = ["DevicePut", "DeviceSequences"]
 
 
 class DevicePut(PrefixPut):
-    """What became of a put whose sequence stays on the device. `state` is
+    """The put of a sequence that stays on the device. `state` is
 
-    - "sent": it is this process's to match; the daemon has not answered, or there is none yet.
-    - "stored": the daemon counts it, and says when it is to go.
-    - "refused", "lost": it is not here, and `error` says why.
+    - "sent": this process can match it. The daemon has not answered, or there is no daemon yet.
+    - "stored": the daemon counts it, and orders its eviction when needed.
+    - "refused", "lost": the sequence is not on the device; `error` says why.
 
-    Of one that was offloaded before the daemon knew of it, what became of that.
+    If it was offloaded before the daemon counted it, the state is that of its put into the host tier.
     """
 
     __slots__ = ("_client", "_registration", "_resident")
@@ -60,10 +59,10 @@ class DevicePut(PrefixPut):
         self._registration = registration
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until it is known what became of it; without a daemon not at all.
+        """Waits until the put leaves the state "sent". Returns at once without a daemon.
 
         Raises:
-            TimedOut: it is not known after `timeout_s`; the sequence stays.
+            TimedOut: the daemon did not answer within `timeout_s` seconds; the sequence stays.
         """
         if self._client.connected:
             self._registration.wait(timeout_s)
@@ -79,11 +78,11 @@ class DevicePut(PrefixPut):
 
 
 class DeviceSequences:
-    """The sequences of one PrefixCache on one device. Safe to use from several threads; a fork's child has none.
+    """The sequences of one PrefixCache on one device. Thread-safe. The child of a fork starts with none.
 
     Args:
-        cache: holds them.
-        n_on_device: so many stay; the oldest above it go to the host tier.
+        cache: the device cache that holds the sequences.
+        n_on_device: how many stay. Beyond that, the oldest are offloaded to the host tier.
     """
 
     def __init__(self, cache: DeviceCache, namespace: Namespace, block_tokens: int, n_on_device: int) -> None:
@@ -100,13 +99,14 @@ class DeviceSequences:
         """Whether some of the arrays lie on the device.
 
         Raises:
-            UsageError: one lies on another.
+            UsageError: an array lies on another device.
         """
         return self._cache.device.size_of(tree_of(layers, None)) > 0
 
     def put(self, sequence: PrefixSequence) -> PrefixPut:
-        """Keeps a sequence, without copying its arrays, which must not be written any more. One with the same tokens,
-        media and layout is replaced, and the new one has its place in the order."""
+        """Keeps a sequence without copying its arrays, which must not be written any more. Replaces a sequence with the
+        same tokens, media and layout, and takes the newest place in the order.
+        """
         chain = self._to_host.chain(sequence)
         key = self._namespace.key("prefix on device", "text", chain[-1].key)
         resident = resident_of(sequence)
@@ -128,8 +128,12 @@ class DeviceSequences:
         return DevicePut(len(chain), self._cache.client, resident, registration)
 
     def match(self, query: Tokens, media: Sequence[Media]) -> tuple[int, Held] | None:
-        """The longest prefix of a query that a sequence here has, and that its layers can rewind to: how many tokens,
-        and what holds them; of several equally long ones the oldest. None where there is none."""
+        """The longest prefix of a query that a sequence here has, and that its layers can rewind to. Of equally long
+        ones, the oldest sequence's.
+
+        Returns:
+            The number of tokens, and the leased sequence; None on a miss.
+        """
         with self._lock:
             self._forget_gone()
             residents = list(self._residents.items())
@@ -142,7 +146,7 @@ class DeviceSequences:
             lease = self._cache.get(key) if self._cache.contains(key) else None
             if lease is None or lease.tier != "device":
                 continue
-            # Where a put anew was refused meanwhile, what was there before it stands under the key.
+            # If a replacing put was refused meanwhile, the former sequence is still there under the key.
             resident = lease.tree["resident"]
             offset = longest(resident.sequence, resident.rewinds, query, media)
             if offset:
@@ -150,10 +154,10 @@ class DeviceSequences:
         return None
 
     def evict(self, timeout_s: float) -> int:
-        """Has those above `n_on_device` leave now, and waits for them, `timeout_s` at most.
+        """Offloads the sequences above `n_on_device` now, and waits for that, at most `timeout_s` seconds.
 
         Returns:
-            How many have left for that since the last call.
+            How many were offloaded for that since the last call.
         """
         with self._lock:
             oldest = self._over()
@@ -165,7 +169,7 @@ class DeviceSequences:
         return gone
 
     def evict_all(self) -> int:
-        """Drops all of them; leases stay right. What is on its way to the host tier has arrived when this returns, or
+        """Drops all sequences. Leases stay valid. A copy on its way to the host tier has arrived when this returns, or
         never does.
 
         Returns:
@@ -190,10 +194,12 @@ class DeviceSequences:
             self._forget_gone()
             return len(self._residents)
 
-    # ---- inside
+    # ---- internal
 
     def _over(self) -> list[bytes]:
-        """The oldest above `n_on_device`, which are going to be sent away. Holds the lock."""
+        """The oldest sequences above `n_on_device`; marks them as offered to the host tier. The caller
+        holds the lock.
+        """
         self._forget_gone()
         oldest = list(self._residents)[: max(0, len(self._residents) - self._n_on_device)]
         for key in oldest:
@@ -201,7 +207,7 @@ class DeviceSequences:
         return oldest
 
     def _forget_gone(self) -> None:
-        """Takes out of the list what has expired, and what the device has no more. Holds the lock."""
+        """Removes sequences that have expired or left the device. The caller holds the lock."""
         now = time.monotonic()
         for key, resident in list(self._residents.items()):
             if resident.ends_at is not None and resident.ends_at <= now:
@@ -213,14 +219,14 @@ class DeviceSequences:
             del self._residents[key]
 
     def after_fork_in_child(self) -> None:
-        """The tensors are the parent's, and its lock may be held by a thread that is not here. For the library."""
+        """The tensors belong to the parent, and a thread of the parent may have held the lock. For the library."""
         self._lock, self._to_host.storing = threading.Lock(), threading.Lock()
         self._residents = OrderedDict()
         self._gone = 0
 
 
 class _ToHost:
-    """What the DeviceCache does with a copy of a sequence: stores it as blocks. `storing` is held meanwhile."""
+    """The DeviceCache's callback for an offloaded sequence: stores it as blocks. Holds `storing` meanwhile."""
 
     __slots__ = ("_block_tokens", "_client", "_namespace", "storing")
 
@@ -239,7 +245,7 @@ class _ToHost:
         left_s = None if resident.ends_at is None else resident.ends_at - now
         with self.storing:
             if resident.unwanted or (left_s is not None and left_s <= 0):
-                return PrefixPut().settle("refused", Refusal("the sequence has expired, or was evicted"))
+                return PrefixPut().settle("refused", Refusal("the sequence has expired or was evicted"))
             sequence = replace(resident.sequence, layers=layers_from(resident.sequence.layers, tree), ttl_s=left_s)
             resident.copy = store(self._client, sequence, self.chain(sequence), now + self._client.timeout_s)
             return resident.copy

@@ -1,11 +1,10 @@
-"""What a sequence's pieces are called: a chain of keys, each over the piece's record and the key before.
+"""Keys of a sequence's blocks: each key is a hash of the block's record and so of the parent's key.
 
-Owns: cutting a sequence into pieces, their chain, and what keeps generations apart. Does not own records, nor how a key
-follows from one (`shm.prefix`).
-
-A key is the namespace's tag, then SHA-256 over the record, which says everything: scope, layout, block size, position,
-media, tokens, and the key before; then the generation. So two sequences have a block in common exactly if they agree in
-all of it, up to its end.
+Owns: cutting a sequence into blocks, their chain of keys, and the scope that keeps generations apart. Does not own:
+records, nor how a key is computed from one (`shm.prefix`).
+Invariants: a key is the namespace's tag, then SHA-256 over the record (scope, layout, block size, position, media,
+tokens, parent's key), then the generation. So two sequences share a block exactly if they agree in all of that up to
+its end.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Record = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A piece, its record and its key."""
+    """A block or a snapshot, with its record and its key."""
 
     piece: Piece
     record: Record
@@ -36,12 +35,13 @@ class Keyed:
 
     @classmethod
     def of(cls, tag: bytes, generation: int, piece: Piece, folded: Tokens) -> Keyed:
+        """Computes the record and the key."""
         record = piece.pack(folded)
         return cls(piece, record, piece_key(tag, record.data, generation))
 
 
 def scope_of(namespace: Namespace) -> bytes:
-    """16 bytes: the namespace at its generation. What was stored under two of them never meets."""
+    """16 bytes that identify the namespace at its generation. Blocks of two scopes never match."""
     named = b"tensord prefix" + namespace.tag + namespace.generation.to_bytes(16, "little")
     return hashlib.sha256(named).digest()[:SCOPE_BYTES]
 
@@ -54,10 +54,10 @@ def chain_of(
     media: Sequence[Media],
     block_tokens: int,
 ) -> list[Keyed]:
-    """A sequence's blocks; the last one has what is left.
+    """A sequence's blocks. The last one may have fewer than `block_tokens` tokens.
 
     Args:
-        folded: (n,) uint32, n ≥ 1.
+        folded: the tokens with media folded in, uint32 of shape (n,), n ≥ 1.
         media: in the order of their starts.
     """
     tag, scope, generation = namespace.tag, scope_of(namespace), namespace.generation
@@ -75,7 +75,9 @@ def chain_of(
 
 
 def snapshot_of(chain: Sequence[Keyed], position: int) -> Keyed:
-    """The snapshot for a position of the sequence: it follows the block in which that lies, or which it ends."""
+    """The snapshot for a position of the sequence. Its parent is the block in which, or at whose end, the position
+    lies.
+    """
     parent = chain[(position - 1) // chain[0].piece.block_tokens]
     before = parent.piece
     piece = Piece(before.scope, before.layout, before.exact, True, position, 0, parent.key, (), before.block_tokens)

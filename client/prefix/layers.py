@@ -1,10 +1,11 @@
-"""A model's layers as their owner has them: what each keeps of a sequence, and how arrays are cut along their tokens.
+"""A model's layers: what each keeps of a sequence, and how its arrays are cut along the token axis.
 
-Owns: the check that layers fit their sequence, which of them go into blocks and which into snapshots, cutting. Does not
-own the rule of where a layer rewinds to (`ipc.layers`), nor the arrays: every part is a view of them.
+A layer's arrays are any tree (dict, list, tuple) of numpy arrays or tensors, each with its tokens along `axis`. Scalars
+and text in the tree are copied into every block.
 
-A layer's arrays are any tree of numpy arrays or tensors (dict, list, tuple around them), each with its tokens along
-`axis`. Scalars and text in the tree go into every block as they are.
+Owns: the check that layers fit their sequence, the choice which go into blocks and which into snapshots, and cutting.
+Does not own: the rule where a layer can rewind to (`ipc.layers`), nor the arrays.
+Invariants: every part is a view of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _WINDOW_MAX: Final = 1 << 47
 
 @dataclass(frozen=True, slots=True)
 class NormalLayer:
-    """Keeps something of every token, and so can be continued anywhere.
+    """A layer that keeps a part for every token, and can be continued after any token.
 
     Args:
         tree: arrays with as many tokens along `axis` as the sequence has.
-        axis: -2 where they are [batch, heads, tokens, dim].
+        axis: the token axis; -2 for arrays of shape [batch, heads, tokens, dim].
 
     Example:
         >>> layer = tensord.NormalLayer({"k": np.zeros((1, 2, 40, 8)), "v": np.zeros((1, 2, 40, 8))})      # 40 tokens
@@ -41,12 +42,15 @@ class NormalLayer:
 
 @dataclass(frozen=True, slots=True)
 class RotatingLayer:
-    """Keeps the last `window` tokens. Until it has rolled over it is as a normal one; then it can be continued only
-    where it stands, and where there is a snapshot.
+    """A layer that keeps the last `window` tokens.
+
+    Up to `window` tokens it is like a normal layer. Beyond that it can be continued only at the sequence's end, and at
+    snapshots.
 
     Args:
-        tree: arrays with as many tokens along `axis` as the sequence has, `window` at most, in their order in the
-            sequence.
+        tree: arrays with as many tokens along `axis` as the sequence has, at most `window`, in the sequence's order.
+        window: the window's length in tokens.
+        axis: as for `NormalLayer`.
 
     Example:
         >>> layer = tensord.RotatingLayer({"k": np.zeros((1, 2, 128, 8)), "v": np.zeros((1, 2, 128, 8))}, window=128)
@@ -59,7 +63,7 @@ class RotatingLayer:
 
 @dataclass(frozen=True, slots=True)
 class SharedLayer:
-    """Has nothing of its own: it uses another layer's.
+    """A layer without arrays of its own, which uses another layer's.
 
     Example:
         >>> layers = [tensord.NormalLayer(np.zeros((1, 2, 40, 8))), tensord.SharedLayer()]     # it uses the first's
@@ -68,10 +72,10 @@ class SharedLayer:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentLayer:
-    """Keeps a state, which stands for the whole sequence and no part of it.
+    """A layer that keeps one state for the whole sequence, of which no part can be cut.
 
     Args:
-        state: any payload; None where the state at the sequence's end was not kept.
+        state: any payload; None if the state at the sequence's end was not kept.
 
     Example:
         >>> layer = tensord.RecurrentLayer({"ssm": np.zeros((1, 16, 64), np.float32)})
@@ -86,14 +90,14 @@ Snapshots = Mapping[int, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that fit a sequence of `tokens` tokens, and each other.
+    """Checked layers of a sequence of `tokens` tokens.
 
     Attributes:
-        digest: 16 bytes: sequences that share blocks have it in common. Their arrays have the same places, dtypes and
-            shapes but for the tokens, too: no match is put together of two models' blocks.
-        exact: whether some of them can be continued only where a snapshot stands.
-        whole: those that go into blocks.
-        snapshots: by position, for each layer its state, None for those that need none. In the order of positions.
+        digest: 16 bytes over the layers' kinds, and their arrays' places, dtypes and shapes without the token axis.
+            Only sequences with the same digest share blocks, so no match mixes two models' blocks.
+        exact: whether some layer can be continued only at a snapshot.
+        whole: for each layer whether it goes into blocks.
+        snapshots: by position, in order: for each layer its state, or None for a layer that needs none.
     """
 
     tokens: int
@@ -105,11 +109,11 @@ class Layers:
 
     @property
     def axes(self) -> list[int | None]:
-        """Along which each has its tokens; None for those without."""
+        """Each layer's token axis; None for a layer without one."""
         return [getattr(layer, "axis", None) for layer in self.given]
 
     def block(self, start: int, stop: int) -> list[Any]:
-        """What each layer has of the tokens [start, stop): views; None for those that go into snapshots."""
+        """Each layer's arrays for the tokens [start, stop), as views; None for a layer that goes into snapshots."""
         return [
             cut(layer.tree, layer.axis, start, stop)
             if whole and isinstance(layer, NormalLayer | RotatingLayer)
@@ -119,25 +123,25 @@ class Layers:
 
 
 def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, block_tokens: int) -> Layers:
-    """The layers of a sequence of so many tokens, checked.
+    """Checks the layers of a sequence of `tokens` tokens.
 
     Args:
-        snapshots: by position before the sequence's end, a state for each layer that needs one, in the layers' order.
+        snapshots: by position before the sequence's end: a state for each layer that needs one, in the layers' order.
 
     Raises:
-        BadPrefix: a layer without arrays, or with another number of tokens; a snapshot at a position outside, or for
-            another number of layers; a state missing at the end, or anywhere. The layer or the position is named.
+        BadPrefix: a layer has no arrays, or another number of tokens; a snapshot is at a position outside, or has
+            another number of states; a state is missing. The message names the layer or the position.
     """
     try:
         listed = tuple(given)
     except TypeError:
         raise BadPrefix(
-            f"layers are a {type(given).__name__}: give a list of them, one for each of the model's"
+            f"layers are a {type(given).__name__}; pass a list with one item for each layer of the model"
         ) from None
     if not listed:
-        raise BadPrefix("layers are empty: a sequence has at least one, or there is nothing to continue it with")
+        raise BadPrefix("layers are empty; a sequence needs at least one")
     if not isinstance(snapshots, Mapping):
-        raise BadPrefix(f"snapshots are a {type(snapshots).__name__}: give a dict, by position a state for each layer")
+        raise BadPrefix(f"snapshots are a {type(snapshots).__name__}; pass a dict from position to a list of states")
     described: list[Layer] = []
     shapes: list[str] = []
     for number, layer in enumerate(listed):
@@ -153,7 +157,7 @@ def layers_of(given: Sequence[PrefixLayer], tokens: int, snapshots: Snapshots, b
 
 
 def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
-    """The tokens [start, stop) of each array of a tree: views."""
+    """The tokens [start, stop) of each array of a tree, as views."""
 
     def part(leaf: Any, place: str) -> Any:
         return leaf[_index(leaf, axis, start, stop)] if is_array(leaf) else leaf
@@ -162,7 +166,7 @@ def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of a tree is an array or a tensor, on whatever device."""
+    """Whether a leaf of a tree is an array or a tensor, on any device."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
@@ -178,16 +182,16 @@ def _described(number: int, layer: object, tokens: int) -> Layer:
             return Layer("recurrent", tokens)
         case _:
             raise BadPrefix(
-                f"layer {number} is a {type(layer).__name__}: give a NormalLayer, RotatingLayer, SharedLayer or "
+                f"layer {number} is a {type(layer).__name__}; pass a NormalLayer, RotatingLayer, SharedLayer or "
                 "RecurrentLayer"
             )
 
 
 def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -> list[str]:
-    """The places, dtypes and shapes of a layer's arrays, checked to have so many tokens."""
+    """The places, dtypes and shapes of a layer's arrays. Checks that each has `tokens` tokens."""
     axis = layer.axis
     if isinstance(axis, bool) or not isinstance(axis, int) or abs(axis) > _AXIS_MAX:
-        raise BadPrefix(f"{place}: axis is {axis!r}; it is a whole number, as -2")
+        raise BadPrefix(f"{place}: axis is {axis!r}; it must be a whole number, for example -2")
     kind = type(layer).__name__
     shapes = [f"{place} {axis}"]
 
@@ -200,14 +204,14 @@ def _shapes(place: str, layer: NormalLayer | RotatingLayer | Any, tokens: int) -
             raise BadPrefix(f"{place} ({kind}): its array {at} of shape {shape} has no axis {axis}")
         if shape[axis] != tokens:
             raise BadPrefix(
-                f"{place} ({kind}): its array {at} has {shape[axis]} tokens along axis {axis}, and should have {tokens}"
+                f"{place} ({kind}): its array {at} has {shape[axis]} tokens along axis {axis}; it must have {tokens}"
             )
         shape[axis] = -1
         shapes.append(f"{at} {str(leaf.dtype).removeprefix('torch.')} {shape}")
 
     mapped(layer.tree, add)
     if len(shapes) == 1:
-        raise BadPrefix(f"{place} ({kind}): it has no array, so nothing of the sequence's {tokens} tokens")
+        raise BadPrefix(f"{place} ({kind}): it has no array, but the sequence has {tokens} tokens")
     return shapes
 
 
@@ -219,13 +223,13 @@ def _snapshots(
     for position, states in given.items():
         if isinstance(position, bool) or not hasattr(position, "__index__") or not 0 < position < tokens:
             raise BadPrefix(
-                f"a snapshot for position {position!r}: it is after a first token and before the sequence's end at "
-                f"{tokens}; the layers have that of the end"
+                f"a snapshot for position {position!r}: the position must be from 1 to {tokens - 1}; the layers "
+                "themselves have the state at the end"
             )
         if len(states) != len(needed):
             raise BadPrefix(
-                f"the snapshot for position {position} has {len(states)} states, and {len(needed)} layers need one: "
-                "those that are recurrent, and those whose window has rolled over"
+                f"the snapshot for position {position} has {len(states)} states, but {len(needed)} layers need one: "
+                "the recurrent ones, and the rotating ones with more tokens than their window"
             )
         at = int(position)
         found[at] = _spread(needed, states, len(listed))
@@ -241,7 +245,7 @@ def _snapshots(
     if needed and not without:
         found[tokens] = _spread(needed, ends, len(listed))
     elif needed and not found:
-        raise BadPrefix(f"layer {without[0]} has no state, and there is no snapshot: nothing could be continued")
+        raise BadPrefix(f"layer {without[0]} has no state, and there is no snapshot; give one of the two")
     return dict(sorted(found.items()))
 
 

@@ -1,7 +1,8 @@
-"""What a match gives: how much of a sequence is cached, and leases on it.
+"""Matches: how many tokens of a sequence are cached, and leases on their layers.
 
-Owns: the views, cut to where the match ends, and the check that blocks hold what they say. Does not own the pins: those
-are the batch's, which every view keeps.
+Owns: the views, cut to the end of the match, and the check that blocks have the contents that their records say. Does
+not own: the pins. The batch holds them.
+Invariants: every view of a match keeps its pins. Views are given only after their blocks were checked.
 """
 
 from __future__ import annotations
@@ -19,34 +20,36 @@ from .layers import cut, is_array
 
 
 class Held(Protocol):
-    """Where a match's arrays come from: blocks in the ring, or a sequence on a device."""
+    """The source of a match's arrays: blocks in the ring, or a sequence on a device."""
 
     @property
     def layers(self) -> list[list[Any]]:
-        """For each layer its arrays from the sequence's start on: a list of trees, empty where it has none."""
+        """For each layer a list of trees, from the sequence's start on. The list is empty for a layer without arrays in
+        blocks.
+        """
         ...
 
     @property
     def snapshot(self) -> list[Any] | None:
-        """For each layer its state, None for those that have none; None if there is no snapshot."""
+        """For each layer its state, or None for a layer that needs none. None if there is no snapshot."""
         ...
 
     def torch(self, layer: int) -> Any:
-        """A layer's arrays, joined into tensors of the caller's own, or its state."""
+        """A layer's arrays joined into new tensors, or a copy of its state."""
         ...
 
     def joined(self, layer: int) -> Any:
-        """A layer's arrays, joined into arrays of the caller's own, or its state."""
+        """A layer's arrays joined into new numpy arrays, or a copy of its state."""
         ...
 
 
 class PrefixMatch:
-    """The longest prefix of a sequence that is cached. It is pinned for as long as this, or any view of it, lives.
+    """The longest cached prefix of a sequence. Pinned for as long as the match, or any view of it, lives.
 
     Attributes:
-        offset: so many tokens are cached, at least 1, and less than the sequence has.
-        remaining: the others, which have to be computed: a view of the caller's tokens, uint32.
-        keep: per modality, how many items the remaining tokens still need: the last so many of its list.
+        offset: how many tokens are cached: at least 1, and fewer than the sequence has.
+        remaining: the tokens left to compute, a view of the caller's tokens, uint32 of shape (n,).
+        keep: per modality, how many items the remaining tokens need: the last ones of the modality's list.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns)
@@ -67,30 +70,31 @@ class PrefixMatch:
 
     @property
     def layers(self) -> list[list[Any]]:
-        """For each layer the trees of its blocks, in order, the last one cut: read-only views, `offset` tokens in all.
+        """For each layer the trees of its blocks in order, as read-only views with `offset` tokens in all. The last one
+        is cut.
 
-        Empty for a layer that shares another's, and for one that has a state in the snapshot.
+        Empty for a layer that shares another's arrays, and for a layer whose state is in the snapshot.
 
         Raises:
-            Corrupt: a block does not hold what it says; it is named.
+            Corrupt: a block's contents differ from its record; the message names it.
             ValueError: the match was released.
         """
         return self._pinned().layers
 
     @property
     def snapshot(self) -> list[Any] | None:
-        """The states that stand exactly at `offset`, one for each layer, None for those that need none; None where no
-        layer needs one.
+        """The states exactly at `offset`, one for each layer, None for a layer that needs none. None if no layer needs
+        one.
 
         Raises:
-            Corrupt: the snapshot does not hold what it says.
+            Corrupt: the snapshot's contents differ from its record.
             ValueError: the match was released.
         """
         return self._pinned().snapshot
 
     def joined(self, layer: int) -> Any:
-        """What a layer is continued with, as numpy arrays of the caller's own: its blocks joined along their tokens, or
-        its state; None for a layer that shares another's.
+        """Returns a layer's arrays, copied: its blocks joined along the token axis, or its state. None for a shared
+        layer.
 
         Raises:
             UsageError: there is no such layer.
@@ -99,7 +103,7 @@ class PrefixMatch:
         return self._pinned().joined(layer)
 
     def torch(self, layer: int) -> Any:
-        """`joined`, as tensors.
+        """Returns `joined` as tensors.
 
         Raises:
             UnsupportedLeaf: an array has a dtype that torch lacks.
@@ -108,7 +112,7 @@ class PrefixMatch:
         return self._pinned().torch(layer)
 
     def release(self) -> None:
-        """Drops this hold; views already taken keep theirs."""
+        """Drops the match's pins. Views that were taken before stay valid."""
         self._held = None
 
     def __enter__(self) -> Self:
@@ -127,15 +131,15 @@ class PrefixMatch:
 
 
 class HeldBlocks:
-    """Blocks in the ring, pinned by a batch: the first `blocks` of it, and the snapshot after them if there is one.
+    """Blocks in the ring, pinned by a batch: its first `blocks` entries, and the snapshot if there is one.
 
-    Their writers may have been any client: their arrays are checked to be those of so many tokens before any is given.
+    Any client may have stored them. So their arrays are checked, for the number of tokens too, before any is given.
     """
 
     __slots__ = ("_batch", "_blocks", "_form", "_keys", "_layers", "_offset", "_snapshot_at")
 
     def __init__(self, batch: Batch, keys: Sequence[bytes], blocks: int, offset: int, snapshot_at: int | None) -> None:
-        """`keys`: of all of the batch. `snapshot_at`: its position there."""
+        """`keys`: of all of the batch's entries. `snapshot_at`: the snapshot's position among them."""
         self._batch = batch
         self._keys = keys
         self._blocks = blocks
@@ -172,13 +176,13 @@ class HeldBlocks:
 
         parts, axis = self._chosen(layer)
         if parts and axis is not None:
-            # Over the shared memory, which is only read from here.
+            # Tensors over the shared memory: this function only reads them.
             parts = self._cut([lease.torch(copy=False) for lease in self._leases()])[layer]
             return _merged(parts, axis, torch.cat)
         return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).torch())[layer]
 
     def end_of(self, blocks: int) -> tuple[int, Piece]:
-        """Where the first `blocks` of them end, and what the last of those says of itself."""
+        """The position at which the first `blocks` blocks end, and the last one's record."""
         piece = _piece(self._lease(blocks - 1).tree, self._named(blocks - 1))
         return piece.start + piece.count, piece
 
@@ -192,31 +196,34 @@ class HeldBlocks:
         return lease
 
     def _named(self, position: int) -> str:
-        what = "the snapshot" if position == self._snapshot_at else f"block {position}"
-        return f"{what} ({self._keys[position].hex()[:24]}…) of a sequence"
+        kind = "the snapshot" if position == self._snapshot_at else f"block {position}"
+        return f"{kind} ({self._keys[position].hex()[:24]}…) of a sequence"
 
     def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
         layers = self.layers
         if not 0 <= layer < len(layers):
-            raise UsageError(f"layer {layer}: the sequence has {len(layers)}, counted from 0")
+            raise UsageError(f"layer {layer} does not exist; the sequence has {len(layers)} layers, counted from 0")
         return layers[layer], self._form.axes[layer]
 
     def _checked(self, leases: Sequence[Lease]) -> _Form:
-        """What the blocks have in common, if all of the blocks fit together, and have as many tokens as the match.
+        """The form that all blocks share. Checks that the blocks fit together and cover the match.
 
-        Of all blocks with one tree header only the first is looked at: their arrays have the same shapes.
+        Of all blocks with the same tree header only the first is checked: their arrays have the same shapes.
+
+        Raises:
+            Corrupt: a block does not fit; the message names it.
         """
         end, piece = self.end_of(self._blocks)
         if piece.start != piece.block_tokens * (self._blocks - 1) or not piece.start < self._offset <= end:
             raise Corrupt(
-                f"{self._named(self._blocks - 1)}: it has the tokens from {piece.start} to {end}, in blocks of "
-                f"{piece.block_tokens}, and a match ends in it at {self._offset}; evict it"
+                f"{self._named(self._blocks - 1)}: it has the tokens from {piece.start} to {end} in blocks of "
+                f"{piece.block_tokens}, but the match ends at {self._offset}; evict it"
             )
         first: _Form | None = None
         seen: set[tuple[int, int]] = set()
         for at, lease in enumerate(leases):
             count = piece.count if at == self._blocks - 1 else piece.block_tokens
-            # The leases keep the headers' recipes: no two of them are at one address.
+            # The leases keep the recipes alive, so two different recipes have different ids.
             known = id(lease._recipe), count
             if known in seen:
                 continue
@@ -224,7 +231,7 @@ class HeldBlocks:
             if first is None:
                 first = form
             elif form != first:
-                raise Corrupt(f"{self._named(at)}: its layers are not those of the blocks before it; evict it")
+                raise Corrupt(f"{self._named(at)}: its layers differ from those of the blocks before it; evict it")
             seen.add(known)
         assert first is not None
         if self._snapshot_at is None and first.without:
@@ -234,8 +241,7 @@ class HeldBlocks:
         return first
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
-        """What each layer has in each of the blocks' trees, the last one cut to where the match ends. All of them are
-        checked."""
+        """Each layer's parts in the checked blocks' trees. The last part is cut at the end of the match."""
         end, piece = self.end_of(self._blocks)
         layers: list[list[Any]] = []
         for number, axis in enumerate(self._form.axes):
@@ -246,12 +252,16 @@ class HeldBlocks:
         return layers
 
     def _states(self, tree: Any) -> list[Any]:
-        """What a snapshot's tree has for each of the blocks' layers."""
+        """The states of a snapshot's tree, one for each of the blocks' layers.
+
+        Raises:
+            Corrupt: the snapshot does not fit the blocks.
+        """
         assert self._snapshot_at is not None
         states = _part(tree, "layers", self._named(self._snapshot_at))
         if len(states) != len(self.layers):
             raise Corrupt(
-                f"{self._named(self._snapshot_at)}: it has states for {len(states)} layers, and the blocks have "
+                f"{self._named(self._snapshot_at)}: it has states for {len(states)} layers, but the blocks have "
                 f"{len(self.layers)}; evict it"
             )
         for layer in self._form.without:
@@ -261,23 +271,24 @@ class HeldBlocks:
 
 
 class _Form(NamedTuple):
-    """What blocks of one sequence have in common: the layers' axes, and for each of them the places, dtypes and shapes
-    of its arrays but for the tokens; None for those that have nothing in blocks."""
+    """The form of a sequence's blocks: each layer's token axis, and the places, dtypes and shapes (without the token
+    axis) of its arrays; None for a layer without arrays in blocks.
+    """
 
     axes: list[int | None]
     arrays: list[list[tuple[str, Any, tuple[int, ...]]] | None]
 
     @property
     def without(self) -> list[int]:
-        """The layers that have tokens, and none of them in blocks: they need a snapshot."""
+        """The layers that have tokens but no arrays in blocks. They need a snapshot."""
         return [at for at, axis in enumerate(self.axes) if axis is not None and self.arrays[at] is None]
 
 
 def _form_of(tree: Any, count: int, named: str) -> _Form:
-    """The form of a block, if it is one of `count` tokens.
+    """The form of a block of `count` tokens.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: the tree is not such a block.
     """
     axes, layers = _part(tree, "axes", named), _part(tree, "layers", named)
     if len(axes) != len(layers):
@@ -302,7 +313,7 @@ def _arrays_of(part: Any, axis: int | None, count: int, named: str) -> list[tupl
             raise Corrupt(f"{named}: its array {place} of shape {shape} has no axis {axis}; evict it")
         if shape[axis] != count:
             raise Corrupt(
-                f"{named}: its array {place} has {shape[axis]} tokens along axis {axis}, and the block {count}; "
+                f"{named}: its array {place} has {shape[axis]} tokens along axis {axis}, but the block {count}; "
                 "evict it"
             )
         shape[axis] = -1
@@ -310,13 +321,13 @@ def _arrays_of(part: Any, axis: int | None, count: int, named: str) -> list[tupl
 
     mapped(part, look)
     if all(dtype is None for _, dtype, _ in arrays):
-        raise Corrupt(f"{named}: it has no array, and the block {count} tokens; evict it")
+        raise Corrupt(f"{named}: it has no array, but the block has {count} tokens; evict it")
     return arrays
 
 
 def _part(tree: Any, name: str, named: str) -> list[Any]:
     if not isinstance(tree, dict) or not isinstance(part := tree.get(name), list):
-        raise Corrupt(f"{named}: it holds no {name}: another program has stored it; evict it")
+        raise Corrupt(f"{named}: it has no {name!r} list, so another program stored it; evict it")
     return part
 
 
@@ -327,11 +338,11 @@ def _piece(tree: Any, named: str) -> Piece:
             raise TypeError(f"an array of {record.dtype} of shape {list(record.shape)}")
         return Piece.unpack(record.data)
     except (BadPrefix, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(f"{named}: it holds no record: {error}; evict it") from None
+        raise Corrupt(f"{named}: it has no valid record ({error}); evict it") from None
 
 
 def _merged(parts: list[Any], axis: int, join: Callable[[list[Any], int], Any]) -> Any:
-    """Trees of one shape, as one: their arrays joined along `axis`; all else as the first has it."""
+    """Joins trees of one structure into one tree: arrays along `axis`, other leaves from the first tree."""
     leaves: list[list[Any]] = []
     for part in parts:
         leaves.append([])

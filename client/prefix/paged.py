@@ -1,10 +1,9 @@
-"""Recurrent states of engines that page their cache: a snapshot is found by the whole chain of blocks it stands after.
+"""Recurrent states for engines that page their cache. A snapshot's key is the whole chain of blocks before it.
 
-Owns: the key of a chain, which snapshots this object stored, and which of them go for more. Does not own the ring: the
-daemon evicts by its own policy, so that what stands in the account may be gone.
-
-Invariants: at most `capacity` snapshots are accounted for; beyond it the one goes that was used longest ago, by this
-object. What others stored is found all the same, and never evicted from here. A lookup sends no message; a put waits
+Owns: the key of a chain, the account of snapshots that this object stored, and their eviction above `capacity`. Does
+not own: the ring. The daemon evicts by its own policy, so an accounted snapshot may be gone.
+Invariants: at most `capacity` snapshots are in the account; beyond that, the one that this object used least recently
+is evicted. Snapshots of other clients are found, and never evicted from here. A lookup sends no message; a put waits
 for no eviction.
 """
 
@@ -37,13 +36,13 @@ _HASH_BYTES_MAX: Final = 64
 
 
 class PagedSnapshots:
-    """The snapshots that one object keeps. Safe to use from several threads; the child of a fork begins with none.
+    """The snapshots that one object stores. Thread-safe. The child of a fork starts with none.
 
     Args:
-        client: the client to go through.
+        client: the client to use.
         namespace: what makes two models' states differ.
-        capacity: so many are kept, 1 or more.
-        device: where states may lie; they are copied from it before a put returns.
+        capacity: how many snapshots are kept, at least 1.
+        device: the device that states may lie on. They are copied from it before a put returns.
     """
 
     def __init__(self, client: Client, namespace: Namespace, capacity: int, device: Device | None = None) -> None:
@@ -75,7 +74,7 @@ class PagedSnapshots:
                 to 64 bytes.
 
         Raises:
-            BadPrefix: a chain of none or too many, or of something else; the first such item is named.
+            BadPrefix: the chain is empty, too long, or has an invalid item; the message names the first such item.
         """
         key = self.key(chain)
         patience_s = check_timeout(timeout_s, self._client.timeout_s)
@@ -97,7 +96,7 @@ class PagedSnapshots:
         return put.wait(patience_s) if wait else put
 
     def get(self, chain: Sequence[bytes]) -> Lease | None:
-        """A lease on the state after exactly this chain, whoever stored it, or None. A use.
+        """A lease on the state after exactly this chain, from any client, or None on a miss. Counts a use.
 
         Raises:
             BadPrefix: as for `put`.
@@ -113,7 +112,7 @@ class PagedSnapshots:
         return lease
 
     def key(self, chain: Sequence[bytes]) -> bytes:
-        """The key of the snapshot after a chain, for the client's other calls.
+        """The key of the snapshot after a chain, for other calls of the client.
 
         Raises:
             BadPrefix: as for `put`.
@@ -121,10 +120,10 @@ class PagedSnapshots:
         return self._namespace.key("prefix-paged", "text", _joined(chain))
 
     def clear(self) -> int:
-        """Evicts what this object stored. Returns how many were there.
+        """Evicts the snapshots that this object stored. Returns how many were there.
 
         Raises:
-            DaemonUnavailable, TimedOut: nobody answered; they stay.
+            DaemonUnavailable, TimedOut: the daemon did not answer; the snapshots stay.
         """
         with self._lock:
             going = [*self._due, *self._own.items()]
@@ -143,29 +142,29 @@ class PagedSnapshots:
         return len(self._own)
 
     def _evict_due(self) -> None:
-        """Has evicted what went, once it is known to have been stored, by us. Waits for no answer."""
+        """Evicts snapshots that left the account, once their puts have stored them. Waits for no answer."""
         with self._lock:
             due, self._due = self._due, []
             self._due = [(key, put) for key, put in due if put.state == "sent"]
-            # What was put again meanwhile is wanted again.
+            # A snapshot that was put again meanwhile stays.
             keys = [key for key, put in due if put.state == "stored" and key not in self._own]
         requests.send_evict(self._client.link, keys)
 
     def after_fork_in_child(self) -> None:
-        """What was stored is the parent's, and its lock may be held by a thread that is not here. For the library."""
+        """The snapshots belong to the parent, and a thread of the parent may have held the lock. For the library."""
         self._lock = threading.Lock()
         self._own, self._due = OrderedDict(), []
 
 
 def _joined(chain: Any) -> bytes:
     if isinstance(chain, bytes | bytearray | str) or not 1 <= len(chain) <= BLOCKS_MAX:
-        what = f"{len(chain)} items" if isinstance(chain, list | tuple) else f"a {type(chain).__name__}"
-        raise BadPrefix(f"chain is {what}; it is a list of 1 to {BLOCKS_MAX} blocks' hashes")
+        found = f"{len(chain)} items" if isinstance(chain, list | tuple) else f"a {type(chain).__name__}"
+        raise BadPrefix(f"chain is {found}; it must be a list of the hashes of 1 to {BLOCKS_MAX} blocks")
     parts: list[bytes] = []
     for number, block in enumerate(chain):
         if not isinstance(block, bytes) or not 1 <= len(block) <= _HASH_BYTES_MAX:
-            raise BadPrefix(f"chain[{number}] is {block!r:.80}; a block's hash is 1 to {_HASH_BYTES_MAX} bytes")
-        # Two chains must not agree by where one hash ends and the next begins.
+            raise BadPrefix(f"chain[{number}] is {block!r:.80}; a hash must be bytes of length 1 to {_HASH_BYTES_MAX}")
+        # The length keeps two chains apart that differ only in where one hash ends.
         parts += [len(block).to_bytes(1, "little"), block]
     return b"".join(parts)
 

@@ -1,10 +1,9 @@
-"""A sequence on its way into the host tier: which of its pieces are missing, and their puts, in order.
+"""Puts a sequence into the host tier: finds its missing blocks and snapshots, and puts them in order.
 
-Owns: the order, and what became of all of it together. Does not own single puts (puts.py).
-
-Whatever of it arrives is a sequence: the blocks from the start as far as they came, each snapshot after the block that
-it belongs to. What fails ends it, since the daemon takes no block whose predecessor it does not have. Where that was
-evicted while the put was on its way, the put is repeated from there, as long as the sequence's arrays are at hand.
+Owns: the order of the puts, and their common outcome. Does not own: single puts (core/puts.py).
+Invariants: at any time the stored part is a valid sequence: blocks from the start on, each snapshot after its parent
+block. A failed put ends the rest, since the daemon refuses a block without its parent. If the parent was evicted
+meanwhile, the put is repeated from there, while the sequence's arrays are still available.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ REPEATS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class PrefixSequence:
-    """A sequence that was checked, and what its owner says of it.
+    """A checked sequence with its options.
 
     Args:
-        tokens: (n,) uint32, as they were given.
-        media: in the order of (start, modality); the last of a modality may end past the sequence's end.
-        layers: with the snapshots.
-        cost_ms: what computing took, of those tokens that were not there before.
+        tokens: as given, uint32 of shape (n,).
+        media: ordered by (start, modality). The last item of a modality may end after the sequence.
+        layers: the checked layers, with their snapshots.
+        cost_ms: milliseconds that computing the tokens that were not cached took.
     """
 
     tokens: Tokens
@@ -59,14 +58,14 @@ class PrefixSequence:
 
 
 class PrefixPut:
-    """What became of a put of a sequence. `state` is as of a `Put`:
+    """The put of a sequence. `state` is, as of a `Put`:
 
-    - "sent": on its way; the arrays may be changed.
-    - "stored": all of it can be read, and some of it was not there before.
-    - "existed": all of it was there.
-    - "refused", "lost": not all of it is there, and `error` says why. What there is, is a valid shorter sequence.
+    - "sent": in flight. The caller may change the arrays.
+    - "stored": every process can read the whole sequence, and this put stored a part of it.
+    - "existed": the whole sequence was there already.
+    - "refused", "lost": a part is missing; `error` says why. The stored part is a valid shorter sequence.
 
-    `blocks`: of the whole sequence; `snapshots`: that came with it.
+    `blocks`: blocks of the whole sequence. `snapshots`: snapshots that were put with it.
 
     Example:
         >>> prefixes = tensord.PrefixCache(cache, ns, block_tokens=256)
@@ -90,7 +89,7 @@ class PrefixPut:
 
     @property
     def state(self) -> PutState:
-        """What became of the put by now; costs no message."""
+        """The state so far. Sends no message."""
         return self._outcome()[0]
 
     @property
@@ -100,19 +99,19 @@ class PrefixPut:
 
     @property
     def blocks_existed(self) -> int:
-        """Blocks that were there before, as far as is known."""
+        """How many blocks were there before, as far as known."""
         return self._there + self._counted("existed")
 
     @property
     def blocks_stored(self) -> int:
-        """Blocks that were stored by this put, as far as is known."""
+        """How many blocks this put stored, as far as known."""
         return self._repeated + self._counted("stored")
 
     def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until it is known what became of all of it.
+        """Waits until the put leaves the state "sent".
 
         Raises:
-            TimedOut: it is not known after `timeout_s`; the put goes on.
+            TimedOut: the daemon did not answer within `timeout_s` seconds; the put goes on.
         """
         deadline = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s, 0)
         for _, put in self._puts:
@@ -120,24 +119,25 @@ class PrefixPut:
         return self
 
     def add(self, piece: Piece, put: Put) -> None:
-        """One more of its pieces was sent. For the library."""
+        """Adds the put of a block or a snapshot. For the library."""
         self._puts.append((not piece.snapshot, put))
 
     def settle(self, state: PutState, error: TensordError | None = None) -> Self:
-        """Says what became of it, whatever became of what was sent. For the library."""
+        """Sets the outcome, whatever the outcome of the single puts is. For the library."""
         self._ended = state, error
         return self
 
     def leads(self, chain: Sequence[Keyed], there: int, before: PrefixPut | None) -> None:
-        """So many blocks of the chain are there; those that `before`, which this one repeats, stored are its own. For
-        the library."""
+        """Notes that the first `there` blocks of the chain exist. Those that `before`, the put that this one repeats,
+        stored count as stored. For the library.
+        """
         if before is not None:
             self._own = before._own | {put.key for _, put in before._puts if put.state == "stored"}
         self._repeated = sum(keyed.key in self._own for keyed in chain[:there])
         self._there = there - self._repeated
 
     def has_failed(self) -> bool:
-        """Whether one of those that were sent is known to have failed; looks at each once. For the library."""
+        """Whether a put that was sent is known to have failed. Checks each settled put once. For the library."""
         while self._settled < len(self._puts):
             state = self._puts[self._settled][1].state
             if state in ("sent", "refused", "lost"):
@@ -150,7 +150,7 @@ class PrefixPut:
             return self._ended
         state: PutState = "stored" if self._repeated else "existed"
         for _, put in self._puts:
-            # Read once: the link's thread settles it, with the error first seen last.
+            # Read once: the link's thread may settle the put meanwhile.
             now = put.state
             if now in ("refused", "lost"):
                 return now, put.error
@@ -169,16 +169,16 @@ class PrefixPut:
 def store(
     client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, *, wait: bool = False
 ) -> PrefixPut:
-    """Puts what is missing of a sequence, in order. Returns once it is copied out of its arrays; with `wait` once it is
-    known what became of it.
+    """Puts the missing part of a sequence, in order. Returns once the arrays are copied; with `wait` once the put is
+    settled.
 
-    Where it fails until then because a block that was there has been evicted meanwhile, it is put again from there, up
-    to REPEATS_MAX times. No more is on its way at once than commits_in_flight_max allows. Waiting for that, and for
-    room in the inbox, ends at `deadline` (monotonic seconds).
+    If a block was evicted meanwhile, so that a child's put failed, the put is repeated from there, up to REPEATS_MAX
+    times. At most commits_in_flight_max puts are in flight. Waiting for that, and for room in the inbox, ends at
+    `deadline` (monotonic seconds).
 
     Raises:
-        UnsupportedLeaf: an array that no payload can hold; nothing was sent.
-        TimedOut: with `wait`, the daemon has not answered at `deadline`.
+        UnsupportedLeaf: an array has a type that `Client.put` does not take; nothing was sent.
+        TimedOut: with `wait`, the daemon did not answer by `deadline`.
     """
     result = _store(client, sequence, chain, deadline, None)
     for repeat in range(REPEATS_MAX + 1):
@@ -193,7 +193,7 @@ def store(
 def _store(
     client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], deadline: float, before: PrefixPut | None
 ) -> PrefixPut:
-    """Puts once what is missing; `before`: the put that this one repeats."""
+    """Puts the missing part once. `before`: the put that this one repeats."""
     link = client.link
     result = PrefixPut(len(chain), len(sequence.layers.snapshots))
     if not link.connected:
@@ -203,14 +203,14 @@ def _store(
     try:
         _send(client, sequence, chain, there, result, deadline)
     finally:
-        # Up to here it kept what the new blocks follow; from here on those that are on their way do.
+        # Until here the lease kept the parent blocks. From here on the puts in flight keep them.
         if lease is not None:
             lease.release()
     return result
 
 
 def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]:
-    """How many of the blocks are there, and a lease on the last of those, which keeps all of them."""
+    """How many leading blocks exist, and a lease on the last of them, which keeps its parents from being evicted."""
     there = 0
     while there < len(chain) and client.contains(chain[there].key):
         there += 1
@@ -236,14 +236,16 @@ def _send(
         return encode({"prefix": keyed.record, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
 
     def put(keyed: Keyed, payload: Payload, tokens: int) -> bool:
-        """False where nothing more needs to be sent. `tokens`: to be computed again without this piece."""
+        """Returns False if the rest need not be sent. `tokens`: how many would have to be computed again without this
+        entry.
+        """
         cost = min(cost_ms * tokens, COST_MS_MAX)
         options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
         result.add(keyed.piece, client.link.puts.put(keyed.key, payload, options, deadline=deadline))
         return not result.has_failed()
 
     try:
-        # First, so that nothing is sent if one of them cannot be.
+        # Encode the snapshots first, so that nothing is sent if one of them cannot be encoded.
         snapshots: deque[tuple[Keyed, Payload, int]] = deque()
         before = 0
         for position, states in layers.snapshots.items():

@@ -1,6 +1,8 @@
-"""A match's question to the daemon, which reads the sequence where it stands in the inbox.
+"""The prefix query: asks the daemon for the longest cached prefix of a sequence that lies in the inbox.
 
-Owns: the region of the inbox that queries are written to, kept from one to the next. Does not own what an answer means.
+Owns: the inbox regions that queries are written to, reused for later queries. Does not own: the use of the answer
+(cache.py).
+Invariants: a query is sent on the connection whose inbox holds it, or not at all.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from ..core.namespace import Namespace
 
 _NO_LAYOUT: Final = bytes(LAYOUT_BYTES)
-# Regions are so large or a multiple of it, so that the next query fits where this one did.
+# Regions are a multiple of this size, so that a later query often fits into the same one.
 _STEP_BYTES: Final = 64 << 10
 _KEPT_BYTES_MAX: Final = 1 << 20
 _KEPT_MAX: Final = 2
 
 
 class Asker:
-    """Asks for sequences of one namespace at one generation. Safe to use from several threads."""
+    """Sends queries for one namespace at one generation. Thread-safe."""
 
     def __init__(self, client: Client, namespace: Namespace, block_tokens: int) -> None:
         self._client = client
@@ -43,16 +45,16 @@ class Asker:
         weakref.finalize(self, _abandon, self._kept)
 
     def ask(self, query: Tokens, media: tuple[Media, ...], agent: str, deadline: float) -> messages.Matched | None:
-        """What the daemon has of a sequence; None without an answer by `deadline` (monotonic seconds).
+        """Returns the daemon's match for a sequence; None without an answer by `deadline` (monotonic seconds).
 
         Raises:
-            BadPrefix: the daemon takes it for no sequence.
+            BadPrefix: the daemon refuses the sequence as invalid.
         """
         link = self._client.link
         if not link.connected:
             link.start()
-        # On this connection or not at all. When it ends, the region's inbox may be retired: what is written there then
-        # stays here, and a daemon that is told of the inbox again would read the query before.
+        # On this connection only. After its end the region's inbox may be retired; then writes to it stay in this
+        # process, and a daemon that maps the inbox again would read an old query.
         connected = link.connection
         if connected is None:
             return None
@@ -75,7 +77,8 @@ class Asker:
         except TensordError:
             return None
         finally:
-            # Where there is no answer yet, the daemon may read another query here, or a put: nobody hears the answer.
+            # Without an answer, the daemon may later read another query or a put in this region. That answer is
+            # ignored.
             self._give_back(region)
         return answer
 
@@ -84,7 +87,7 @@ class Asker:
         with suppress(IndexError):
             region = self._kept.pop()
             if not puts.inboxes.is_current(region):
-                # Of an inbox that is to be closed, or of the process that this one was forked off.
+                # It belongs to a former inbox, or to the process that this one was forked from.
                 region.abandon_from_finalizer()
                 _abandon(self._kept)
             elif region.memory is not None and len(region.memory) >= size_bytes:

@@ -1,7 +1,8 @@
-"""A sequence whose arrays lie on a device: what is known of it, how far a query is the same, and views of it.
+"""A sequence whose arrays lie on a device: its description, its common prefix with a query, and views of it.
 
-Owns: the tree of its entry in the DeviceCache, and its way back to a sequence. Does not own the tensors, nor which
-sequences stay (prefix_device).
+Owns: the tree of its entry in the DeviceCache, and the way from that tree back to a sequence. Does not own: the
+tensors, nor which sequences stay (device.py).
+Invariants: a Resident holds no tensors.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ __all__ = ["HeldOnDevice", "Resident", "layers_from", "longest", "resident_of", 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence on the device, but for its tensors: those are its entry's. Its layers have None in their place.
+    """A sequence on the device without its tensors, which its entry holds. Its layers have None in their place.
 
-    `ends_at`: when it expires, in monotonic seconds; None: never. `offered`: it was sent to the host tier, for there
-    are too many. `unwanted`: it is not to be stored there any more. `copy`: what became of its last copy there.
+    `ends_at`: when it expires, in monotonic seconds; None: never. `offered`: it is offloaded because `n_on_device` is
+    exceeded. `unwanted`: it is not to be stored in the host tier any more. `copy`: its last put into the host tier.
     """
 
     sequence: PrefixSequence
@@ -49,7 +50,7 @@ class Resident:
 
 
 class HeldOnDevice:
-    """A sequence on the device, leased: what a PrefixMatch gives of it."""
+    """A leased sequence on the device, for a PrefixMatch."""
 
     __slots__ = ("_device", "_layers", "_lease", "_offset")
 
@@ -61,7 +62,7 @@ class HeldOnDevice:
 
     @property
     def layers(self) -> list[list[Any]]:
-        """As in Held: one tree a layer, tensors of the device cut to the match; they must not be written."""
+        """As `Held.layers`: one tree a layer, with tensors of the device, cut to the match. Do not write them."""
         return [
             [cut(tree, axis, 0, self._offset)] if whole and axis is not None else []
             for tree, axis, whole in zip(self._lease.tree["layers"], self._layers.axes, self._layers.whole, strict=True)
@@ -76,13 +77,13 @@ class HeldOnDevice:
         return mapped(self._device.to_host(tree, self._device.mark()), _array)
 
     def torch(self, layer: int) -> Any:
-        """As in Held: the tensors stay on the device."""
+        """As `Held.torch`. The tensors stay on the device."""
         return mapped(self._part(layer), _tensor)
 
     def _part(self, layer: int) -> Any:
         layers = self.layers
         if not 0 <= layer < len(layers):
-            raise UsageError(f"layer {layer}: the sequence has {len(layers)}, counted from 0")
+            raise UsageError(f"layer {layer} does not exist; the sequence has {len(layers)} layers, counted from 0")
         if layers[layer]:
             return layers[layer][0]
         snapshot = self.snapshot
@@ -90,11 +91,12 @@ class HeldOnDevice:
 
 
 def longest(sequence: PrefixSequence, rewinds: Sequence[Layer], query: Tokens, media: Sequence[Media]) -> int:
-    """How many tokens of a query a sequence can be continued after: they agree, so do their media, no item is cut in
-    two, every layer can rewind to there, and a token is left.
+    """After how many tokens of a query a sequence can be continued: tokens and media agree up to there, no media item
+    is cut, every layer can rewind to there, and at least one token of the query is left.
 
     Args:
-        rewinds: the sequence's layers; those that need a snapshot as recurrent ones, with its positions.
+        rewinds: the sequence's layers. Those that need a snapshot stand as recurrent ones, with the snapshots'
+            positions.
     """
     ours = sequence.tokens
     most = min(len(ours), len(query) - 1)
@@ -118,6 +120,7 @@ def longest(sequence: PrefixSequence, rewinds: Sequence[Layer], query: Tokens, m
 
 
 def resident_of(sequence: PrefixSequence) -> Resident:
+    """The Resident of a sequence. Copies the tokens."""
     layers = sequence.layers
     positions = tuple(layers.snapshots)
     rewinds = tuple(
@@ -140,16 +143,16 @@ def resident_of(sequence: PrefixSequence) -> Resident:
 
 
 def tree_of(layers: Layers, resident: Resident | None) -> dict[str, Any]:
-    """What the DeviceCache holds of a sequence. The states at its end are its layers'."""
+    """The tree that the DeviceCache holds for a sequence. The states at its end are in its layers."""
     return {
-        "layers": [_of(layer) for layer in layers.given],
+        "layers": [_tree_in(layer) for layer in layers.given],
         "snapshots": {at: states for at, states in layers.snapshots.items() if at != layers.tokens},
         "resident": resident,
     }
 
 
 def layers_from(bare: Layers, tree: dict[str, Any]) -> Layers:
-    """The layers of a Resident, with the arrays of its entry's tree, or of a copy of that."""
+    """The layers of a Resident, with the arrays of its entry's tree, or of a copy of that tree."""
     arrays: list[Any] = tree["layers"]
     given = tuple(_with(layer, array) for layer, array in zip(bare.given, arrays, strict=True))
     snapshots = {
@@ -161,7 +164,7 @@ def layers_from(bare: Layers, tree: dict[str, Any]) -> Layers:
     return replace(bare, given=given, snapshots=snapshots)
 
 
-def _of(layer: PrefixLayer) -> Any:
+def _tree_in(layer: PrefixLayer) -> Any:
     if isinstance(layer, SharedLayer):
         return None
     return layer.state if isinstance(layer, RecurrentLayer) else layer.tree
@@ -174,7 +177,7 @@ def _with(layer: PrefixLayer, arrays: Any) -> PrefixLayer:
 
 
 def _array(leaf: Any, place: str) -> Any:
-    """A leaf as an array of the caller's own, if it is an array or a tensor on the host."""
+    """A leaf as a new array, if it is an array or a tensor on the host."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     torch = loaded_torch()
@@ -187,7 +190,7 @@ def _array(leaf: Any, place: str) -> Any:
 
 
 def _tensor(leaf: Any, _: str) -> Any:
-    """A leaf as a tensor of the caller's own, where it lies."""
+    """A leaf as a new tensor, on the leaf's device."""
     if isinstance(leaf, np.ndarray):
         import torch
 

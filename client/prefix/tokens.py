@@ -1,7 +1,7 @@
-"""What a caller gives as a sequence, as what is compared: tokens as uint32, and media in their order.
+"""Checks and converts a caller's sequence: tokens to uint32, and media to their order.
 
-Owns: the checks of both, and that a buffer of uint32 is never copied. Does not own what media do to tokens
-(`shm.prefix`).
+Owns: the checks of both. Does not own: how media are folded into tokens (`shm.prefix`).
+Invariants: a contiguous buffer of uint32 is never copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..core.fields import check_count
 
 TOKEN_MAX: Final = (1 << 32) - 1
 _POSITION_MAX: Final = 1 << 47
-_GIVE: Final = "give a list, an array, a tensor or bytes, best an array of uint32"
+_GIVE: Final = "pass a list, an array, a tensor or bytes, best an array of uint32"
 
 GivenTokens = Any
 """An array, a tensor, a buffer or a list of whole numbers."""
@@ -26,24 +26,27 @@ GivenMedia = Iterable[Media | tuple[int, int, str, bytes]]
 
 
 def tokens_of(given: GivenTokens) -> Tokens:
-    """The tokens as (n,) uint32, n ≥ 1: over the memory of `given` where it is a contiguous buffer of 32-bit words
-    (numpy, torch on the CPU, array; bytes hold 4 for each token), else converted once.
+    """Returns the tokens as uint32 of shape (n,), n ≥ 1.
+
+    The result lies over the memory of `given` if that is a contiguous buffer of 32-bit words (numpy, torch on the CPU,
+    array, or bytes with 4 for each token). Otherwise it is converted once.
 
     Raises:
-        BadPrefix: no tokens, or one that is no whole number from 0 to 2**32 - 1: its position and value are named.
+        BadPrefix: no tokens, or a token that is not a whole number from 0 to 2**32 - 1; the message has its position
+            and value.
     """
     array = _array_of(given)
     if array.ndim != 1:
-        raise BadPrefix(f"tokens have the shape {list(array.shape)}: give those of one sequence, of shape (n,)")
+        raise BadPrefix(f"tokens have the shape {list(array.shape)}; pass one sequence, of shape (n,)")
     if not len(array):
-        raise BadPrefix("tokens are empty: a sequence has at least one")
+        raise BadPrefix("tokens are empty; a sequence has at least one")
     if array.dtype == np.uint32:
         return np.ascontiguousarray(array)
     if array.dtype.kind not in "iu" or not array.dtype.isnative:
-        raise BadPrefix(f"tokens are of dtype {array.dtype}: give whole numbers, best as uint32")
+        raise BadPrefix(f"tokens are of dtype {array.dtype}; pass whole numbers, best as uint32")
     if (array.dtype.kind == "i" and array.min() < 0) or (array.itemsize > TOKEN_BYTES and array.max() > TOKEN_MAX):
         at = int(np.argmax((array < 0) | (array > TOKEN_MAX)))
-        raise BadPrefix(f"token {at} is {array[at]}: a token is from 0 to {TOKEN_MAX}")
+        raise BadPrefix(f"token {at} is {array[at]}; a token is a whole number from 0 to {TOKEN_MAX}")
     if array.dtype == np.int32:
         return np.ascontiguousarray(array).view(np.uint32)
     return array.astype(np.uint32)
@@ -59,11 +62,11 @@ def _array_of(given: GivenTokens) -> np.ndarray[Any, Any]:
     except BadPrefix:
         raise
     except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-        # An array of another library says by any of these that it is none of numbers, or cannot be read from here.
-        kind = getattr(given, "dtype", "no array of whole numbers")
+        # Other libraries raise any of these for an array that does not hold numbers, or that the host cannot read.
+        kind = getattr(given, "dtype", "not an array of whole numbers")
         raise BadPrefix(f"tokens are a {type(given).__name__} ({kind}): {error}; {_GIVE}") from None
     if not array.ndim and not hasattr(given, "shape"):
-        raise BadPrefix(f"tokens are a {type(given).__name__}, no array of whole numbers; {_GIVE}")
+        raise BadPrefix(f"tokens are a {type(given).__name__}, not an array of whole numbers; {_GIVE}")
     return array
 
 
@@ -72,14 +75,14 @@ def _words_of(given: bytes | bytearray | memoryview) -> np.ndarray[Any, Any]:
         if buffer.format not in ("B", "b", "c") or buffer.ndim != 1:
             return np.asarray(given)
         if not buffer.contiguous:
-            raise BadPrefix("tokens are a memoryview of bytes that are not contiguous: give bytes() of it")
+            raise BadPrefix("tokens are a memoryview of bytes that are not contiguous; pass bytes() of it")
         if buffer.nbytes % TOKEN_BYTES:
-            raise BadPrefix(f"tokens as bytes are {TOKEN_BYTES} for each, and these are {buffer.nbytes}")
+            raise BadPrefix(f"tokens as bytes must be a multiple of {TOKEN_BYTES} bytes; these are {buffer.nbytes}")
     return np.frombuffer(given, np.uint32)
 
 
 def _fetched(given: Any) -> np.ndarray[Any, Any]:
-    """An array of any library, or what numpy makes of it, on the host."""
+    """An array of any library, or any object that numpy can convert, in host memory."""
     return np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
 
 
@@ -94,9 +97,9 @@ def _converted(given: Sequence[Any]) -> np.ndarray[Any, Any]:
     for at, token in enumerate(given):
         number = _number(token)
         if number is None:
-            raise BadPrefix(f"token {at} is {token!r:.80}: a token is a whole number from 0 to {TOKEN_MAX}")
+            raise BadPrefix(f"token {at} is {token!r:.80}; a token is a whole number from 0 to {TOKEN_MAX}")
         if not 0 <= number <= TOKEN_MAX:
-            raise BadPrefix(f"token {at} is {token!r:.80}: a token is from 0 to {TOKEN_MAX}")
+            raise BadPrefix(f"token {at} is {token!r:.80}; a token is at least 0 and at most {TOKEN_MAX}")
         numbers.append(number)
     return np.array(numbers, np.uint32)
 
@@ -109,16 +112,16 @@ def _number(token: Any) -> int | None:
 
 
 def media_of(given: GivenMedia, tokens: int, *, may_be_cut: bool) -> tuple[Media, ...]:
-    """The items in the order of (start, modality), checked against a sequence of so many tokens.
+    """Returns the items ordered by (start, modality), checked against a sequence of `tokens` tokens.
 
     Raises:
-        BadPrefix: an item that is none, is out of its range, ends past the end where it may not be cut there, or
-            overlaps another of its modality; it is named.
+        BadPrefix: an item is invalid or out of its range, ends after the sequence (unless `may_be_cut`), or overlaps
+            another item of its modality; the message names the item.
     """
     try:
         listed = list(given)
     except TypeError:
-        raise BadPrefix(f"media are a {type(given).__name__}: give a list of Media") from None
+        raise BadPrefix(f"media are a {type(given).__name__}; pass a list of Media") from None
     items = [_media(item, number) for number, item in enumerate(listed)]
     return ordered(items, tokens, may_be_cut=may_be_cut) if items else ()
 
@@ -131,7 +134,7 @@ def _media(given: Any, number: int) -> Media:
     except (TypeError, ValueError, UsageError) as error:
         raise BadPrefix(f"item {number} of the media is {given!r:.200}: {error}") from None
     if not isinstance(modality, str) or modality not in MODALITIES:
-        raise BadPrefix(f"item {number} of the media: modality {modality!r:.40} is none of {', '.join(MODALITIES)}")
+        raise BadPrefix(f"item {number} of the media: modality {modality!r:.40} must be one of {', '.join(MODALITIES)}")
     if not isinstance(digest, bytes):
         raise BadPrefix(f"item {number} of the media: its hash is a {type(digest).__name__}, not bytes")
     return Media(start, length, modality, digest)
