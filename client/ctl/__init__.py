@@ -1,8 +1,7 @@
-"""tensorctl: what an operator asks a daemon, tells it, and checks around it.
+"""tensorctl: the operator's queries, orders and checks of a daemon.
 
-Owns: the commands and what they print. Does not own any state: what it shows comes from the read-only status socket,
-what it changes goes over the control socket, without attaching; what `purge` frees is what the shared memory's own lock
-says nobody serves.
+Owns: the commands and their output. Does not own: any state. Displayed data comes from the read-only status socket.
+Changes go over the control socket, without attaching. `purge` frees memory only of instances whose lock is free.
 """
 
 from .app import main as main

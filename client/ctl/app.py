@@ -1,8 +1,10 @@
-"""tensorctl as a program: its options, its commands, and how every failure is told.
+"""tensorctl as a program: its options, its commands, and the report of failures.
 
-Owns: exit codes and the one line on stderr. 0: done; 1: refused, not reachable, or found unhealthy; 2: wrongly typed.
-Ctrl-C ends `--watch` and `watch` with 0 and anything else with 130; a closed pipe ends everything quietly.
-Does not own what a command does: each stands in a module of its own.
+Owns: exit codes and the one line on stderr. 0: done. 1: refused, not reachable, or unhealthy. 2: invalid arguments.
+Ctrl-C ends `--watch` and `watch` with 0, every other command with 130. A closed pipe ends every command silently. Does
+not own: the commands, each of which has its own module.
+
+Invariants: `main` raises no exception, unless TENSORCTL_TRACEBACK is set.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _TIMEOUT_S_MAX: Final = 3600.0
 
 
 class _Commands(click.Group):
-    """Ends where click would say "Aborted!", or report a closed pipe as a failure."""
+    """A group of commands that handles Ctrl-C and closed pipes. click would print "Aborted!", or report a failure."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -46,7 +48,7 @@ class _Commands(click.Group):
             sys.stdout.flush()
             return done
         except BrokenPipeError:
-            # What is still buffered must not fail again when the interpreter ends.
+            # Redirects stdout, so that flushing the remaining buffer at exit does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)
         except KeyboardInterrupt:
@@ -58,21 +60,21 @@ class _Commands(click.Group):
 @click.option(
     "--socket",
     type=FILE,
-    help="The control socket; without it $TENSORD_SOCKET, the user's own, or the system's.",
+    help="The control socket; by default $TENSORD_SOCKET, the user's own, or the system's.",
 )
 @click.option(
     "--status-socket",
     type=FILE,
-    help="The status socket; without it $TENSORD_STATUS_SOCKET, or the one beside the control socket.",
+    help="The status socket; by default $TENSORD_STATUS_SOCKET, or the one beside the control socket.",
 )
 @click.option(
-    "--timeout", type=DURATION, default="5s", show_default=True, metavar="TIME", help="How long an answer may take."
+    "--timeout", type=DURATION, default="5s", show_default=True, metavar="TIME", help="Time limit for one answer."
 )
 @click.pass_context
 def cli(ctx: click.Context, socket: Path | None, status_socket: Path | None, timeout: float) -> None:
-    """Looks at a tensord, and tells it what to do.
+    """Shows the state of a tensord daemon, and controls it.
 
-    Exit codes: 0 done; 1 refused, not reachable or found unhealthy; 2 wrongly typed.
+    Exit codes: 0 done; 1 refused, not reachable or unhealthy; 2 invalid arguments.
     """
     if not 0 < timeout <= _TIMEOUT_S_MAX:
         raise click.UsageError(f"--timeout {timeout:g} s: must be above 0 and at most {_TIMEOUT_S_MAX:g} s")
@@ -103,10 +105,10 @@ for _command in (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit code; raises nothing."""
+    """Runs one command. Returns its exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            # The caller has closed it (`>&-`): nobody wants to read it.
+            # The caller has closed this stream (`>&-`), so its output is discarded.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     try:
         code = cli.main(None if argv is None else list(argv), prog_name=NAME, standalone_mode=False)
@@ -123,8 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        told = f"a fault of tensorctl's own, {type(error).__name__}: {error}"
-        return _told(f"{told}; report it with what {TRACEBACK_VARIABLE}=1 shows", 1)
+        told = f"an internal error of tensorctl, {type(error).__name__}: {error}"
+        return _told(f"{told}; report it with the output under {TRACEBACK_VARIABLE}=1", 1)
 
 
 def _told(text: str, code: int) -> int:

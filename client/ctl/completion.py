@@ -1,4 +1,7 @@
-"""`completion`: what a shell needs to complete tensorctl's commands, options and stored keys."""
+"""`completion`: the shell scripts that complete tensorctl's commands, options and stored keys.
+
+Owns: the choice of the shell. Does not own: the scripts, which are click's.
+"""
 
 from __future__ import annotations
 
@@ -25,5 +28,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     fish  tensorctl completion fish > ~/.config/fish/completions/tensorctl.fish
     """
     made = _SHELLS[shell](ctx.find_root().command, {}, NAME, _VARIABLE)
-    # `source()` would run bash to look at its version; the script works in every bash since 4.4.
+    # `source()` would run bash to check its version; the script works with every bash since 4.4.
     click.echo(made.source_template % made.source_vars())

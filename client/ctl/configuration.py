@@ -1,7 +1,7 @@
-"""`config check`: what the daemon would make of its configuration.
+"""`config check`: the configuration as the daemon reads it.
 
-The settings are the daemon's, and a client imports nothing of it: so the daemon itself is run, with `--check-config`,
-and says what it would do.
+Owns: the output. Does not own: the settings. A client must not import the daemon, so the daemon is run with
+`--check-config`, and reports its settings.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TIMEOUT_S: Final = 30.0
 
 
 def settings(file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> list[dict[str, Any]]:
-    """Every setting as a daemon started here and now would have it: rows of key, value, source and reload.
+    """Every setting of a daemon started here and now: rows with key, value, source and reload.
 
     Raises:
-        BadConfiguration: what the daemon says is wrong.
+        BadConfiguration: the configuration is invalid; the message is the daemon's.
     """
     flags = () if file is None else ("--config", str(file))
     try:
@@ -55,12 +55,12 @@ def config() -> None:
     metavar="FILE",
     help="The TOML file to check.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def check(file: Path | None, as_json: bool) -> None:
-    """Every setting as a daemon started here would have it, and where it comes from.
+    """Every setting of a daemon started here, with its source.
 
-    Looks at TENSORD_* variables and at FILE ($TENSORD_CONFIG, else the user's or the system's file), as this user: the
-    service manager may give its daemon others. Exit code 1 says that a daemon would refuse to start.
+    Reads TENSORD_* variables and FILE ($TENSORD_CONFIG, else the user's or the system's file) as this user. The service
+    manager may give its daemon other variables. Exit code 1: a daemon would refuse to start.
     """
     rows = settings(file)
     if as_json:

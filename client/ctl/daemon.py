@@ -1,8 +1,8 @@
-"""The daemon as the commands see it: questions on the status socket, orders on the control socket.
+"""The daemon as seen by the commands: queries on the status socket, orders on the control socket.
 
-Owns: which sockets are meant, one connection to each, opened when first used. Does not own what is shown of an answer.
+Owns: the choice of sockets, and one connection to each, opened on first use. Does not own: the display of answers.
 
-An order says Hello and never Attach: a command needs no lane, and takes no memory.
+Invariants: an order sends Hello and never Attach, so a command needs no lane and no memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Answer = TypeVar("Answer", bound=messages.Message)
 
 
 class Daemon:
-    """The daemon behind a pair of sockets. Connects when it is first asked something.
+    """The daemon behind a pair of sockets. Connects on first use.
 
     Args:
-        control, status: the sockets; without `control` the usual one, without `status` the one beside it.
-        timeout_s: for one answer.
+        control, status: the sockets; by default the usual control socket, and the status socket beside it.
+        timeout_s: seconds for one answer.
     """
 
     def __init__(self, control: Path | None = None, status: Path | None = None, timeout_s: float = 5.0) -> None:
@@ -46,12 +46,16 @@ class Daemon:
 
     @property
     def control_path(self) -> Path:
-        """Raises SocketForbidden when the user's folder in /tmp is somebody else's."""
+        """The control socket.
+
+        Raises:
+            SocketForbidden: the user's folder in /tmp belongs to another user.
+        """
         return self._given[0] or places.control_socket(os.environ)
 
     @property
     def status_path(self) -> Path:
-        """`--status-socket`, else what stands beside `--socket`, else as a client finds it."""
+        """The path of `--status-socket`, else the status socket beside `--socket`, else the one that a client finds."""
         control, status = self._given
         if status is None and control is not None:
             status = control.with_name(places.STATUS_NAME)
@@ -67,17 +71,17 @@ class Daemon:
         return rows
 
     def why(self, key: bytes) -> dict[str, Any]:
-        """What is known of a key, whether it is stored or not."""
+        """The daemon's knowledge of a key, stored or not."""
         return self.ask(lambda number: messages.WhyQuery(number, key))
 
     def gone(self, digits: str) -> list[str]:
-        """Some keys of entries that went, whose digits begin so; the latest first."""
+        """Some keys of removed entries that begin with these hexadecimal digits, the newest first."""
         key = bytes.fromhex(digits.ljust(2 * KEY_BYTES, "0"))
         keys: list[str] = self.ask(lambda number: messages.GoneQuery(number, key, len(digits)))["keys"]
         return keys
 
     def entries(self, namespace: bytes | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
-        """All entries, page by page; one that is stored or evicted meanwhile may be missing or shown."""
+        """All entries, page by page. Entries that are stored or removed meanwhile may be missing or included."""
         after: bytes | None = None
         left = most
         while left is None or left > 0:
@@ -96,10 +100,10 @@ class Daemon:
         return page
 
     def ask(self, make: Callable[[int], messages.Message]) -> dict[str, Any]:
-        """One question on the status socket.
+        """Sends one query on the status socket.
 
         Raises:
-            DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer; or the error that is the answer.
+            DaemonUnavailable, SocketForbidden, TimedOut: there is no answer. Or the error that the daemon answered.
         """
         if self._asking is None:
             self._asking = self._status_channel()
@@ -114,14 +118,14 @@ class Daemon:
             if control is None or status is not None:
                 raise
             raise DaemonUnavailable(
-                f"{error}. That status socket stands beside --socket {control}; --status-socket names another"
+                f"{error}. This is the status socket beside --socket {control}; --status-socket names another"
             ) from None
 
     def events(self) -> Iterator[messages.Event]:
-        """What happens from now on, for as long as the daemon lives.
+        """The daemon's events from now on, until the daemon ends.
 
         Raises:
-            DaemonUnavailable: it has gone.
+            DaemonUnavailable: the daemon has ended.
         """
         self.ask(messages.Watch)
         channel = self._asking
@@ -140,12 +144,12 @@ class Daemon:
     def order(
         self, make: Callable[[int], messages.Message], kind: type[Answer], timeout_s: float | None = None
     ) -> Answer:
-        """One request on the control socket. Raises what `ask` raises, and VersionMismatch."""
+        """Sends one request on the control socket. Raises as `ask`, and VersionMismatch."""
         channel = self.greeted()
         return self._exchange(channel, make, kind, self.timeout_s if timeout_s is None else timeout_s)
 
     def greeted(self) -> BlockingChannel:
-        """The control socket after Hello and Welcome."""
+        """A connection to the control socket, after Hello and Welcome."""
         if self._ordering is None:
             channel = BlockingChannel.connect(self.control_path, self.timeout_s)
             self._ordering = channel
@@ -164,7 +168,7 @@ class Daemon:
         return self.welcome.limits.keys_per_request_max
 
     def close(self) -> None:
-        """Ends both connections; the next question opens them anew."""
+        """Closes both connections. The next query opens a new one."""
         for channel in (self._asking, self._ordering):
             if channel is not None:
                 channel.close()
@@ -209,7 +213,8 @@ pass_daemon = click.make_pass_decorator(Daemon)
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Around the reading of a document: a daemon of another version may leave out what this one shows."""
+    """Context for reading a document: a missing field raises VersionMismatch, since another version of the daemon may
+    omit it."""
     try:
         yield
     except KeyError as missing:

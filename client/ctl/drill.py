@@ -1,9 +1,9 @@
-"""`drill`: made-up readings of gauges, to see what follows, or what would.
+"""`drill`: sends simulated readings of gauges, to see their effect, or the effect that they would have.
 
-Owns: when each reading of the file is told, and the line that shows what came of it. Does not own the file's format
-(ipc/gaugefile), nor what follows (the daemon's governor).
+Owns: the time at which each reading is sent, and the line that shows its effect. Does not own: the file's format
+(ipc/gaugefile), nor the effect (the daemon's governor).
 
-Invariant: nothing is told before the whole file was read and found sound.
+Invariants: no reading is sent before the whole file was read and checked.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _STDIN: Final = "-"
 
 
 def readings_of(file: Path) -> list[DrillReading]:
-    """The drill's readings; `-` is standard input.
+    """The drill's readings. `-` is standard input.
 
     Raises:
-        BadParameter: it cannot be read, or is no drill; the line is named.
+        BadParameter: the file cannot be read, or has an invalid line; the message names the line.
     """
     try:
         if str(file) == _STDIN:
@@ -45,11 +45,11 @@ def readings_of(file: Path) -> list[DrillReading]:
                 text = opened.read(FILE_CHARS_MAX + 1)
         found = read_drill(text)
         if not found:
-            raise BadGaugeFile("no line of it is a reading: SECONDS NAME USED TOTAL")
+            raise BadGaugeFile("no line is a reading: SECONDS NAME USED TOTAL")
     except OSError as error:
         raise _refused(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise _refused(f"{file}: no text") from None
+        raise _refused(f"{file}: not UTF-8 text") from None
     except BadGaugeFile as error:
         raise _refused(f"{file}: {error}") from None
     return found
@@ -60,11 +60,11 @@ def _refused(why: str) -> click.BadParameter:
 
 
 def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there: Sequence[str] | None = None) -> str:
-    """What is about to happen, and the table's head. `there`: the daemon's gauges, where they are known."""
+    """The announcement of the drill, and the table's head. `there`: the names of the daemon's gauges, if known."""
     gauges = sorted({reading.gauge for reading in readings})
     named = ", ".join(map(printable, gauges))
     if there is not None and (unknown := [printable(gauge) for gauge in gauges if gauge not in there]):
-        # Whoever plays the example as it is learns here whose name to put into it.
+        # A user who plays the example unchanged learns the names of the gauges here.
         known = ", ".join(map(printable, there)) or "none"
         named += f" (no gauge here is called {', '.join(unknown)}; there is {known})"
     lasts = age(readings[-1].at_s / speed)
@@ -80,7 +80,7 @@ def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there:
 
 
 def line(reading: DrillReading, told: messages.Drilled) -> str:
-    """One reading and what came of it, within 100 columns but for what goes."""
+    """One reading and its effect. The line has 100 columns at most, except for the last column."""
     mode = told.state.mode.value
     if told.before is not told.state.mode:
         mode = f"{told.before.value} -> {mode}"
@@ -97,7 +97,7 @@ def line(reading: DrillReading, told: messages.Drilled) -> str:
 
 
 def consequences(told: messages.Drilled) -> str:
-    """What goes, or would: "offload 12 (240 MiB), drop 3 (1.00 MiB)"; "-" for nothing."""
+    """The present or possible effect: "offload 12 (240 MiB), drop 3 (1.00 MiB)"; "-" for none."""
     found = []
     if told.offload_entries:
         found.append(f"offload {number(told.offload_entries)} ({size(told.offload_bytes)})")
@@ -117,19 +117,19 @@ def _row(cells: Sequence[str]) -> str:
 
 @click.command()
 @click.argument("file", type=FILE_OR_DASH)
-@click.option("--act", is_flag=True, help="Really: until this ends, the readings stand in place of the gauges'.")
-@click.option("--speed", type=Factor(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play it N times as fast.")
+@click.option("--act", is_flag=True, help="Let the readings take effect until the command ends.")
+@click.option("--speed", type=Factor(_SPEED_MIN, _SPEED_MAX), default=1.0, metavar="N", help="Play N times as fast.")
 @pass_daemon
 def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:
-    """Plays made-up readings of gauges, and says what mode follows and what would go.
+    """Plays simulated readings of gauges, and shows the resulting mode and evictions.
 
     \b
-    FILE has a reading a line, in the order of time; - is standard input. A fall needs two.
+    FILE has one reading a line, in the order of time; - is standard input. A fall needs two.
         # SECONDS  NAME          USED  TOTAL
         0          host          50%   64GiB
         2.5        0000:65:00.0  97%   80GiB
 
-    Without --act nothing changes. With it, entries are offloaded and dropped and registrations refused as if the
+    Without --act nothing changes. With --act, entries are offloaded and dropped and registrations refused as if the
     readings were true, until this command ends, by Ctrl-C too.
     """
     readings = readings_of(file)

@@ -1,4 +1,7 @@
-"""`ls` and `show`: what is stored."""
+"""`ls` and `show`: the stored entries.
+
+Owns: their display. Does not own: the query for a removed entry (why.py).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from .parameters import KEY, TAG, TAG_BYTES, keys_meant
 from .tables import age, number, pairs, short, size, table
 from .why import standing_rows
 
-# The namespace's tag, and enough of the digest that two keys of one namespace hardly ever share it.
+# The namespace's tag, and enough digits of the digest to distinguish the keys of one namespace.
 _SHOWN_DIGITS: Final = 2 * TAG_BYTES + 12
 _HEAD: Final = ("KEY", "SIZE", "TOKENS", "USES", "AGE", "IDLE", "ENDS", "UID", "PIN")
 
 
 def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_keys: bool = False) -> str:
-    """Entries for people: within 100 columns, but for whole keys."""
+    """A table of entries, 100 columns wide except with whole keys."""
     digits = None if full_keys else _SHOWN_DIGITS
     with understood("list of entries"):
         rows = [
@@ -42,7 +45,7 @@ def entries_text(entries: Iterable[dict[str, Any]], now_unix_s: float, *, full_k
 
 
 def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[str, str]] = ()) -> str:
-    """One entry for people, and `more` rows of it."""
+    """One entry in two columns, followed by the rows of `more`."""
     with understood("entry"):
         return pairs(
             [
@@ -64,7 +67,7 @@ def entry_text(entry: dict[str, Any], now_unix_s: float, more: Iterable[tuple[st
 
 
 def _of_sequence(entry: dict[str, Any]) -> list[tuple[str, str]]:
-    """What there is to say of a piece of a cached sequence; daemons before these say nothing."""
+    """The rows for a block of a cached sequence; none for other entries, or from older daemons."""
     told: list[tuple[str, str]] = []
     if entry.get("cost_ms"):
         told.append(("cost", f"{entry['cost_ms']:g} ms"))
@@ -90,15 +93,16 @@ def _ends(entry: dict[str, Any], now_unix_s: float) -> str:
 
 @click.command()
 @click.option("--namespace-tag", type=TAG, metavar="HEX", help="Only this namespace: the first 16 digits of its keys.")
-@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="N entries at most; all without it.")
-@click.option("--full-keys", is_flag=True, help="All 64 digits of each key, however wide the table gets.")
-@click.option("--json", "as_json", is_flag=True, help="The entries as the daemon gives them.")
+@click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="At most N entries; by default all.")
+@click.option("--full-keys", is_flag=True, help="All 64 digits of each key; the table gets wider.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
 @pass_daemon
 def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, full_keys: bool, as_json: bool) -> None:
-    """The entries that are stored, in an order of their own.
+    """The stored entries, in no particular order.
 
-    A key's first 16 digits are its namespace's tag. AGE since it was stored, IDLE since it was last used, ENDS when its
-    time is up, PIN: pinned by a client for a time (leases, which come and go with every lookup, are not listed).
+    The first 16 digits of a key are its namespace's tag. AGE: time since it was stored. IDLE: time since its last use.
+    ENDS: time until it expires. PIN: whether a client has pinned it for a time; leases are not listed, since they come
+    and go with every lookup.
     """
     listed = list(daemon.entries(bytes.fromhex(namespace_tag) if namespace_tag else None, count))
     if as_json:
@@ -109,12 +113,12 @@ def ls(daemon: Daemon, namespace_tag: str | None, count: int | None, full_keys: 
 
 @click.command()
 @click.argument("key", type=KEY)
-@click.option("--json", "as_json", is_flag=True, help="The entry as the daemon gives it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
 @pass_daemon
 def show(daemon: Daemon, key: str, as_json: bool) -> None:
-    """What is known of one entry, and how it stands among those that may go.
+    """Shows one stored entry, and its rank for eviction.
 
-    KEY is hexadecimal; as many of its first digits as no other stored key begins with will do.
+    KEY is hexadecimal. A prefix is enough if no other stored key begins with it.
     """
     (meant,) = keys_meant(daemon, [key])
     told = daemon.why(meant)

@@ -1,10 +1,11 @@
-"""One picture of a daemon: gauges, tiers, lookups, entries, clients, transitions.
+"""One screen of `top`: gauges, tiers, lookups, entries, clients, transitions.
 
-Pure: documents in, lines for rich out. Needs the extra `top`; whoever imports this says so where it is missing.
+Owns: the conversion of documents to lines for rich. Does not own: queries, the terminal. Importing it needs the extra
+`top`; the importer reports if that is missing.
 
-Invariants: no line is wider than what was asked for, from 80 columns up; what clients call themselves moves no cursor
-and is no markup; however many clients and entries there are, the lists fit the rows that there are, and say how much
-they leave out.
+Invariants: no line is wider than the requested width, from 80 columns up. Names given by clients move no cursor and are
+not read as markup. Lists fit the available rows, however many clients and entries there are, and state how many they
+leave out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WIDTH_MIN: Final = 80
 LIST_MAX: Final = 10
 BLOCKS: Final = "█░┃"
 ASCII: Final = "#.|"
-"""What bars are made of where only ASCII is to be had: used, free, a threshold."""
+"""Characters of bars on a terminal with ASCII only: used, free, threshold."""
 
 _NAME_CHARS: Final = 14
 _KEY_CHARS: Final = 28
@@ -54,12 +55,12 @@ def frame(
     before: Document | None = None,
     glyphs: str = BLOCKS,
 ) -> Group:
-    """The picture, `width` columns wide.
+    """The screen, `width` columns wide.
 
     Args:
-        entries: those that were looked at; the most used of them are shown.
-        height: rows that there are; None: as many as it takes, with lists of at most 10.
-        before: an earlier status, for what happens a second.
+        entries: the queried entries, of which the most used are shown.
+        height: the available rows; None: unlimited, with lists of at most 10.
+        before: an earlier status, to compute rates.
     """
     with understood("status"):
         governor: Document = status["governor"]
@@ -70,7 +71,7 @@ def frame(
             Text(),
             *_tiers(status["store"], governor, max(width, WIDTH_MIN)),
         ]
-        # Three lists, each with a blank line, a head and a line for what is left out.
+        # Three lists, each with a blank line, a head, and a line that counts the rest.
         most = LIST_MAX if height is None else max(1, (height - len(fixed) - 3 * 3) // 3)
         lines = [
             *fixed,
@@ -85,7 +86,7 @@ def frame(
 
 
 def bar(used_share: float, thresholds: Sequence[float], width: int, style: str, glyphs: str = BLOCKS) -> Text:
-    """A bar of `width` cells, filled up to a share (more than 1 is full), with a mark at each threshold."""
+    """A bar of `width` cells, filled according to a share (full above 1), with a mark at each threshold."""
     used, free, mark = tuple(glyphs)
     filled = max(0, min(width, round(used_share * width)))
     marks = {min(width - 1, int(threshold * width)) for threshold in thresholds}
@@ -111,7 +112,7 @@ def _title(status: Document, before: Document | None) -> list[Text]:
 
 
 def _rates(status: Document, before: Document | None) -> list[Text]:
-    """What happened since an earlier status of the same daemon."""
+    """Rates since an earlier status of the same daemon."""
     if before is None or before["epoch"] != status["epoch"] or before["uptime_s"] >= status["uptime_s"]:
         return [Text("now     -")]
     seconds = status["uptime_s"] - before["uptime_s"]
@@ -141,7 +142,7 @@ def _gauges(governor: Document, width: int, glyphs: str) -> list[Text]:
         lines.append(line)
         if remarks := _remarks(gauge):
             lines.append(Text(f"{'':<{_NAME_CHARS}} {remarks}", _ALARM))
-    return lines if governor["gauges"] else [*lines, Text("no gauge: nobody knows how full the tiers are", _ASIDE)]
+    return lines if governor["gauges"] else [*lines, Text("no gauge: the use of the tiers is unknown", _ASIDE)]
 
 
 def _remarks(gauge: Document) -> str:
@@ -260,7 +261,7 @@ def _listed(
     styles: Mapping[int, str] | None = None,
     left_out: int = 0,
 ) -> list[Text]:
-    """A table's lines, the head first; `styles` by line."""
+    """The lines of a table, its head first. `styles` by line."""
     marked = {0: _HEAD, **(styles or {})}
     lines = [Text(line, marked.get(at, "")) for at, line in enumerate(table(head, rows, right).splitlines())]
     if left_out > 0:

@@ -1,9 +1,9 @@
-"""What stands in /dev/shm under tensord's names, whose it is, and whether a daemon serves it.
+"""The segments in /dev/shm with tensord's names, their owners, and whether a daemon serves them.
 
-Owns: finding it, and removing what nobody serves. Does not own the names (shm/segments.py).
+Owns: finding them, and removing those that no daemon serves. Does not own: the names (shm/segments.py).
 
-Invariant: nothing of an instance is removed unless its lock is held here for as long as it takes: a daemon that starts
-meanwhile is refused, as by any other daemon.
+Invariants: an instance's lock is held here during the removal of its segments. A daemon that starts meanwhile is
+refused, as if another daemon served the instance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECTOR_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LeftoverSegment:
-    """One segment. `taken_bytes` of memory; `held`: some process still has it open or mapped (lanes only)."""
+    """One segment. `taken_bytes`: its memory. `held`: some process has it open or mapped (lanes only)."""
 
     name: str
     taken_bytes: int
@@ -34,7 +34,7 @@ class LeftoverSegment:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An instance's segments. `served`: a daemon holds the lock; None where that cannot be told."""
+    """An instance's segments. `served`: whether a daemon holds its lock; None if that cannot be determined."""
 
     instance: str
     pieces: tuple[LeftoverSegment, ...]
@@ -46,24 +46,24 @@ class Leftover:
 
     @property
     def uid(self) -> int:
-        """Whose instance it is: the owner of its ring, or of whatever else is there."""
+        """The instance's owner: the owner of its ring, or else of another of its segments."""
         uids = {piece.name: piece.uid for piece in self.pieces}
         names = (segments.segment_name(self.instance, part) for part in ("ring", "index", "lock"))
         return next((uids[name] for name in names if name in uids), self.pieces[0].uid)
 
     @property
     def foreign(self) -> list[LeftoverSegment]:
-        """Files under its names that are another user's: no daemon uses them."""
+        """Files under the instance's names that belong to another user. No daemon uses them."""
         return [piece for piece in self.pieces if piece.uid != self.uid]
 
     @property
     def views(self) -> int:
-        """Lanes that some process still holds: it keeps mapped what it views, whatever is removed."""
+        """Number of lanes that a process holds. Their processes keep their mappings even if the names are removed."""
         return sum(piece.held for piece in self.pieces)
 
 
 def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
-    """Every instance of which anything stands there, whoever's it is."""
+    """The names of all instances with a segment, of any user."""
     found = set()
     for path in folder.glob(f"{_PREFIX}*.*"):
         instance, _, part = path.name.removeprefix(_PREFIX).partition(".")
@@ -73,22 +73,22 @@ def instances(folder: Path = segments.SHM_FOLDER) -> list[str]:
 
 
 def look(instance: str) -> Leftover | None:
-    """What stands for an instance; None if nothing does. Holds no lock afterwards."""
+    """The segments of an instance; None if there are none. Holds no lock on return."""
     pieces = tuple(_pieces(instance))
     return Leftover(instance, pieces, _served(instance)) if pieces else None
 
 
 def remove(instance: str) -> Leftover:
-    """Takes away all names of an instance that no daemon serves, but for files of other users that we may not remove.
+    """Removes all segments of an instance without a daemon, except files of other users that this user may not remove.
 
-    The memory of what a process still has mapped goes with that process: its views stay whole.
+    Memory that a process has mapped is freed when the process unmaps it; its views stay valid.
 
     Returns:
-        What was removed.
+        The removed segments.
 
     Raises:
-        InstanceBusy: a daemon serves it.
-        SegmentError: it is another user's.
+        InstanceBusy: a daemon serves the instance.
+        SegmentError: the instance is another user's.
     """
     lock = segments.segment_name(instance, "lock")
     there = look(instance)
@@ -99,7 +99,7 @@ def remove(instance: str) -> Leftover:
             f"instance {instance!r} is served by a running tensord: stop it first; SIGINT makes it free its memory"
         ) from None
     try:
-        # The lock last: it keeps others out.
+        # The lock file is removed last, since it excludes other processes.
         pieces = sorted(_pieces(instance), key=lambda piece: piece.name == lock)
         pieces = [piece for piece in pieces if _removed(piece)]
     finally:
@@ -137,7 +137,7 @@ def _served(instance: str) -> bool | None:
 
 
 def _locked(path: Path) -> bool | None:
-    """Whether somebody holds the file's lock; None if we may not look. Asks for the lock, and lets go of it at once."""
+    """Whether a process holds the file's lock; None if this user may not open it. Takes the lock for a moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def _locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        # A lane is held by shared locks, an instance by an exclusive one: only an exclusive request meets both.
+        # Lanes are held by shared locks, instances by an exclusive one. An exclusive request conflicts with both.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -155,7 +155,11 @@ def _locked(path: Path) -> bool | None:
 
 
 def owned_by(uid: int, found: Leftover) -> None:
-    """Raises SegmentError unless `uid` may remove what was found."""
+    """Checks that `uid` may remove an instance.
+
+    Raises:
+        SegmentError: the instance is another user's, and `uid` is not root.
+    """
     if uid not in (0, found.uid):
         raise SegmentError(
             f"instance {found.instance!r} belongs to uid {found.uid}, and this is uid {uid}: run it as that user"

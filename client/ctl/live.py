@@ -1,4 +1,7 @@
-"""`clients` and `watch`: who is there, and what happens."""
+"""`clients` and `watch`: the connected clients, and the daemon's events.
+
+Owns: their display. Does not own: the events.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _NAME_CHARS_MAX: Final = 24
 
 
 def clients_text(rows: Iterable[dict[str, Any]]) -> str:
-    """Clients and lanes for people, within 100 columns."""
+    """A table of clients and lanes, within 100 columns."""
     with understood("list of clients"):
         return table(
             _HEAD,
@@ -53,14 +56,14 @@ def _cut(name: str) -> str:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The rows as the daemon gives them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
 @pass_daemon
 def clients(daemon: Daemon, as_json: bool) -> None:
-    """Who is connected, and every lane that somebody still holds.
+    """The connected clients, and every lane that a process holds.
 
-    LEASES are entries that this client keeps in place now. STATE is "attached"; "greeted" of who only sends orders;
-    "orphaned" of a lane whose connection ended while its process, or a fork of it, still holds views. PID as the client
-    sees itself.
+    LEASES: entries that the client pins now. STATE: "attached"; "greeted" for a client that only sends orders;
+    "orphaned" for a lane whose connection has ended while its process, or a fork of it, still has views. PID: as the
+    client sees itself.
     """
     rows = daemon.clients()
     click.echo(json.dumps({"clients": rows}, indent=2) if as_json else clients_text(rows))
@@ -70,11 +73,11 @@ def clients(daemon: Daemon, as_json: bool) -> None:
 @click.option("-n", "--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @pass_daemon
 def watch(daemon: Daemon, count: int | None) -> None:
-    """What happens, as it happens: one JSON object a line, until Ctrl-C.
+    """Prints the daemon's events as they happen: one JSON object a line, until Ctrl-C.
 
-    Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: how many events just
-    before it were not told, because this reader did not keep up. The end says how many were dropped before the last
-    event that was read, if any.
+    Each has `event` (put, evict, expire, refuse, claim, limit, mode, order, ...) and `dropped`: the number of events
+    just before it that were dropped because this reader was too slow. A last line on stderr counts the dropped events,
+    if any.
     """
     dropped = 0
     try:

@@ -1,4 +1,7 @@
-"""`limit`, `evict` and `clear`: what changes a running daemon, over the control socket."""
+"""`limit`, `evict` and `clear`: changes of a running daemon, over the control socket.
+
+Owns: their arguments and output. Does not own: their execution.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .parameters import KEY, SIZE, TAG, keys_meant
 from .tables import number, size
 
 LIMIT_BYTES_MIN: Final = 1 << 20
-# A store of a million entries is emptied in slices, between which everybody else is served.
+# The daemon empties a store of a million entries in slices, and serves other clients in between.
 _CLEAR_S: Final = 120.0
 
 
@@ -22,11 +25,11 @@ _CLEAR_S: Final = 120.0
 @click.argument("limit_bytes", metavar="SIZE", type=SIZE)
 @pass_daemon
 def limit(daemon: Daemon, limit_bytes: int) -> None:
-    """Lets the store have SIZE bytes from now on: fewer or more, up to the ring.
+    """Sets the size of the store to SIZE bytes: smaller or larger, up to the ring's size.
 
-    SIZE is written as 4GiB, 512MiB or 1048576. Above it, entries go at once, by the daemon's policy; those that are
-    pinned follow when they are let go. Lasts until the daemon ends or a reload brings another `max_bytes`, which says
-    it for good.
+    SIZE is written as 4GiB, 512MiB or 1048576. If the store is larger, entries are evicted at once by the daemon's
+    policy; pinned entries follow when they are released. The limit holds until the daemon ends, or until a reload sets
+    another `max_bytes`. Set `max_bytes` in the configuration to keep it.
     """
     if limit_bytes < LIMIT_BYTES_MIN:
         raise click.BadParameter(
@@ -44,10 +47,10 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
 @click.argument("keys", metavar="KEY...", type=KEY, nargs=-1, required=True)
 @pass_daemon
 def evict(daemon: Daemon, keys: tuple[str, ...]) -> None:
-    """Evicts entries. What somebody still views stays readable for them, and is not found any more.
+    """Evicts entries. An entry in use stays readable for its readers, and is not found any more.
 
-    KEY is hexadecimal; as many of its first digits as no other stored key begins with will do. Unless every KEY means
-    one entry nothing is evicted; a whole key that is not stored is no error.
+    KEY is hexadecimal. A prefix is enough if no other stored key begins with it. If a KEY does not identify one entry,
+    nothing is evicted. A whole key that is not stored is not an error.
     """
     meant = list(dict.fromkeys(keys_meant(daemon, keys)))
     step = daemon.keys_per_request_max
@@ -61,13 +64,13 @@ def evict(daemon: Daemon, keys: tuple[str, ...]) -> None:
 
 @click.command()
 @click.option("--namespace-tag", type=TAG, metavar="HEX", help="Only this namespace: the first 16 digits of its keys.")
-@click.option("--yes", is_flag=True, help="Really.")
+@click.option("--yes", is_flag=True, help="Confirm the eviction.")
 @pass_daemon
 def clear(daemon: Daemon, namespace_tag: str | None, yes: bool) -> None:
     """Evicts every entry, or every entry of a namespace. Needs --yes."""
     which = f"every entry of namespace {namespace_tag}" if namespace_tag else "every entry"
     if not yes:
-        raise click.UsageError(f"this would evict {which}: add --yes if it shall")
+        raise click.UsageError(f"this would evict {which}: add --yes to confirm")
     tag = bytes.fromhex(namespace_tag) if namespace_tag else None
     done = daemon.order(lambda number: messages.Clear(number, tag), messages.Counted, max(_CLEAR_S, daemon.timeout_s))
     click.echo(f"evicted {number(done.count)}")

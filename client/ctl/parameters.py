@@ -1,7 +1,7 @@
-"""What may be typed: sizes, durations, factors, paths, keys and namespace tags, each refused with what it
-should have been.
+"""Types of command line arguments: sizes, durations, factors, paths, keys and namespace tags. An error names the valid
+form.
 
-Owns: reading them, and finding the one key that a prefix means. Does not own what is done with them.
+Owns: parsing them, and finding the one key with a given prefix. Does not own: the use of the values.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class _Quantity(_Type):
 def _bytes_on_the_wire(given: object) -> int:
     value = read_size(given)
     if value > SIZE_BYTES_MAX:
-        raise ValueError(f"{given!r} is over {SIZE_BYTES_MAX} bytes, the most that can be said")
+        raise ValueError(f"{given!r} is over the limit of {SIZE_BYTES_MAX} bytes")
     return value
 
 
 class _File(click.Path):
-    """A path. An empty text, which would be the folder one is in, is refused: a script's variable is not set."""
+    """A path. An empty text is refused, since it would mean the current folder; usually a script's variable is not
+    set."""
 
     def __init__(self, *, allow_dash: bool = False) -> None:
         super().__init__(path_type=Path, readable=False, allow_dash=allow_dash)
@@ -64,7 +65,7 @@ class _File(click.Path):
 
 
 class Factor(click.FloatRange):
-    """A number within bounds, which "nan" is not: it would compare as neither below nor above them."""
+    """A number within bounds. "nan" is refused, since it compares as neither below nor above the bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -74,7 +75,7 @@ class Factor(click.FloatRange):
 
 
 class _Hexadecimal(_Type):
-    """A text of hexadecimal digits, lowered. `exact`: all of them, else any beginning."""
+    """Hexadecimal digits, converted to lower case. `exact`: all of them, else any prefix."""
 
     def __init__(self, name: str, size_bytes: int, *, exact: bool) -> None:
         self.name = name
@@ -91,7 +92,7 @@ class _Hexadecimal(_Type):
         return text
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The stored keys that begin so; none where no daemon answers."""
+        """The stored keys with this prefix; none if no daemon answers."""
         if self._exact:
             return []
         try:
@@ -110,10 +111,10 @@ TAG: Final = _Hexadecimal("namespace tag", TAG_BYTES, exact=True)
 
 
 def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
-    """The key that each prefix means; a whole key means itself, stored or not.
+    """The key for each prefix. A whole key stands for itself, stored or not.
 
     Raises:
-        BadKey: no stored key begins so, or more than one does.
+        BadKey: no stored key begins with a prefix, or several do.
     """
     cut = [prefix for prefix in prefixes if len(prefix) < 2 * KEY_BYTES]
     found = matching(daemon, cut) if cut else {}
@@ -121,8 +122,8 @@ def keys_meant(daemon: Daemon, prefixes: Sequence[str]) -> list[bytes]:
 
 
 def matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
-    """The stored keys that begin with each prefix, in one walk through the entries; of one namespace, where all the
-    prefixes name the same."""
+    """The stored keys that begin with each prefix, found in one pass over the entries; of one namespace, if all
+    prefixes contain the same tag."""
     found: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
     tags = {prefix[: 2 * TAG_BYTES] for prefix in prefixes}
     tag = tags.pop() if len(tags) == 1 else ""
@@ -135,10 +136,10 @@ def matching(daemon: Daemon, prefixes: Sequence[str]) -> dict[str, list[str]]:
 
 
 def stored_or_gone(daemon: Daemon, prefix: str) -> bytes:
-    """The key that a prefix means: a stored one, or else one whose entry went; a whole key means itself.
+    """The key for a prefix: a stored key, or else the key of a removed entry. A whole key stands for itself.
 
     Raises:
-        BadKey: neither is there, or more than one.
+        BadKey: there is no such key, or several.
     """
     if len(prefix) == 2 * KEY_BYTES:
         return bytes.fromhex(prefix)
@@ -148,10 +149,10 @@ def stored_or_gone(daemon: Daemon, prefix: str) -> bytes:
     gone = daemon.gone(prefix)
     if not gone:
         raise BadKey(
-            f"no stored key begins with {prefix}, nor does one that is remembered of an entry that went; "
-            "`tensorctl ls` lists what is stored"
+            f"no stored key begins with {prefix}, and no remembered key of a removed entry; "
+            "`tensorctl ls` lists the stored keys"
         )
-    return bytes.fromhex(_only(prefix, gone, "keys of entries that went"))
+    return bytes.fromhex(_only(prefix, gone, "keys of removed entries"))
 
 
 def _only(prefix: str, keys: Sequence[str], which: str = "stored keys") -> str:
@@ -164,6 +165,6 @@ def _only(prefix: str, keys: Sequence[str], which: str = "stored keys") -> str:
 
 
 def _daemon_of(ctx: click.Context) -> Daemon:
-    # While a shell asks for completions the group's own function has not run: its options are only parsed.
+    # During completion the group's function has not run; only its options are parsed.
     given = ctx.find_root().params
     return Daemon(given.get("socket"), given.get("status_socket"), timeout_s=1.0)

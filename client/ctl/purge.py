@@ -1,4 +1,7 @@
-"""`purge`: frees what a daemon left."""
+"""`purge`: frees the shared memory of a daemon that has ended.
+
+Owns: the choice of the instance, the output. Does not own: the removal (leftovers.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _VARIABLE: Final = "TENSORD_INSTANCE"
 
 
 def freed_text(found: Leftover) -> str:
-    """What was removed, and what stays in use until its readers end."""
+    """The removed segments, and the memory that stays in use until its readers end."""
     rows = [(piece.name.lstrip("/"), size(piece.taken_bytes)) for piece in found.pieces]
     lines = [table(("FREED", "SIZE"), rows, right=(1,)), "", f"{size(found.taken_bytes)} of instance {found.instance}"]
     if found.views:
@@ -28,12 +31,12 @@ def freed_text(found: Leftover) -> str:
 
 
 @click.command()
-@click.option("--instance", metavar="NAME", help="Whose memory; without it that of a daemon started here.")
+@click.option("--instance", metavar="NAME", help="The instance; by default that of a daemon started here.")
 def purge(instance: str | None) -> None:
-    """Frees the shared memory that a daemon left when it was stopped or killed, with every entry in it.
+    """Frees the shared memory of a daemon that was stopped or killed, with every entry in it.
 
-    Refused while a daemon serves the instance. A daemon that is only to be started again needs no purge: it takes up
-    what is there. Readers that still view something keep it until they let go. `tensorctl doctor` lists what is left.
+    Refused while a daemon serves the instance. A daemon that will be started again needs no purge: it continues with
+    the memory it finds. Memory that readers view is freed when they release it. `tensorctl doctor` lists such memory.
     """
     named = instance is not None
     instance = usual_instance() if instance is None else instance
@@ -44,7 +47,7 @@ def purge(instance: str | None) -> None:
         left = leftovers.look(instance)
         if left is not None:
             names = ", ".join(piece.name.lstrip("/") for piece in left.pieces)
-            click.echo(f"{names}: not removed, of another user")
+            click.echo(f"{names}: not removed, since it belongs to another user")
         return
     others = leftovers.instances()
     told = f"nothing of instance {instance!r} is in /dev/shm"
@@ -55,11 +58,11 @@ def purge(instance: str | None) -> None:
 
 
 def usual_instance() -> str:
-    """The instance of a daemon that is started here and now, by its own word.
+    """The instance of a daemon started here and now, according to that daemon.
 
     Raises:
-        BadConfiguration: it would not start; or $TENSORD_INSTANCE is empty. A daemon takes that for not set; here the
-            usual instance would be freed where another one was meant.
+        BadConfiguration: the daemon would not start, or $TENSORD_INSTANCE is empty. A daemon treats an empty variable
+            as not set; here the default instance would be freed although another one was meant.
     """
     if os.environ.get(_VARIABLE) == "":
         raise BadConfiguration(f"{_VARIABLE} is empty: set it to an instance's name, unset it, or use --instance")

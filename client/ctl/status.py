@@ -1,6 +1,6 @@
-"""`status` and `health`: how the daemon is.
+"""`status` and `health`: the state of the daemon.
 
-Pure but for the two commands at the end: `text` turns a status document into what people read.
+Owns: the conversion of a status document to text. Does not own: the document. Pure, except for the two commands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 
 def text(body: dict[str, Any]) -> str:
-    """The status document for people, at most 100 columns wide."""
+    """The status document as text, at most 100 columns wide."""
     with understood("status"):
         store = body["store"]
         head = (
@@ -64,7 +64,7 @@ def _memory(body: dict[str, Any], store: dict[str, Any]) -> list[tuple[str, str]
 
 
 def _sizes(body: dict[str, Any], store: dict[str, Any]) -> str:
-    """The sizes of ring and index in force, and what the configuration says of them."""
+    """The present sizes of ring and index, and their configured values."""
     configured = body["configured"]
 
     def said(value: int | None, show: Callable[[int], str]) -> str:
@@ -138,7 +138,7 @@ def _hit_ratio(told: dict[str, Any]) -> str:
 
 
 def _beside_lru(told: dict[str, Any]) -> str:
-    """Of the same requests, by a sample: what was here, and what least recently used would have had."""
+    """The hit ratio of a sample of requests, compared with the ratio that least recently used would have had."""
     ring = told["ring"]
     if not ring["requests"]:
         return "nothing was used or stored yet"
@@ -150,7 +150,7 @@ def _beside_lru(told: dict[str, Any]) -> str:
 
 
 def _made_room(told: dict[str, Any]) -> str:
-    """How old and how idle the entries were that went last for others: short times say that the ring is too small."""
+    """Age and idle time of the last entries evicted for others. Short times mean that the ring is too small."""
     if not told["entries"]:
         return "no entry had to go for others yet"
     age_s, idle_s = told["age_s"], told["idle_s"]
@@ -169,10 +169,10 @@ def _trouble(store: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def pressure(governor: dict[str, Any]) -> list[tuple[str, str]]:
-    """How full the tiers are, what that has led to, and who does not do their part."""
+    """The fill of the tiers, its consequences, and the owners that do not carry out orders."""
     rows = [("gauge", _gauge(gauge)) for gauge in governor["gauges"]]
     if not rows:
-        rows = [("gauges", "none: nobody knows how full the tiers are")]
+        rows = [("gauges", "none: the use of the tiers is unknown")]
     host = governor["host"]
     if host["resident_bytes_max"] is not None:
         kept = f"{size(host['resident_bytes'])} of {size(host['wanted_bytes'])} in memory"
@@ -253,11 +253,11 @@ def _device(device: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The document as the daemon gives it.")
-@click.option("--watch", "watching", is_flag=True, help="Draw it anew every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
+@click.option("--watch", "watching", is_flag=True, help="Redraw every second, until Ctrl-C.")
 @pass_daemon
 def status(daemon: Daemon, as_json: bool, watching: bool) -> None:
-    """What the daemon holds, and what it has done so far.
+    """What the daemon holds, and its counters so far.
 
     With --json and --watch, one document a line.
     """
@@ -277,7 +277,7 @@ def status(daemon: Daemon, as_json: bool, watching: bool) -> None:
 
 
 def _drawn(daemon: Daemon, as_json: bool) -> str:
-    """The status now; why there is none, while the daemon is away: a watch outlives a restart."""
+    """The present status; an error text while the daemon is away, since a watch continues through a restart."""
     try:
         body = daemon.status()
     except TensordError as error:
@@ -286,18 +286,18 @@ def _drawn(daemon: Daemon, as_json: bool) -> str:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The document as the daemon gives it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
 @pass_daemon
 @click.pass_context
 def health(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
-    """Whether the daemon serves and nothing is wrong with it.
+    """Whether the daemon serves and is healthy.
 
     \b
-    Exit code 0: it answered within --timeout, and has nothing to complain about.
-    Exit code 1: no daemon, no answer in time, no permission, or it names problems: the ring could
-    not be had in full, or not again after a limit was raised; /dev/shm has no room for the next
-    client; an entry was found corrupt, or was evicted while it was pinned; a gauge cannot be read,
-    a pass over a device lowered nothing, or an owner does not carry out orders.
+    Exit code 0: it answered within --timeout, and reports no problem.
+    Exit code 1: no daemon, no answer in time, no permission, or it reports problems: the ring could
+    not be allocated in full, or not again after a limit was raised; /dev/shm has no room for the next
+    client; an entry was found corrupt, or was evicted while it was pinned; a gauge cannot be read;
+    a pass over a device lowered nothing; or an owner does not carry out orders.
     """
     body = daemon.ask(HealthQuery)
     with understood("health"):

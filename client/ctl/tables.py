@@ -1,6 +1,6 @@
-"""How things are written for people: sizes, ages, counts, and tables that fit 100 columns.
+"""Formatting for people: sizes, ages, counts, and tables that fit 100 columns.
 
-Pure: text in, text out. What programs read is JSON, and never comes from here.
+Owns: these formats. Does not own: JSON for programs. Pure: text in, text out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNITS: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1
 
 
 def size(value_bytes: int) -> str:
-    """Bytes in the unit that gives 1 to 1023 of it, as "1.50 GiB"."""
+    """Bytes in the unit that gives a number from 1 to 1023, for example "1.50 GiB"."""
     for unit, unit_bytes in _UNITS:
         if value_bytes >= unit_bytes:
             amount = value_bytes / unit_bytes
@@ -25,7 +25,7 @@ def size(value_bytes: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in its two largest units, as "3m12s"; "0s" for what has not begun."""
+    """A duration in its two largest units, for example "3m12s". Negative durations give "0s"."""
     left = max(0, int(seconds))
     days, left = divmod(left, 86400)
     hours, left = divmod(left, 3600)
@@ -40,7 +40,7 @@ def age(seconds: float) -> str:
 
 
 def number(value: int) -> str:
-    """A count, with thousands set apart."""
+    """A count with separated thousands."""
     return f"{value:,}"
 
 
@@ -55,17 +55,17 @@ def short(value: int) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A percentage; "-" of nothing."""
+    """A percentage; "-" if `whole` is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def counts(by_name: dict[str, Any]) -> str:
-    """A dict of counts in one line, as "ttl 3, explicit 1"; "none" without any."""
+    """A dict of counts in one line, for example "ttl 3, explicit 1"; "none" if all are 0."""
     return ", ".join(f"{name} {number(value)}" for name, value in by_name.items() if value) or "none"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Aligned columns under `head`; columns whose number is in `right` are right-aligned."""
+    """Aligned columns under `head`. Columns whose number is in `right` are right-aligned."""
     lines = [tuple(head), *(tuple(printable(cell) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -78,7 +78,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[in
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what belongs to them, in two columns; what is too long goes on in the next line, under itself."""
+    """Names and values in two columns. A long value continues below itself."""
     listed = [(name, printable(text)) for name, text in rows]
     width = max((len(name) for name, _ in listed), default=0)
     lines = []
@@ -90,7 +90,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width`, broken at blanks; a longer word stays whole. At least one line."""
+    """The text in lines of at most `width`, broken at blanks. A longer word stays whole. Returns at least one line."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -101,5 +101,5 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """What a client calls itself must not move the cursor of whoever looks."""
+    """The text with unprintable characters replaced, so that a client's name cannot control the reader's terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,8 +1,9 @@
-"""`top`: the daemon at a glance, drawn anew until somebody has seen enough.
+"""`top`: a screen with the daemon's state, redrawn until the user quits.
 
-Owns: when something is asked, the terminal, and the keys. Does not own the picture (frame.py).
+Owns: the times of queries, the terminal, the keys. Does not own: the screen's content (frame.py).
 
-What is asked costs the daemon the same however much it holds: one page of entries, and that every few seconds only.
+Invariants: the daemon's cost of a redraw does not depend on the number of entries: one page of entries is queried, and
+only every few seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _QUIT: Final = b"qQ\x04"
 
 
 class TopView:
-    """What is known of a daemon, asked anew at each `draw`."""
+    """The state of a daemon, queried again at each `draw`."""
 
     def __init__(self, daemon: Daemon, console: Console) -> None:
         self._daemon = daemon
@@ -46,10 +47,10 @@ class TopView:
         self._entries_at = float("-inf")
 
     def draw(self, width: int, height: int | None = None) -> RenderableType:
-        """The picture now.
+        """The present screen.
 
         Raises:
-            TensordError: why there is none.
+            TensordError: the daemon does not answer.
         """
         from .frame import ASCII, BLOCKS, frame
 
@@ -72,7 +73,7 @@ class TopView:
         )
 
     def draw_or_say(self) -> RenderableType:
-        """The picture for the terminal as large as it is; while the daemon is away, that."""
+        """The screen in the terminal's size; an error text while the daemon is away."""
         from rich.text import Text
 
         try:
@@ -82,14 +83,14 @@ class TopView:
 
 
 @click.command()
-@click.option("--interval", type=DURATION, default="1s", show_default=True, metavar="TIME", help="Time between two.")
-@click.option("--once", is_flag=True, help="One picture, and that is it; so it is where nobody watches, as in a pipe.")
+@click.option("--interval", type=DURATION, default="1s", show_default=True, metavar="TIME", help="Time per redraw.")
+@click.option("--once", is_flag=True, help="Print one screen and end; the default if stdout is not a terminal.")
 @pass_daemon
 def top(daemon: Daemon, interval: float, once: bool) -> None:
-    """Gauges with their modes, tiers, lookups, clients and the most used entries, drawn anew until q or Ctrl-C.
+    """Gauges with their modes, tiers, lookups, clients and the most used entries, redrawn until q or Ctrl-C.
 
-    A gauge's bar is marked where modes begin. Goes on through a restart of the daemon. Needs 80 columns, and rich:
-    pip install 'tensord[top]'.
+    The marks on a gauge's bar are the thresholds of modes. Continues through a restart of the daemon. Needs 80 columns,
+    and rich: pip install 'tensord[top]'.
     """
     if not INTERVAL_S_MIN <= interval <= INTERVAL_S_MAX:
         raise click.UsageError(
@@ -124,9 +125,9 @@ def _watch(view: TopView, console: Console, interval_s: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Gives a function that waits, or until a key is pressed, and says whether it was one to quit by."""
+    """Yields a function that waits for a time or a key, and returns whether the key was one to quit."""
     stdin = sys.stdin.fileno()
-    # However it is ended, the terminal is to be as it was.
+    # SIGTERM raises KeyboardInterrupt, so that the terminal is restored in every case.
     term = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not os.isatty(stdin):
@@ -149,5 +150,5 @@ def _slept(wait_s: float) -> bool:
 
 def _pressed(stdin: int, wait_s: float) -> bool:
     ready, _, _ = select.select([stdin], [], [], wait_s)
-    # Nothing to be read where a key was to be: the terminal is gone.
+    # An empty read means that the terminal is gone.
     return bool(ready) and os.read(stdin, 1) in (b"", *(bytes([key]) for key in _QUIT))

@@ -1,6 +1,6 @@
-"""`why`: why an entry stays, or why it went.
+"""`why`: why an entry is kept, or why it was removed.
 
-Pure but for the command at the end: `why_text` turns the daemon's answer into what people read.
+Owns: the conversion of the daemon's answer to text. Does not own: the answer. Pure, except for the command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REASONS: Final = {
 
 
 def why_text(told: dict[str, Any]) -> str:
-    """What the daemon answered, for people: within 100 columns."""
+    """The daemon's answer as text, within 100 columns."""
     with understood("answer"):
         rows = [("key", told["key"])]
         if told["standing"]:
@@ -52,7 +52,7 @@ def why_text(told: dict[str, Any]) -> str:
 
 
 def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """How a stored entry stands among the others; nothing of what is not stored."""
+    """The rank of a stored entry for eviction; no rows if it is not stored."""
     standing = told["standing"]
     if standing is None:
         return []
@@ -105,7 +105,7 @@ def _of_gone(gone: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
 
 
 def _used(uses: int, idle_s: float) -> str:
-    """How often after the put, and when last."""
+    """The number of uses since the put, and the time of the last one."""
     if not uses:
         return "not used since"
     times = {1: "once", 2: "twice"}.get(uses, f"{number(uses)} times")
@@ -113,7 +113,7 @@ def _used(uses: int, idle_s: float) -> str:
 
 
 def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """The class in words; nothing of a policy that has no classes."""
+    """The entry's class in words; no rows for a policy without classes."""
     if not told["like"]:
         return []
     back = told["comes_back"]
@@ -127,17 +127,17 @@ def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 @click.command()
 @click.argument("key", type=KEY)
-@click.option("--json", "as_json", is_flag=True, help="The answer as the daemon gives it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON.")
 @pass_daemon
 @click.pass_context
 def why(ctx: click.Context, daemon: Daemon, key: str, as_json: bool) -> None:
-    """Why an entry stays, or why it went.
+    """Why an entry is kept, or why it was removed.
 
-    Of a stored entry: its worth to the policy, its class, how many others are colder, and what would go before it. Of
-    one that went: when, why, and what it was like then. KEY is hexadecimal; as many of its first digits will do as no
-    other stored key begins with, or else no other key of an entry that went.
+    For a stored entry: its worth to the policy, its class, the share of colder entries, and the entries that would go
+    before it. For a removed entry: when and why it was removed, and its state then. KEY is hexadecimal. A prefix is
+    enough if no other stored key begins with it, or else no other key of a removed entry.
 
-    Exit code 1 if the key is not known: neither stored nor remembered.
+    Exit code 1 if the key is unknown: neither stored nor remembered.
     """
     told = daemon.why(stored_or_gone(daemon, key))
     if as_json:

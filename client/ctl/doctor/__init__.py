@@ -1,4 +1,5 @@
-"""`tensorctl doctor`: what around a daemon keeps it from serving well, and what to do about it.
+"""`tensorctl doctor`: checks the environment of a daemon, and says what to do.
 
-Owns: the checks (pure functions of facts), the gathering of facts, their presentation. Changes nothing.
+Owns: the checks (pure functions of facts), the collection of facts, the output. Does not own: any setting. Invariants:
+it changes nothing.
 """

@@ -1,4 +1,4 @@
-"""Checks of who may reach what: both sockets, the daemon, what a logout deletes, what is left over. Pure."""
+"""Checks of access: both sockets, the daemon, deletion at logout, memory without a daemon. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOREIGN_TOLD: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """A file as stat sees it."""
+    """The result of stat for a file."""
 
     path: Path
     mode: int
@@ -28,7 +28,7 @@ class FileStat:
     group: str
 
     def lets(self, caller: Caller, wanted: int) -> bool:
-        """Whether `caller` has `wanted` (of 4 read, 2 write, 1 enter) by its permission bits."""
+        """Whether the permission bits give `caller` the rights `wanted` (4 read, 2 write, 1 enter)."""
         if caller.uid == 0:
             return True
         shift = 6 if caller.uid == self.uid else 3 if self.gid in caller.gids else 0
@@ -37,7 +37,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `gids` the process has; `groups` the user database names, which a new login would have."""
+    """The calling user. `gids`: the process's groups. `groups`: those of the user database, which a new login would
+    have."""
 
     uid: int
     name: str
@@ -46,7 +47,7 @@ class Caller:
 
 
 def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None, caller: Caller) -> Finding:
-    """Whether `caller` may use a socket. `folder` is where it stands; None: not there, or not to be looked at."""
+    """Whether `caller` may use a socket. `folder`: the socket's folder; None if it is missing or not accessible."""
     check = f"{what} socket"
     if folder is None:
         return fail(check, f"{path.parent} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
@@ -59,11 +60,11 @@ def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None
     if node is None:
         return fail(check, f"{path} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
     if not stat.S_ISSOCK(node.mode):
-        return fail(check, f"{path} is no socket", "remove it, or name the daemon's socket with TENSORD_SOCKET")
+        return fail(check, f"{path} is not a socket", "remove it, or name the daemon's socket with TENSORD_SOCKET")
     if folder.mode & 0o002 and not folder.mode & stat.S_ISVTX:
         return fail(
             check,
-            f"everybody may write to {folder.path} ({_owner(folder)}), and so replace the socket by their own",
+            f"every user may write to {folder.path} ({_owner(folder)}), and so replace the socket",
             f"chmod 0755 {folder.path}",
         )
     text = f"{path} ({_owner(node)})"
@@ -103,8 +104,8 @@ def reachable(what: str, error: TensordError | None) -> Finding:
 
 
 def removes_ipc(texts: Iterable[str]) -> bool:
-    """Whether logind deletes a user's shared memory at logout, by its configuration files in order of precedence,
-    least first. What they do not say is yes."""
+    """Whether logind deletes a user's shared memory at logout. `texts`: its configuration files, the most important
+    last. The default is yes."""
     value = True
     for text in texts:
         parser = configparser.RawConfigParser(strict=False, allow_no_value=True, interpolation=None)
@@ -119,7 +120,7 @@ def removes_ipc(texts: Iterable[str]) -> bool:
 
 
 def logout(*, uid: int, system_uid_max: int, has_logind: bool, lingers: bool, removes: bool) -> Finding:
-    """Whether the daemon's user loses ring and index when they log out."""
+    """Whether the daemon's user loses ring and index at logout."""
     check = "RemoveIPC"
     if not has_logind:
         return ok(check, "no logind here that could delete shared memory at logout")
@@ -138,7 +139,8 @@ def logout(*, uid: int, system_uid_max: int, has_logind: bool, lingers: bool, re
 
 
 def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
-    """One finding for each instance that no daemon serves. `served`: the instance that the daemon said it is."""
+    """One finding for each instance that no daemon serves. `served`: the instance that the daemon serves, if it
+    answers."""
     check = "leftovers"
     findings = []
     for left in found:

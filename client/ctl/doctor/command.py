@@ -1,4 +1,4 @@
-"""`doctor`: gathers the facts, runs every check, says what to do."""
+"""`doctor`: collects the facts, runs every check, and prints what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RING_BYTES_UNKNOWN: Final = 0
 
 
 def diagnose(daemon: Daemon) -> list[Finding]:
-    """Every check on this machine, and on the daemon behind `daemon`. Raises nothing that a check could tell."""
+    """All findings about this machine and the daemon behind `daemon`. Failures become findings, not exceptions."""
     status, status_error = _status(daemon)
     configured, configuration_error = _configured_ring()
     pid = status.get("pid")
@@ -85,12 +85,12 @@ def _greeting(daemon: Daemon) -> TensordError | None:
 
 
 def _metrics_path(daemon: Daemon) -> Path:
-    """Where the metrics are unless the configuration says otherwise."""
+    """The default path of the metrics socket."""
     return daemon.control_path.with_name(METRICS_NAME)
 
 
 def _configured_ring() -> tuple[int, str | None]:
-    """(ring_bytes that a daemon would take, None), or (0, what is wrong with the configuration)."""
+    """(ring_bytes of a daemon started here, None), or (0, the error in the configuration)."""
     try:
         rows = settings()
     except BadConfiguration as error:
@@ -110,14 +110,14 @@ def _sockets(daemon: Daemon, caller: access.Caller) -> list[Finding]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="A list of findings, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
 @pass_daemon
 @click.pass_context
 def doctor(ctx: click.Context, daemon: Daemon, as_json: bool) -> None:
-    """Checks what a daemon needs around it, and says what to do.
+    """Checks the environment of a daemon, and says what to do.
 
-    Sockets and permissions, the daemon behind them, versions, configuration, memory, the fence, what a logout deletes,
-    what a dead daemon left, gauges, metrics, GPU bindings. Exit code 1 if anything FAILs.
+    Checks sockets and permissions, the daemon behind them, versions, configuration, memory, the fence, deletion at
+    logout, memory of ended daemons, gauges, metrics and GPU bindings. Exit code 1 if anything FAILs.
     """
     findings = diagnose(daemon)
     if as_json:

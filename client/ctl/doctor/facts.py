@@ -1,5 +1,5 @@
-"""Facts that the checks are functions of, read from this machine. Reads, and changes nothing; what cannot be read is
-left out, never raised."""
+"""Facts for the checks, read from this machine. Changes nothing. Facts that cannot be read are left out; no exception
+is raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SYSTEM_UID_MAX: Final = 999
 
 
 def node(path: Path) -> FileStat | None:
-    """A file's owner and mode; None if it is not there, or not to be looked at."""
+    """A file's owner and mode; None if it is missing or not accessible."""
     try:
         found = path.stat()
     except OSError:
@@ -33,7 +33,7 @@ def node(path: Path) -> FileStat | None:
 
 
 def scrape(path: Path, wait_s: float) -> str | None:
-    """Why no metrics can be read from a Unix socket; None if they can."""
+    """The reason why metrics cannot be read from a Unix socket; None if they can."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
     try:
@@ -63,7 +63,8 @@ def caller() -> Caller:
 
 
 def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
-    """Memory as it stands, for a ring of `ring_bytes`; `pid`: the daemon whose cgroup counts, else our own."""
+    """The memory of the machine, for a ring of `ring_bytes`. `pid`: the process whose cgroup counts; None for this
+    one."""
     shm = os.statvfs("/dev/shm")
     meminfo = _text(Path("/proc/meminfo"))
     return RingRoom(
@@ -78,7 +79,7 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
 
 
 def cgroups(pid: int | None, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Cgroup]:
-    """Every memory limit that holds for a process, from its own cgroup up."""
+    """Every memory limit that applies to a process, from its own cgroup upwards."""
     own = re.search(r"^0::/(.*)$", _text(proc / (str(pid) if pid else "self") / "cgroup"), re.MULTILINE)
     folder = root / (own[1] if own else "")
     for place in (folder, *folder.parents):
@@ -90,7 +91,8 @@ def cgroups(pid: int | None, root: Path = Path("/sys/fs/cgroup"), proc: Path = P
 
 
 def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:
-    """(whose, limit or None for none, whether it has CAP_IPC_LOCK), of the daemon if it can be seen, else our own."""
+    """(whose, limit in bytes or None for unlimited, whether CAP_IPC_LOCK is held), of the daemon if visible, else of
+    this process."""
     own = proc / "self"
     limits = _text(proc / str(pid) / "limits") if pid else ""
     folder, whose = (proc / str(pid), f"the daemon (pid {pid})") if limits else (own, "this user")
@@ -104,8 +106,8 @@ def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | Non
 
 
 def logind_texts(root: Path = Path("/")) -> list[str]:
-    """logind's configuration files, least first: the main file, then the drop-ins in the order of their names; one in
-    a folder that counts more hides its namesakes."""
+    """logind's configuration files, the most important last: the main file, then the drop-ins in the order of their
+    names. A drop-in hides those of the same name in less important folders."""
     folders = [root / folder.lstrip("/") for folder in _LOGIND_FOLDERS]
     main = [_text(folder / "logind.conf") for folder in folders if (folder / "logind.conf").is_file()]
     named: dict[str, Path] = {}
@@ -120,7 +122,7 @@ def has_logind(root: Path = Path("/")) -> bool:
 
 
 def lingers(uid: int, root: Path = Path("/")) -> bool:
-    """Whether a user's services outlive their logout."""
+    """Whether a user's services continue after logout."""
     try:
         return (root / "var/lib/systemd/linger" / pwd.getpwuid(uid).pw_name).exists()
     except (KeyError, OSError):
@@ -134,7 +136,7 @@ def system_uid_max(root: Path = Path("/")) -> int:
 
 
 def hardware(root: Path = Path("/")) -> dict[str, bool]:
-    """By extra: whether such a GPU's driver is loaded."""
+    """By extra ("nvidia", "amd", "torch"): whether the driver of such a GPU is loaded."""
     nvidia = (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia").exists()
     amd = (root / "dev/kfd").exists()
     return {"nvidia": nvidia, "amd": amd, "torch": False}

@@ -1,4 +1,4 @@
-"""What a check has found. Pure."""
+"""The result of a check. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tables import WIDTH, wrapped
 
 
 class Level(StrEnum):
-    """FAIL: it does not work, or will not. WARN: it works, with less than it could, or not for ever."""
+    """FAIL: it does not work, or will not. WARN: it works, but with less performance, or not permanently."""
 
     OK = "OK"
     WARN = "WARN"
@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`remedy` says what to do; empty where nothing is to be done."""
+    """The result of one check. `remedy` says what to do; empty if nothing has to be done."""
 
     check: str
     level: Level
@@ -41,7 +41,7 @@ def fail(check: str, text: str, remedy: str) -> Finding:
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """Findings for people, within 100 columns, and the sum of them."""
+    """The findings as text within 100 columns, and the number of findings by level."""
     width = max(len(finding.check) for finding in findings)
     indent = " " * (4 + 2 + width + 2)
     lines = []

@@ -1,4 +1,4 @@
-"""Checks of memory: /dev/shm, what the machine and the cgroup can give, page locking, the fence. Pure."""
+"""Checks of memory: /dev/shm, the memory of machine and cgroup, locked memory, the fence. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ....shm.layout import LANE_BYTES
 from ..tables import number, share, size
 from .finding import Finding, fail, ok, warn
 
-# Below this share of it left, the next large program that starts will be short of memory.
+# Warns if less than this share of memory remains.
 _SCARCE: Final = 0.05
-# Fewer clients than this that could still attach are worth a warning.
+# Warns if fewer than this number of further clients could attach.
 _LANES_FEW: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A limit that holds for the daemon: whose, and how much of it is used, the ring's pages included."""
+    """A memory limit on the daemon's cgroup or one above it. `used_bytes` includes the ring's pages."""
 
     path: str
     limit_bytes: int
@@ -27,7 +27,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class RingRoom:
-    """`ring_bytes` wanted, of which `ready_bytes` are set aside already: 0 without a daemon."""
+    """The memory for a ring of `ring_bytes`, of which `ready_bytes` are allocated; 0 without a daemon."""
 
     ring_bytes: int
     ready_bytes: int
@@ -43,7 +43,7 @@ class RingRoom:
 
 
 def shm(room: RingRoom) -> Finding:
-    """Whether /dev/shm holds the ring, and the lanes of the next clients."""
+    """Whether /dev/shm has room for the ring, and for the lanes of the next clients."""
     there = f"/dev/shm has {size(room.shm_total_bytes)}, {size(room.shm_free_bytes)} free"
     if room.missing_bytes > room.shm_free_bytes:
         return fail(
@@ -64,7 +64,7 @@ def shm(room: RingRoom) -> Finding:
 
 
 def available(room: RingRoom) -> Finding:
-    """Whether the machine has memory for the ring, and for something beside it."""
+    """Whether the machine has memory for the ring, and some to spare."""
     there = f"{size(room.available_bytes)} of {size(room.memory_bytes)} are available"
     left = room.available_bytes - room.missing_bytes
     if left < 0:
@@ -83,7 +83,7 @@ def available(room: RingRoom) -> Finding:
 
 
 def cgroup(room: RingRoom) -> Finding:
-    """Whether a limit on the daemon's cgroup, or one above it, leaves room for the ring."""
+    """Whether the limits of the daemon's cgroup, and of those above it, leave room for the ring."""
     if not room.cgroups:
         return ok("cgroup", "no memory limit that can be seen from here")
     tight = min(room.cgroups, key=lambda limited: limited.limit_bytes - limited.used_bytes)
@@ -131,7 +131,7 @@ def sizes(configured: Mapping[str, int | None] | None, ring_bytes: int, max_entr
 
 
 def memlock(whose: str, limit_bytes: int | None, ring_bytes: int, *, privileged: bool) -> Finding:
-    """Whether the ring could be locked, as a GPU's driver does to copy from it. `limit_bytes` None: no limit."""
+    """Whether the ring can be locked, as GPU drivers do to copy from it. `limit_bytes` None: no limit."""
     if privileged:
         return ok("memlock", f"{whose} may lock any amount (CAP_IPC_LOCK)")
     if limit_bytes is None:
@@ -147,7 +147,7 @@ def memlock(whose: str, limit_bytes: int | None, ring_bytes: int, *, privileged:
 
 
 def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
-    """Whether the kernel offers the fence. `in_use`: what the daemon says it uses, None without one."""
+    """Whether the kernel offers the fence. `in_use`: the kind that the daemon uses; None without a daemon."""
     if not plain and not expedited:
         return fail(
             "membarrier",

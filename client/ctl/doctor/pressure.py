@@ -1,4 +1,4 @@
-"""Checks of what the governor goes by, and of what it tells a scraper: gauges, and the metrics socket. Pure."""
+"""Checks of the governor's inputs and outputs: gauges, and the metrics socket. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MADE_UP = {"drill": "in a drill", "file": "read from a file"}
 
 
 def gauges(found: Sequence[Mapping[str, Any]] | None, hardware: Mapping[str, bool]) -> Finding:
-    """Whether the daemon can see how full the tiers are. `found`: rows of its status, None without one.
-    `hardware`: by extra ("nvidia", "amd"), whether such a GPU is seen here."""
+    """Whether the daemon can measure the tiers. `found`: the gauges in its status; None without a daemon. `hardware`:
+    by extra ("nvidia", "amd"), whether such a GPU is present."""
     check = "gauges"
     if found is None:
         return ok(check, "no daemon to ask")
@@ -36,14 +36,14 @@ def gauges(found: Sequence[Mapping[str, Any]] | None, hardware: Mapping[str, boo
     if missing and not any(gauge["gauge"] != HOST_GAUGE for gauge in found):
         return warn(
             check,
-            f"{text}; there is a GPU, and nobody knows how full it is",
+            f"{text}; there is a GPU, and its memory use is unknown",
             f"gauges.device = auto, and pip install 'tensord[{missing[0]}]' where the daemon is; its log says why not",
         )
     return ok(check, text)
 
 
 def metrics(path: Path | None, error: str | None) -> Finding:
-    """Whether the metrics can be scraped at `path`, beside the control socket. `error`: why not."""
+    """Whether metrics can be read at `path`, beside the control socket. `error`: the reason if not."""
     check = "metrics"
     if path is None:
         return ok(check, "no daemon to ask")

@@ -1,7 +1,7 @@
-"""What the GPUs' bindings say, asked in a process of its own.
+"""Tries the Python bindings of GPUs, each in its own process.
 
-They load drivers' libraries, and fail in ways of their own: amdsmi raises KeyError at import where its library is
-missing, and its start moves descriptor 2; pyrsmi answers -1, or raises RuntimeError; a CPU build of torch raises
+The bindings load drivers' libraries, and fail in different ways: amdsmi raises KeyError at import if its library is
+missing, and its start moves descriptor 2; pyrsmi returns -1, or raises RuntimeError; a CPU build of torch raises
 AssertionError; any of them may crash. `python -m tensord.client.ctl.doctor.probe NAME` tries one, and prints one line
 of JSON: {"version": ..., "devices": ..., "error": ...}.
 """
@@ -23,7 +23,7 @@ _PROBE_S: Final = 30.0
 
 
 def nvml() -> int:
-    """How many GPUs NVML sees. Raises whatever it raises."""
+    """Number of GPUs that NVML sees. Raises NVML's own errors."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -34,11 +34,11 @@ def nvml() -> int:
 
 
 def rsmi() -> int:
-    """How many GPUs AMD's library sees, and that the memory of the first can be read."""
+    """Number of GPUs that AMD's library sees. Fails if the memory of the first cannot be read."""
     from pyrsmi import rocml
 
     rocml.smi_initialize()
-    # It keeps the library's 64-bit handles as numbers, which ctypes cuts to 32 bits on their way back.
+    # pyrsmi keeps the library's 64-bit handles as ints, which ctypes would cut to 32 bits when it passes them back.
     handles = getattr(rocml, "_processor_handles", [])
     handles[:] = [each if isinstance(each, ctypes.c_void_p) else ctypes.c_void_p(each) for each in handles]
     try:
@@ -51,13 +51,13 @@ def rsmi() -> int:
 
 
 def torch() -> int:
-    """How many GPUs torch can use."""
+    """Number of GPUs that torch can use."""
     import torch as there
 
     return int(there.cuda.device_count()) if there.cuda.is_available() else 0
 
 
-# name, package, extra, what tries it
+# name: (package, extra, function that tries it)
 BINDINGS: Final[dict[str, tuple[str, str, Callable[[], int]]]] = {
     "nvml": ("nvidia-ml-py", "nvidia", nvml),
     "rsmi": ("pyrsmi", "amd", rsmi),
@@ -66,7 +66,7 @@ BINDINGS: Final[dict[str, tuple[str, str, Callable[[], int]]]] = {
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package; None where it is not installed."""
+    """The installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ def version_of(package: str) -> str | None:
 def probed(
     names: Sequence[str] = tuple(BINDINGS), command: Sequence[str] = (), wait_s: float = _PROBE_S
 ) -> list[Binding]:
-    """Tries each binding in a process of its own, all at once. `command` runs in place of this module in tests."""
+    """Tries all bindings at once, each in its own process. `command` replaces this module in tests."""
     run = [*(command or (sys.executable, "-m", __spec__.name))]
     running = {
         name: subprocess.Popen(
@@ -107,8 +107,8 @@ def _binding(name: str, process: subprocess.Popen[str] | None, wait_s: float) ->
 
 
 def main(name: str) -> None:
-    """Prints what came of one binding."""
-    # Libraries write to both; the answer goes where the asker reads.
+    """Tries one binding and prints the result."""
+    # Libraries write to both streams. The result goes to the original stdout.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     devices, error = None, ""
@@ -118,7 +118,7 @@ def main(name: str) -> None:
         error = " ".join(f"{type(failure).__name__}: {failure}".split())
     answer.write(json.dumps({"devices": devices, "error": error}) + "\n")
     answer.flush()
-    # Libraries that crash while they are unloaded have nothing to say any more.
+    # Skips the unloading of libraries, which may crash.
     os._exit(0)
 
 

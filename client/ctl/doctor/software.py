@@ -1,4 +1,4 @@
-"""Checks of software: versions on both sides, the packages in use, the configuration, the GPUs' bindings. Pure."""
+"""Checks of software: versions on both sides, packages, the configuration, the GPUs' bindings. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Final
 from .finding import Finding, fail, ok, warn
 
 PYTHON_MIN: Final = (3, 11)
-# What is needed is refused by the installer in older versions; these are told, since reports need them.
+# The installer refuses older versions of required packages. These are printed because bug reports need them.
 PACKAGES: Final = ("numpy", "msgpack", "msgspec", "uvloop", "xxhash", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A way to read a GPU's memory: its package, and what came of trying it. `devices` None: it could not be used."""
+    """A binding that reads a GPU's memory: its package, and the result of trying it. `devices` None: it cannot be
+    used."""
 
     name: str
     package: str
@@ -26,7 +27,7 @@ class Binding:
 
 
 def versions(client: str, daemon: str | None, protocol: int, daemon_protocol: int | None) -> Finding:
-    """Whether both sides are of the same version, and speak the same protocol."""
+    """Whether tensorctl and the daemon have the same version and protocol."""
     check = "versions"
     if daemon is None or daemon_protocol is None:
         return ok(check, f"tensorctl {client}, protocol {protocol}; no daemon to compare with")
@@ -47,7 +48,7 @@ def versions(client: str, daemon: str | None, protocol: int, daemon_protocol: in
 
 
 def python(version: tuple[int, ...], packages: Mapping[str, str | None]) -> Finding:
-    """The interpreter and the packages that matter."""
+    """The versions of the interpreter and of the main packages."""
     here = ".".join(map(str, version))
     listed = ", ".join(f"{name} {there or 'absent'}" for name, there in packages.items())
     if version[:2] < PYTHON_MIN:
@@ -57,15 +58,15 @@ def python(version: tuple[int, ...], packages: Mapping[str, str | None]) -> Find
 
 
 def configuration(error: str | None, *, served: bool) -> Finding:
-    """Whether a daemon started here would take its configuration. One that runs may have another."""
+    """Whether a daemon started here would accept its configuration. A running daemon may have another one."""
     if error is None:
         return ok("configuration", "a daemon would start with it; `tensorctl config check` lists it")
     report = warn if served else fail
-    return report("configuration", error, "mend it; the running daemon, if there is one, keeps the one it has")
+    return report("configuration", error, "correct it; a running daemon keeps its present configuration")
 
 
 def gpus(bindings: Sequence[Binding], hardware: Mapping[str, bool]) -> list[Finding]:
-    """One finding for each binding. `hardware`: by extra ("nvidia", "amd"), whether such a GPU is seen here."""
+    """One finding for each binding. `hardware`: by extra ("nvidia", "amd"), whether such a GPU is present."""
     findings = []
     for binding in bindings:
         check = f"gpu ({binding.name})"

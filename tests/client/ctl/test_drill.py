@@ -81,7 +81,7 @@ def test_garbage_is_refused_with_its_line_before_anything_is_played(
 
 def test_a_file_that_is_no_text_or_not_there_is_refused(alone: Ctl, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert "no text" in alone("drill", str(tmp_path / "binary"), code=2).err
+    assert "not UTF-8 text" in alone("drill", str(tmp_path / "binary"), code=2).err
     assert "No such file" in alone("drill", str(tmp_path / "none"), code=2).err
     assert "directory" in alone("drill", str(tmp_path), code=2).err
 

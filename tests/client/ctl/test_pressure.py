@@ -35,7 +35,7 @@ def test_a_gauge_that_cannot_be_read_is_said_to_be_stale() -> None:
 
 
 def test_without_gauges_that_is_said() -> None:
-    assert line("gauges", "nobody knows", gauges=[], devices=[])
+    assert line("gauges", "is unknown", gauges=[], devices=[])
 
 
 def test_a_device_is_shown_with_what_is_going_and_what_stays() -> None:

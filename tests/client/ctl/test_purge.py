@@ -94,7 +94,7 @@ def test_a_purge_frees_what_is_its_user_s_and_names_the_rest(daemon: Daemon, ctl
         told = ctl("purge", "--instance", daemon.instance).out
     finally:
         os.seteuid(0)
-    assert f"{theirs.name}: not removed, of another user" in told
+    assert f"{theirs.name}: not removed, since it belongs to another user" in told
     assert daemon.segments() == [theirs]
 
 

@@ -118,7 +118,7 @@ def test_an_entry_that_is_back_is_told_with_when_it_went_before(daemon: Daemon, 
 def test_a_key_that_was_never_put_is_told_so_with_exit_code_1(daemon: Daemon, ctl: Ctl) -> None:
     assert "never seen" in ctl("why", "00" * 32, code=1).out
     assert json.loads(ctl("why", "--json", "00" * 32, code=1).out)["state"] == "unknown"
-    assert "nor does one that is remembered" in ctl("why", "00", code=1).err
+    assert "no remembered key of a removed entry" in ctl("why", "00", code=1).err
 
 
 def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> None:
@@ -126,7 +126,7 @@ def test_the_beginning_of_several_keys_is_refused(daemon: Daemon, ctl: Ctl) -> N
     _put(client, 1, 2)
     assert "2 stored keys begin with" in ctl("why", SPACE.tag.hex(), code=1).err
     client.clear()
-    assert "2 keys of entries that went begin with" in ctl("why", SPACE.tag.hex(), code=1).err
+    assert "2 keys of removed entries begin with" in ctl("why", SPACE.tag.hex(), code=1).err
 
 
 STANDING: dict[str, Any] = {

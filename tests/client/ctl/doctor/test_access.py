@@ -66,7 +66,7 @@ def test_what_is_missing_or_no_socket_fails() -> None:
     assert "/run/tensord is not there" in access.socket("control", PATH, None, None, MEMBER).text
     assert "control.sock is not there" in access.socket("control", PATH, None, FOLDER, MEMBER).text
     plain = FileStat(PATH, stat.S_IFREG | 0o660, 100, 100, "tensord")
-    assert "no socket" in access.socket("control", PATH, plain, FOLDER, MEMBER).text
+    assert "not a socket" in access.socket("control", PATH, plain, FOLDER, MEMBER).text
 
 
 def test_who_does_not_answer_fails_with_the_reason() -> None:
