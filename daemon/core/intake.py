@@ -1,9 +1,9 @@
 """The way of a put: Commit, parts, room, copies, publication, and how it ends at each point if its sender leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
-    the last ─→ published, unless the key was stored or its namespace invalidated meanwhile, or what it follows has gone
+    the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
 
-Owns the decisions about puts; memory, room, claims and expiry do their parts of it.
+Owns the decisions about puts until their payload is in the ring; memory, room, claims and publication do their parts.
 
 Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part of one with `acks` by
 exactly one PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves;
@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...errors import BadMessage, BadPrefix, TensordError, UnderPressure
+from ...errors import BadMessage, TensordError, UnderPressure
 from ...ipc import messages
-from ...shm.layout import SPAN_HEADER_BYTES, SpanHeader
-from ...shm.prefix import Piece
+from ...shm.layout import SPAN_HEADER_BYTES
 from ..policy.candidate import Candidate
 from .admission import (
     announces_too_much,
@@ -29,7 +28,6 @@ from .admission import (
     over_share,
     overdue,
     predecessor_gone,
-    too_far,
     too_many_parts,
     unfit,
     unfit_piece,
@@ -38,11 +36,10 @@ from .admission import (
 from .arrivals import Arrivals
 from .claims import ClaimTable
 from .effects import Copy, Discard
-from .entries import SpanEntry
 from .events import Copied
-from .expiry import Expiry, RemovalProgress
 from .limits import StoreLimits
 from .outbox import StoreOutbox
+from .publication import Publication
 from .puts import PutProgress, PutTable, Stage
 from .reclaim import Reclaim
 from .residency import Residency
@@ -62,7 +59,7 @@ class Intake:
         room: Room,
         residency: Residency,
         reclaim: Reclaim,
-        expiry: Expiry,
+        publication: Publication,
         claims: ClaimTable,
         outbox: StoreOutbox,
         limits: StoreLimits,
@@ -71,7 +68,7 @@ class Intake:
         self._room = room
         self._residency = residency
         self._reclaim = reclaim
-        self._expiry = expiry
+        self._publication = publication
         self._claims = claims
         self._outbox = outbox
         self._limits = limits
@@ -113,9 +110,7 @@ class Intake:
             return
         stored = self._memory.entries.find(commit.key)
         if stored is not None:
-            self._expiry.used([stored], now)
-            self._outbox.counters.puts["existed"] += 1
-            self._outbox.send(client, messages.Committed(commit.id, "existed"))
+            self._publication.existed(client, commit, stored, now)
             return
         if self._refuses:
             self._refused(client, uid, commit, self._under_pressure())
@@ -161,7 +156,12 @@ class Intake:
             self.refuse(put, event.error)
         elif put.whole and not put.copying:
             assert event.checksum is not None, "the last part was copied without a checksum"
-            self._publish(put, event.piece, now)
+            try:
+                self._publication.publish(put, event.piece, now)
+            except TensordError as error:
+                self.refuse(put, error)
+            else:
+                self._end(put)
 
     def serve(self, now: float) -> None:
         """Places what waits, in order, and asks for room for the first that does not fit."""
@@ -228,6 +228,7 @@ class Intake:
     def change_limits(self, limits: StoreLimits) -> None:
         """For commits and parts from now on."""
         self._limits = limits
+        self._publication.change_limits(limits)
         self.puts.change_idle(limits.put_idle_s)
         self.puts.arrivals.change_limits(limits.announced_bytes_max, limits.announced_uid_bytes_max)
         self.limit_changed()
@@ -287,7 +288,8 @@ class Intake:
             return False
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
-        self._existed(put, now)
+        self._publication.existed(put.client, put.commit, stored, now)
+        self._end(put)
         return True
 
     def _hand_over(self, put: PutProgress) -> None:
@@ -309,94 +311,12 @@ class Intake:
                     ring_offset,
                     payload_offset,
                     part.last,
-                    self._header(put) if part.last else None,
+                    self._publication.header(put) if part.last else None,
                     put.uid,
                     commit.inbox,
                 )
             )
         assert put.handed_bytes <= commit.payload_bytes
-
-    def _header(self, put: PutProgress) -> SpanHeader:
-        entry, commit = put.entry, put.commit
-        assert entry is not None
-        # From the last part on, however long the others and the room took.
-        entry.ttl_s = ttl_s = self._expiry.ttl_s(commit.ttl_s)
-        entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
-        return SpanHeader(
-            key=commit.key,
-            span_id=entry.span_id,
-            payload_bytes=commit.payload_bytes,
-            tree_bytes=commit.tree_bytes,
-            checksum=0,
-            tokens=commit.tokens,
-            created_s=entry.created_at,
-            expires_s=entry.expires_at or 0.0,
-            owner_uid=put.uid,
-            prefix_bytes=commit.prefix_bytes,
-            cost_ms=commit.cost_ms,
-            ttl_s=ttl_s or 0.0,
-        )
-
-    def _publish(self, put: PutProgress, piece: Piece | None, now: float) -> None:
-        entry, commit = put.entry, put.commit
-        assert entry is not None
-        past = self._past(put.key)
-        if past is not None:
-            self.refuse(put, past)
-            return
-        if self._memory.entries.find(put.key) is not None:
-            self._existed(put, now)
-            return
-        victim = self._memory.entries.hidden(put.key)
-        if victim is not None:
-            self._expiry.end(victim, RemovalProgress(victim.reason))
-        try:
-            self._show(put, entry, piece, now)
-        except TensordError as error:
-            self.refuse(put, error)
-            return
-        put.entry = None
-        self._expiry.published(entry, now)
-        self._outbox.counters.puts["stored"] += 1
-        self._outbox.counters.put_bytes += commit.payload_bytes
-        self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
-        self._outbox.announce(
-            "put",
-            client=put.client,
-            key=put.key.hex(),
-            payload_bytes=commit.payload_bytes,
-            tokens=commit.tokens,
-        )
-        self._outbox.tell(self._claims.committed(put.key))
-        self._end(put)
-
-    def _show(self, put: PutProgress, entry: SpanEntry, piece: Piece | None, now: float) -> None:
-        """Publishes what was copied.
-
-        Raises:
-            BadPrefix, PredecessorGone, LimitReached: why a piece of a sequence cannot be; nothing was changed.
-        """
-        parent_key = put.commit.parent
-        if not put.commit.prefix_bytes:
-            self._memory.publish(entry, now)
-            return
-        if piece is None or piece.parent != parent_key:
-            raise BadPrefix("the record says that the piece follows another one than the Commit does")
-        refusal = too_far(piece.start + piece.count, self._limits)
-        parent = self._memory.entries.find(parent_key) if parent_key is not None else None
-        if refusal is None and parent_key is not None and parent is None:
-            refusal = predecessor_gone(parent_key)
-        if refusal is not None:
-            raise refusal
-        self._memory.publish(entry, now, piece, parent)
-
-    def _existed(self, put: PutProgress, now: float) -> None:
-        stored = self._memory.entries.find(put.key)
-        assert stored is not None
-        self._expiry.used([stored], now)
-        self._outbox.counters.puts["existed"] += 1
-        self._outbox.send(put.client, messages.Committed(put.commit.id, "existed"))
-        self._end(put)
 
     def _no_room(self, put: PutProgress) -> None:
         """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""

@@ -12,17 +12,12 @@ from typing import Any
 from ...errors import LimitReached, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
-from .claims import ClaimTable
 from .effects import Again
 from .entries import SpanEntry
 from .events import Received
-from .expiry import Expiry, RemovalProgress
-from .limits import StoreLimits
-from .outbox import StoreOutbox
-from .pins import Pins
-from .quotas import Quotas
-from .span_table import SpanTable
-from .sweeps import SLICE, Sweeps
+from .expiry import RemovalProgress
+from .parts import Parts
+from .sweeps import SLICE
 
 Carry = Callable[[int, Any, float], None]
 """(client, message, now); raises a TensordError before it changes anything."""
@@ -35,26 +30,13 @@ class Requests:
         others: what carries out the messages that other parts of the store answer.
     """
 
-    def __init__(
-        self,
-        memory: SpanTable,
-        expiry: Expiry,
-        claims: ClaimTable,
-        pins: Pins,
-        sweeps: Sweeps,
-        quotas: Quotas,
-        outbox: StoreOutbox,
-        limits: StoreLimits,
-        others: Mapping[type[Any], Carry],
-    ) -> None:
-        self._memory = memory
-        self._expiry = expiry
-        self._claims = claims
-        self._pins = pins
-        self._sweeps = sweeps
-        self._quotas = quotas
-        self._outbox = outbox
-        self._limits = limits
+    def __init__(self, parts: Parts, others: Mapping[type[Any], Carry]) -> None:
+        self._parts = parts
+        self._memory = parts.memory
+        self._expiry = parts.expiry
+        self._claims = parts.claims
+        self._pins = parts.pins
+        self._outbox = parts.outbox
         carry: dict[type[Any], Carry] = {
             **others,
             messages.Evict: self._of_keys,
@@ -70,10 +52,6 @@ class Requests:
             messages.AgentTurn: self._agent_turn,
         }
         self._carry = handlers(messages.StoreRequest, carry)
-
-    def change_limits(self, limits: StoreLimits) -> None:
-        """For requests from now on."""
-        self._limits = limits
 
     def received(self, event: Received, now: float) -> None:
         """Carries a message out, or refuses it."""
@@ -97,7 +75,7 @@ class Requests:
             self._outbox.send(client, messages.Claimed(request.id, "hit"))
             return
         uid = self._outbox.clients[client].uid
-        self._quotas.admit("claims", uid, self._claims.of_uid[uid])
+        self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
         self._outbox.tell([self._claims.claim(request.key, client, request.id, now, uid, request.within_s)])
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
@@ -130,22 +108,22 @@ class Requests:
         return [entry for entry in found if entry is not None]
 
     def _check_keys(self, keys: list[bytes]) -> None:
-        if len(keys) > self._limits.keys_per_request_max:
+        if len(keys) > self._parts.limits.keys_per_request_max:
             raise LimitReached(
                 f"{len(keys)} keys in one request, and keys_per_request_max is "
-                f"{self._limits.keys_per_request_max}: send fewer at a time"
+                f"{self._parts.limits.keys_per_request_max}: send fewer at a time"
             )
 
     def _clear(self, client: int, request: messages.Clear, now: float) -> None:
-        self._sweeps.clear(client, request)
+        self._parts.sweeps.clear(client, request)
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
-        if self._sweeps.invalidate(client, request):
+        if self._parts.sweeps.invalidate(client, request):
             # Puts of it that are on their way are refused before they are published.
             self._outbox.tell(self._claims.void(request.namespace))
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
-        self._sweeps.evict_prefixes(client, request)
+        self._parts.sweeps.evict_prefixes(client, request)
 
     def _agent_turn(self, client: int, request: messages.AgentTurn, now: float) -> None:
         self._memory.policy.turn(request.agent, request.state, now)
@@ -155,7 +133,7 @@ class Requests:
         entry = self._memory.entries.find(request.key)
         lasts_s = 0.0
         if entry is not None:
-            lasts_s = min(request.for_s, self._limits.pin_s_max)
+            lasts_s = min(request.for_s, self._parts.limits.pin_s_max)
             self._pins.pin(client, entry.span_id, entry.span_bytes, now + lasts_s)
         self._outbox.send(client, messages.Pinned(request.id, lasts_s))
 

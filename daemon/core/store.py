@@ -1,6 +1,8 @@
 """The store's core: what is stored, what is on its way, who computes what. Events in, effects out; time is an argument.
 
-    handle(event, now) ─┬─ intake    puts: Commit, parts, room, copies
+    handle(event, now) ─┬─ dispatch  which part carries out an event
+                        ├─ intake    puts: Commit, parts, room, copies
+                        │     └─ publication  a put whose copies are whole becomes an entry
                         ├─ requests  every other message of a client
                         ├─ claims    who computes a missing key
                         ├─ expiry    time to live, pins by message, explicit ends
@@ -21,64 +23,25 @@ the caller may handle other events in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any, Final
 
-from ...errors import TensordError
-from ...ipc import messages
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ..policy.replacement import Replacement
 from . import report, why
-from .claims import ClaimTable
-from .counters import StoreCounters
-from .departed import Departed
-from .effects import Effect, Forget
-from .entries import SpanEntry
-from .events import (
-    Accessed,
-    Allocated,
-    ClientJoined,
-    ClientLeft,
-    Copied,
-    Drained,
-    Event,
-    FoundCorrupt,
-    HoldersCounted,
-    LimitsChanged,
-    Moved,
-    PrefixAsked,
-    Punched,
-    Received,
-    RingGrown,
-    Scanned,
-    Tick,
-)
-from .expiry import Expiry, RemovalProgress
-from .hits import Hits
-from .host_memory import Pressed
-from .idle_sweep import IdleSweep
-from .intake import Intake
+from .dispatch import Dispatch
+from .effects import Effect
+from .events import Allocated, Drained, Event, Moved, Punched, Scanned, Tick
 from .limits import StoreLimits
-from .matching import Matching
-from .outbox import StoreClient, StoreOutbox
-from .pins import Pins
+from .parts import Parts
 from .quotas import Quotas
-from .reclaim import Reclaim
 from .recovery import Recovered, recover
-from .requests import Carry, Requests
-from .residency import Residency
-from .residency_report import ResidencyReport
-from .room import Room
 from .sequences import Read, Sequences
-from .span_table import RingBudget, SpanTable
-from .sweeps import SLICE, Sweeps
+from .sweeps import SLICE
 
 ROWS_MAX: Final = 256
 """Entries that one question is told: 2 to 3 ms."""
-DUE_MAX: Final = 128
-"""Deadlines of a kind that one Tick carries out."""
 MAKES_ROOM: Final[frozenset[type[Event]]] = frozenset({Moved, Drained, Scanned, Punched, Allocated})
 """The outcomes that the put at the head of the queue may wait for."""
 
@@ -111,77 +74,32 @@ class Store:
         seed: int = 0,
         quotas: Quotas | None = None,
     ) -> None:
-        self.limits = limits
+        parts = Parts(index, ring, policy, Sequences(read, seed), limits, quotas or Quotas({}, own_uid=0), epoch)
+        self._parts = parts
+        self._dispatch = Dispatch(parts)
         self.epoch = epoch
         self.unix_at_zero_s = unix_at_zero_s
-        self.counters = StoreCounters()
-        self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
-        self.memory = SpanTable(index, ring, policy, Sequences(read, seed), self.budget, epoch)
-        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self.claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
-        self.quotas = quotas or Quotas({}, own_uid=0)
-        self._outbox = StoreOutbox(self.counters)
-        self.departed = Departed(limits.max_entries)
-        self.hits = Hits(limits.ring_bytes)
-        self._expiry = Expiry(self.memory, self.pins, self._outbox, self.departed, self.hits, limits.default_ttl_s)
-        self._room = Room(self.memory, self.pins)
-        self.residency = Residency(self.memory, self._outbox)
-        self.idle_sweep = IdleSweep(self.memory, self._room)
-        self._reclaim = Reclaim(
-            self.memory, self._room, self.residency, self._expiry, self.claims, self._outbox, limits.rescan_s
-        )
-        self.intake = Intake(
-            self.memory,
-            self._room,
-            self.residency,
-            self._reclaim,
-            self._expiry,
-            self.claims,
-            self._outbox,
-            limits,
-        )
-        self._residency_report = ResidencyReport(self.memory, self.residency, self.idle_sweep, self._outbox)
-        self.sweeps = Sweeps(self.memory, self._expiry, self._outbox, self.quotas)
-        self.matching = Matching(
-            self.memory, self._expiry, self._outbox, limits.prefix_tokens_max, limits.prefix_wait_s
-        )
-        others: dict[type[Any], Carry] = {
-            messages.Commit: self.intake.commit,
-            messages.Part: self.intake.part,
-            messages.Limit: self._limit,
-        }
-        self._requests = Requests(
-            self.memory,
-            self._expiry,
-            self.claims,
-            self.pins,
-            self.sweeps,
-            self.quotas,
-            self._outbox,
-            limits,
-            others,
-        )
-        self._commits_most = limits.commits_in_flight_max
-        self._leaving: set[int] = set()
-        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
-            ClientJoined: self._client_joined,
-            ClientLeft: self._client_left,
-            Received: self._requests.received,
-            Copied: self._copied,
-            Moved: self._moved,
-            PrefixAsked: self._prefix_asked,
-            Drained: self._drained,
-            Scanned: self._scanned,
-            Accessed: self._accessed,
-            HoldersCounted: self._holders_counted,
-            RingGrown: self._ring_grown,
-            Pressed: self._pressed,
-            Punched: self._punched,
-            Allocated: self._allocated,
-            LimitsChanged: self._limits_changed,
-            FoundCorrupt: self._found_corrupt,
-            Tick: self._tick,
-        }
+        self.counters = parts.counters
+        self.budget = parts.budget
+        self.memory = parts.memory
+        self.pins = parts.pins
+        self.claims = parts.claims
+        self.quotas = parts.quotas
+        self.departed = parts.departed
+        self.hits = parts.hits
+        self.residency = parts.residency
+        self.idle_sweep = parts.idle_sweep
+        self.intake = parts.intake
+        self.sweeps = parts.sweeps
+        self.matching = parts.matching
+        self._outbox = parts.outbox
+        self._expiry = parts.expiry
+        self._reclaim = parts.reclaim
+
+    @property
+    def limits(self) -> StoreLimits:
+        """The limits in force."""
+        return self._parts.limits
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Changes the store as `event` says, at time `now` (seconds, never less than before, by a clock that the next
@@ -195,7 +113,7 @@ class Store:
         """
         self._outbox.now = now
         # 1. The event is carried out.
-        self._handlers[type(event)](event, now)
+        self._dispatch.carry_out(event, now)
         # 2. What follows an ended entry ends too, a slice of it; a sweep that is through is answered.
         if self._expiry.ending:
             self._expiry.end_children(SLICE)
@@ -212,10 +130,10 @@ class Store:
         # 5. What was unpublished until here is looked at by one scan.
         self._reclaim.scan_if_due()
         # 6. Clients that left are forgotten once their puts have ended.
-        if self._leaving:
-            self._forget_those_who_left()
+        if self._dispatch.leaving:
+            self._dispatch.forget_left()
         # 7. The governor is told what the ring holds.
-        self._residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
+        self._parts.residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
@@ -304,7 +222,7 @@ class Store:
         self._reclaim.check_invariants(idle_first=self.idle_sweep.walking)
         self.residency.check_invariants()
         puts = self.intake.puts
-        puts.check_invariants(self._commits_most)
+        puts.check_invariants(self._dispatch.commits_most)
         spans = {put.entry.span_id for put in puts if put.entry is not None}
         assert spans == {entry.span_id for entry in self.memory.filling}
         generations = self.memory.index.generations
@@ -323,132 +241,3 @@ class Store:
         first."""
         self.residency.step(now)
         self._reclaim.reconcile(now, idle_first=self.idle_sweep.walking)
-
-    def _client_joined(self, event: ClientJoined, now: float) -> None:
-        assert event.client not in self._outbox.clients, "client numbers are not used again"
-        self._outbox.clients[event.client] = StoreClient(event.uid, event.name)
-        self.memory.holdings.joined(event.uid)
-
-    def _client_left(self, event: ClientLeft, now: float) -> None:
-        self.memory.holdings.left(self._outbox.clients.pop(event.client).uid)
-        self._leaving.add(event.client)
-        self.pins.client_left(event.client)
-        self._outbox.tell(self.claims.client_left(event.client, now))
-        self.intake.client_left(event.client)
-
-    def _forget_those_who_left(self) -> None:
-        for client in sorted(self._leaving):
-            if not self.intake.puts.count_of(client):
-                self._leaving.discard(client)
-                self._outbox.add(Forget(client))
-
-    def _copied(self, event: Copied, now: float) -> None:
-        self.intake.copied(event, now)
-
-    def _moved(self, event: Moved, now: float) -> None:
-        self._reclaim.moved(event.number, copied=event.error is None)
-
-    def _prefix_asked(self, event: PrefixAsked, now: float) -> None:
-        try:
-            self.matching.asked(event, now)
-        except TensordError as error:
-            self._outbox.refuse(event.client, event.message.id, error)
-
-    def _drained(self, event: Drained, now: float) -> None:
-        self._reclaim.drained()
-
-    def _scanned(self, event: Scanned, now: float) -> None:
-        self._reclaim.scanned(event.pinned, now)
-
-    def _pressed(self, event: Pressed, now: float) -> None:
-        before = self.idle_sweep.pressed
-        self.idle_sweep.press(event)
-        # Answered in any case: who asks waits for it before asking for more.
-        self._residency_report.ask()
-        self.residency.press(event.resident_bytes_max)
-        self._reclaim.look_anew()
-        self.intake.press(refuse=event.refuse, reason=event.reason)
-        if event != before:
-            self._outbox.announce(
-                "pressed",
-                resident_bytes_max=event.resident_bytes_max,
-                idle_s=event.idle_s,
-                refuse=event.refuse,
-                reason=event.reason,
-            )
-
-    def _punched(self, event: Punched, now: float) -> None:
-        self.residency.punched(event.offset)
-
-    def _allocated(self, event: Allocated, now: float) -> None:
-        self.residency.allocated(event.offset, event.error, now)
-
-    def _accessed(self, event: Accessed, now: float) -> None:
-        counters = self.counters
-        counters.misses += event.misses
-        hits = len(event.span_ids) + event.lost
-        self.hits.looked_up(hits, event.misses, now)
-        counters.log_lost += event.lost
-        used = [entry for entry in map(self.memory.stored, event.span_ids) if entry is not None]
-        self._expiry.used(used, now)
-        counters.hits += hits
-        counters.hits_unknown += len(event.span_ids) - len(used)
-
-    def _holders_counted(self, event: HoldersCounted, now: float) -> None:
-        for span_id, holders in event.holders:
-            entry = self.memory.span(span_id)
-            if entry is not None:
-                self.memory.index.show_holders(entry.slot, holders)
-
-    def _ring_grown(self, event: RingGrown, now: float) -> None:
-        self.memory.ring.grow(event.ring_bytes)
-        self.intake.ring_grown(more=event.more)
-
-    def _limits_changed(self, event: LimitsChanged, now: float) -> None:
-        old, limits = self.limits, replace(event.limits, ring_bytes=self.limits.ring_bytes)
-        self.limits = limits
-        self._commits_most = max(self._commits_most, limits.commits_in_flight_max)
-        self.budget.max_entries = limits.max_entries
-        self.budget.max_tokens = limits.max_tokens
-        if limits.max_bytes != old.max_bytes:
-            # Otherwise a budget that was set by Limit stays.
-            self.budget.max_bytes = limits.max_bytes
-        self.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
-        self.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)
-        self._expiry.change_limits(limits.default_ttl_s)
-        self.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
-        self._reclaim.change_limits(limits.rescan_s)
-        self.intake.change_limits(limits)
-        self._requests.change_limits(limits)
-        self._reclaim.look_anew()
-        self._reclaim.trim()
-
-    def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
-        entry = self.memory.stored(event.span_id)
-        if entry is not None:
-            self._end_corrupt(entry)
-
-    def _end_corrupt(self, entry: SpanEntry) -> None:
-        self.counters.found_corrupt += 1
-        self._expiry.end(entry, RemovalProgress("corrupt"))
-
-    def _tick(self, event: Tick, now: float) -> None:
-        self._outbox.tell(self.claims.expire(now, DUE_MAX))
-        self.pins.expire(now, DUE_MAX)
-        self._expiry.expire(now, DUE_MAX)
-        self.intake.expire(now, DUE_MAX)
-        self.sweeps.go_on()
-        self.matching.go_on(now)
-        for entry in self.memory.sequences.rebuild():
-            self._end_corrupt(entry)
-        self.idle_sweep.go_on(now)
-        self._reclaim.tick(now)
-
-    def _limit(self, client: int, request: messages.Limit, now: float) -> None:
-        before_bytes = self.budget.max_bytes
-        self.budget.max_bytes = after_bytes = min(request.limit_bytes, self.limits.ring_bytes)
-        self._outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
-        self._outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
-        self.intake.limit_changed()
-        self._reclaim.look_anew()
-        self._reclaim.trim()

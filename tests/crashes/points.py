@@ -35,7 +35,7 @@ DAEMON: Final = {
     "publish": (
         "daemon.copier:Copier._finish",
         "daemon.core.intake:Intake.copied",
-        "daemon.core.intake:Intake._publish",
+        "daemon.core.publication:Publication.publish",
         "daemon.core.span_table:SpanTable.publish",
         "shm.index:IndexWriter.publish",
         "daemon.core.intake:Intake._end",
@@ -88,7 +88,7 @@ DAEMON: Final = {
         "daemon.sizes:settled",
         "daemon.segments:Segments.__init__",
         "daemon.segments:Segments.grow",
-        "daemon.core.store:Store._ring_grown",
+        "daemon.core.dispatch:Dispatch._ring_grown",
         "daemon.core.residency:Residency._withdraw",
     ),
     "creation": (

@@ -1,0 +1,65 @@
+"""The parts of one store's core, made and connected: which part knows which.
+
+Owns the limits in force. A part is given the parts that it uses when it is made, so that no two know each other.
+"""
+
+from __future__ import annotations
+
+from ...shm.allocator import SpanAllocator
+from ...shm.index import IndexWriter
+from ..policy.replacement import Replacement
+from .claims import ClaimTable
+from .counters import StoreCounters
+from .departed import Departed
+from .expiry import Expiry
+from .hits import Hits
+from .idle_sweep import IdleSweep
+from .intake import Intake
+from .limits import StoreLimits
+from .matching import Matching
+from .outbox import StoreOutbox
+from .pins import Pins
+from .publication import Publication
+from .quotas import Quotas
+from .reclaim import Reclaim
+from .residency import Residency
+from .residency_report import ResidencyReport
+from .room import Room
+from .sequences import Sequences
+from .span_table import RingBudget, SpanTable
+from .sweeps import Sweeps
+
+
+class Parts:
+    """All parts of one store. `limits` is replaced when the configuration is reloaded; no part is."""
+
+    def __init__(
+        self,
+        index: IndexWriter,
+        ring: SpanAllocator,
+        policy: Replacement,
+        sequences: Sequences,
+        limits: StoreLimits,
+        quotas: Quotas,
+        epoch: int,
+    ) -> None:
+        self.limits = limits
+        self.quotas = quotas
+        self.counters = StoreCounters()
+        self.outbox = outbox = StoreOutbox(self.counters)
+        self.budget = RingBudget(limits.max_entries, limits.max_bytes, limits.max_tokens)
+        self.memory = memory = SpanTable(index, ring, policy, sequences, self.budget, epoch)
+        self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
+        self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
+        self.departed = Departed(limits.max_entries)
+        self.hits = Hits(limits.ring_bytes)
+        self.expiry = expiry = Expiry(memory, self.pins, outbox, self.departed, self.hits, limits.default_ttl_s)
+        self.room = room = Room(memory, self.pins)
+        self.residency = residency = Residency(memory, outbox)
+        self.idle_sweep = IdleSweep(memory, room)
+        self.reclaim = Reclaim(memory, room, residency, expiry, claims, outbox, limits.rescan_s)
+        self.publication = Publication(memory, expiry, claims, outbox, limits)
+        self.intake = Intake(memory, room, residency, self.reclaim, self.publication, claims, outbox, limits)
+        self.residency_report = ResidencyReport(memory, residency, self.idle_sweep, outbox)
+        self.sweeps = Sweeps(memory, expiry, outbox, quotas)
+        self.matching = Matching(memory, expiry, outbox, limits.prefix_tokens_max, limits.prefix_wait_s)

@@ -1,0 +1,120 @@
+"""How a put whose payload is in the ring becomes an entry, and what it is answered.
+
+Owns the header of the span, and the checks that come last: the namespace may have been invalidated, the key stored, or
+the parent of a block evicted while the payload was on its way. Does not own the put (`intake`).
+"""
+
+from __future__ import annotations
+
+from ...errors import BadPrefix
+from ...ipc import messages
+from ...shm.layout import SpanHeader
+from ...shm.prefix import Piece
+from .admission import predecessor_gone, too_far
+from .claims import ClaimTable
+from .entries import SpanEntry
+from .expiry import Expiry, RemovalProgress
+from .limits import StoreLimits
+from .outbox import StoreOutbox
+from .puts import PutProgress
+from .span_table import SpanTable
+
+
+class Publication:
+    """Publishes puts, one after the other."""
+
+    def __init__(
+        self, memory: SpanTable, expiry: Expiry, claims: ClaimTable, outbox: StoreOutbox, limits: StoreLimits
+    ) -> None:
+        self._memory = memory
+        self._expiry = expiry
+        self._claims = claims
+        self._outbox = outbox
+        self._limits = limits
+
+    def change_limits(self, limits: StoreLimits) -> None:
+        """For publications from now on."""
+        self._limits = limits
+
+    def header(self, put: PutProgress) -> SpanHeader:
+        """The header of the put's span, but for its checksum. The time to live begins now."""
+        entry, commit = put.entry, put.commit
+        assert entry is not None
+        # From the last part on, however long the others and the room took.
+        entry.ttl_s = ttl_s = self._expiry.ttl_s(commit.ttl_s)
+        entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
+        return SpanHeader(
+            key=commit.key,
+            span_id=entry.span_id,
+            payload_bytes=commit.payload_bytes,
+            tree_bytes=commit.tree_bytes,
+            checksum=0,
+            tokens=commit.tokens,
+            created_s=entry.created_at,
+            expires_s=entry.expires_at or 0.0,
+            owner_uid=put.uid,
+            prefix_bytes=commit.prefix_bytes,
+            cost_ms=commit.cost_ms,
+            ttl_s=ttl_s or 0.0,
+        )
+
+    def publish(self, put: PutProgress, piece: Piece | None, now: float) -> None:
+        """Makes an entry of a put whose payload is in the ring, and answers it; a put of a key that was stored
+        meanwhile is answered "existed".
+
+        Raises:
+            Invalidated: the key's namespace was invalidated meanwhile.
+            BadPrefix, PredecessorGone, LimitReached: why a block of a sequence cannot be stored.
+        """
+        entry, commit = put.entry, put.commit
+        assert entry is not None
+        past = self._memory.index.generations.refusal(put.key)
+        if past is not None:
+            raise past
+        stored = self._memory.entries.find(put.key)
+        if stored is not None:
+            self.existed(put.client, commit, stored, now)
+            return
+        victim = self._memory.entries.hidden(put.key)
+        if victim is not None:
+            self._expiry.end(victim, RemovalProgress(victim.reason))
+        self._show(put, entry, piece, now)
+        put.entry = None
+        self._expiry.published(entry, now)
+        self._outbox.counters.puts["stored"] += 1
+        self._outbox.counters.put_bytes += commit.payload_bytes
+        self._outbox.send(put.client, messages.Committed(commit.id, "stored"))
+        self._outbox.announce(
+            "put",
+            client=put.client,
+            key=put.key.hex(),
+            payload_bytes=commit.payload_bytes,
+            tokens=commit.tokens,
+        )
+        self._outbox.tell(self._claims.committed(put.key))
+
+    def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
+        """Answers a put of a key that is stored: that is a use of the entry."""
+        self._expiry.used([stored], now)
+        self._outbox.counters.puts["existed"] += 1
+        self._outbox.send(client, messages.Committed(commit.id, "existed"))
+
+    def _show(self, put: PutProgress, entry: SpanEntry, piece: Piece | None, now: float) -> None:
+        """Publishes what was copied.
+
+        Raises:
+            BadPrefix, PredecessorGone, LimitReached: why a piece of a sequence cannot be; nothing was changed.
+        """
+        parent_key = put.commit.parent
+        if not put.commit.prefix_bytes:
+            self._memory.publish(entry, now)
+            return
+        if piece is None or piece.parent != parent_key:
+            raise BadPrefix("the record says that the piece follows another one than the Commit does")
+        refusal = too_far(piece.start + piece.count, self._limits)
+        parent = self._memory.entries.find(parent_key) if parent_key is not None else None
+        if refusal is None and parent_key is not None and parent is None:
+            refusal = predecessor_gone(parent_key)
+        if refusal is not None:
+            raise refusal
+        self._memory.publish(entry, now, piece, parent)
