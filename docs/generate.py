@@ -122,7 +122,8 @@ def api_text() -> str:
         lines += ["", f"## {title}"]
         for name in names.split():
             lines += ["", *name_lines(name, getattr(tensord, name))]
-    lines += ["", "## Errors", "", *docstring_lines(inspect.getdoc(errors) or "")]
+    tree = re.sub(r"^(Owns|Invariants):(.|\n)*?(?=\n\n|\Z)", "", inspect.getdoc(errors) or "", flags=re.MULTILINE)
+    lines += ["", "## Errors", "", *docstring_lines(tree)]
     return "\n".join(lines) + "\n"
 
 
@@ -168,13 +169,12 @@ def members_of(of: type[object]) -> Iterator[tuple[str, Any]]:
         if not base.__module__.startswith("tensord."):
             continue
         for name, found in vars(base).items():
-            if name.startswith("_") or name in seen:
+            call = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+            if name.startswith("_") or name in seen or not isinstance(call, FunctionType | property):
                 continue
             seen.add(name)
-            if isinstance(found, FunctionType | property):
-                yield name, found
-            elif isinstance(found, classmethod | staticmethod):
-                yield name, found.__func__
+            if name != "check_invariants" and not INTERNAL.search(inspect.getdoc(call) or ""):
+                yield name, call
 
 
 class Plain(str):
@@ -210,7 +210,9 @@ def returned(of: property) -> str:
 # ---- docstrings
 
 SECTION: Final = re.compile(r"^(Args|Returns|Raises|Example|Attributes|Invariants?):?$")
-ENTRY: Final = re.compile(r"^([\w*, .]+?): (.*)$")
+ENTRY: Final = re.compile(r"^([\w*]+(?:, [\w*]+)*): (.*)$")
+INTERNAL: Final = re.compile(r"\bFor\s+the\s+library\.")
+"""What the docstring of a call says that is public only to the library's other modules."""
 
 
 def docstring_lines(text: str) -> Iterator[str]:
@@ -240,22 +242,23 @@ def section_lines(title: str, block: list[str]) -> Iterator[str]:
     if title == "Example":
         yield from ["```pycon", *body, "```"]
     elif title in ("Args", "Raises", "Attributes"):
-        for entry in entries_of(body):
-            found = ENTRY.match(entry)
-            yield f"- `{found[1]}`: {found[2]}" if found else f"- {entry}"
+        yield from entry_lines(body)
     else:
         yield from body
 
 
-def entries_of(body: list[str]) -> list[str]:
-    """The entries of a section, each with its continuation lines joined."""
-    entries: list[str] = []
-    for line in body:
-        if line.startswith(" ") and entries:
-            entries[-1] += " " + line.strip()
-        elif line.strip():
-            entries.append(line.strip())
-    return entries
+def entry_lines(body: list[str]) -> list[str]:
+    """The entries of a section as a list, each with its continuation lines joined; other text after a blank line."""
+    lines: list[str] = []
+    for indented in body:
+        line = indented.strip()
+        if found := ENTRY.match(indented):
+            lines.append(f"- `{found[1]}`: {found[2]}")
+        elif not line or not lines or not lines[-1]:
+            lines.append(line)
+        else:
+            lines[-1] += f" {line}"
+    return lines
 
 
 def fenced_where_indented(body: list[str]) -> Iterator[str]:
