@@ -94,11 +94,11 @@ class Config:
     )
     status_socket: Path = setting(
         PATH,
-        "the status socket, where nothing can be changed; likewise",
+        "the status socket, through which nothing can be changed; not used when a service manager hands one in",
         derived="status.sock beside the control socket",
     )
     socket_group: str | None = setting(
-        TEXT, "group that owns the sockets that the daemon makes; none: the daemon's own", None, optional=True
+        TEXT, "group of the sockets that the daemon makes; none: the daemon's own", None, optional=True
     )
     socket_mode: int = setting(
         MODE,
@@ -116,21 +116,21 @@ class Config:
     )
     ring_bytes: int = setting(
         SIZE,
-        "memory for payloads, taken at start from /dev/shm; a ring that is there grows, or gives back what is over",
+        "memory for payloads, taken from /dev/shm at the start; an existing ring grows or shrinks to this size",
         low=RING_BYTES_MIN,
         high=16 * TIB,
         derived="the least of 4GiB, a quarter of the available memory and half of /dev/shm when the ring is made",
     )
     max_entries: int = setting(
         COUNT,
-        "entries at most; the index is made for so many, and does not grow",
+        "the most entries; the index is made for this number, and does not grow",
         low=16,
         high=ENTRIES_MAX,
         derived="one for every 64KiB of the ring when it is made, at least 4096",
     )
     max_bytes: int | None = setting(
         SIZE,
-        "bytes of payload at most; none: what the ring holds",
+        "the most bytes of payloads; none: the whole ring",
         None,
         low=1 * MIB,
         high=16 * TIB,
@@ -139,7 +139,7 @@ class Config:
     )
     max_tokens: int | None = setting(
         COUNT,
-        "encoder tokens at most, as clients count them; none: no such budget",
+        "the most encoder tokens, as clients count them; none: no limit",
         None,
         low=1,
         high=1 << 48,
@@ -148,15 +148,15 @@ class Config:
     )
     default_ttl_s: float | None = setting(
         DURATION,
-        "an entry ends this long after its put or its last touch, unless its put says otherwise; none: never",
+        "time from an entry's put or last touch to its expiry, unless the put sets another one; none: no expiry",
         None,
         low=0.05,
         high=3650 * DAY_S,
         optional=True,
         reload=True,
     )
-    policy: str = setting(choice(*POLICIES), "which entries make room for new ones", "hazard")
-    drop: bool = setting(SWITCH, "on SIGTERM too, remove the shared memory and all entries in it", False)
+    policy: str = setting(choice(*POLICIES), "the replacement policy: which entries are evicted for new ones", "hazard")
+    drop: bool = setting(SWITCH, "remove the shared memory with all entries on SIGTERM as well as on SIGINT", False)
     memory: MemorySection
     limits: LimitsSection
     quotas: QuotasSection

@@ -18,22 +18,30 @@ from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice,
 
 @dataclasses.dataclass(frozen=True)
 class GaugesSection:
-    """Where it is read how full a tier is."""
+    """The sources that tell how full each tier is."""
 
     device: str = setting(
         choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: drills and tests", "auto"
     )
     host: str = setting(choice(*registry.choices(Tier.HOST)), registry.described(Tier.HOST), "auto")
     file: Path | None = setting(
-        PATH, "the gauge file, a line `NAME USED TOTAL` a gauge, read anew at each sample", None, optional=True
+        PATH,
+        "the gauge file, with a line `NAME USED TOTAL` for each gauge; it is read at each sample",
+        None,
+        optional=True,
     )
     sample_s: float = setting(DURATION, "time between two samples", 2.0, low=0.01, high=HOUR_S, reload=True)
     sample_pressed_s: float = setting(
-        DURATION, "the same while a tier is in pressure or above", 0.25, low=0.01, high=HOUR_S, reload=True
+        DURATION,
+        "time between two samples while a tier is in pressure or above",
+        0.25,
+        low=0.01,
+        high=HOUR_S,
+        reload=True,
     )
     psi_stall_s: float = setting(
         DURATION,
-        "a sample at once when tasks stood still for so long within 2 s, waiting for memory; 0: no such trigger",
+        "take a sample at once when tasks waited for memory for this time within 2 s; 0: never",
         0.15,
         low=0.0,
         high=1.0,
@@ -42,35 +50,52 @@ class GaugesSection:
 
 @dataclasses.dataclass(frozen=True)
 class PressureSection:
-    """The modes: where each begins, and what it does to entries that are idle."""
+    """The modes: where each one begins, and which idle entries go in it."""
 
-    normal: float = setting(SHARE, "share of a tier at which it is normal", 0.70, low=0.01, high=0.99, reload=True)
-    pressure: float = setting(SHARE, "share at which it is under pressure", 0.85, low=0.02, high=0.995, reload=True)
-    critical: float = setting(SHARE, "share at which it is critical", 0.92, low=0.03, high=0.999, reload=True)
-    emergency: float = setting(SHARE, "share at which it is in emergency", 0.96, low=0.04, high=1.0, reload=True)
+    normal: float = setting(
+        SHARE, "share of a tier from which its mode is normal", 0.70, low=0.01, high=0.99, reload=True
+    )
+    pressure: float = setting(SHARE, "share from which the mode is pressure", 0.85, low=0.02, high=0.995, reload=True)
+    critical: float = setting(SHARE, "share from which the mode is critical", 0.92, low=0.03, high=0.999, reload=True)
+    emergency: float = setting(SHARE, "share from which the mode is emergency", 0.96, low=0.04, high=1.0, reload=True)
     hysteresis: float = setting(
-        SHARE, "a mode is left so far below its threshold, at two samples", 0.02, low=0.0, high=0.2, reload=True
+        SHARE, "a mode ends when two samples lie this far below its threshold", 0.02, low=0.0, high=0.2, reload=True
     )
     relaxed_idle_s: float = setting(
-        DURATION, "relaxed: device entries idle for so long go", 600.0, low=0.01, high=365 * DAY_S, reload=True
+        DURATION,
+        "relaxed: device entries that are idle for this time go",
+        600.0,
+        low=0.01,
+        high=365 * DAY_S,
+        reload=True,
     )
     normal_idle_s: float = setting(
-        DURATION, "normal: device entries idle for so long go", 120.0, low=0.01, high=365 * DAY_S, reload=True
+        DURATION,
+        "normal: device entries that are idle for this time go",
+        120.0,
+        low=0.01,
+        high=365 * DAY_S,
+        reload=True,
     )
     critical_idle_s: float = setting(
         DURATION,
-        "critical and emergency: entries idle for so long go",
+        "critical and emergency: entries that are idle for this time go",
         30.0,
         low=0.01,
         high=365 * DAY_S,
         reload=True,
     )
     pass_share: float = setting(
-        SHARE, "pressure: the most of a device's entries that one pass takes", 0.25, low=0.01, high=1.0, reload=True
+        SHARE,
+        "pressure: the largest share of a device's entries that one pass takes",
+        0.25,
+        low=0.01,
+        high=1.0,
+        reload=True,
     )
     ack_s: float = setting(
         DURATION,
-        "time an owner has to carry an order out before it counts as not answering",
+        "time that an owner has to carry out an order; then it counts as not answering",
         10.0,
         low=0.05,
         high=HOUR_S,
@@ -78,7 +103,7 @@ class PressureSection:
     )
     retry_s: float = setting(
         DURATION,
-        "time before an entry is ordered again that was kept, or whose owner did not answer",
+        "time until an entry is ordered away again that its owner kept, or whose owner did not answer",
         30.0,
         low=0.05,
         high=DAY_S,
@@ -86,7 +111,7 @@ class PressureSection:
     )
     copy_bytes_per_s: int = setting(
         SIZE,
-        "offload: what a copy to the host and back is reckoned at, a second",
+        "offload: assumed speed of a copy to the host and back, in bytes a second",
         2 * GIB,
         low=1 * MIB,
         high=16 * TIB,
@@ -94,8 +119,8 @@ class PressureSection:
     )
     compute_s_per_token: float = setting(
         DURATION,
-        """offload: what computing a token anew is reckoned at; an entry whose copy would take longer is dropped. One
-        without tokens is worth its copy""",
+        """offload: assumed time to compute a token again; an entry whose copy takes longer is dropped. An entry
+        without tokens is always copied""",
         20e-6,
         low=0.0,
         high=10.0,
@@ -109,11 +134,11 @@ class PressureSection:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSection:
-    """Budgets of each device's entries, and limits on what clients say of them."""
+    """Budgets of each device's entries, and limits on reservations and workflows."""
 
     max_bytes: int | None = setting(
         SIZE,
-        "bytes of entries on one device; none: no such budget",
+        "bytes of entries on one device; none: no limit",
         None,
         low=1,
         high=16 * TIB,
@@ -121,21 +146,38 @@ class DeviceSection:
         reload=True,
     )
     max_tokens: int | None = setting(
-        COUNT, "their tokens; none: no such budget", None, low=1, high=1 << 48, optional=True, reload=True
+        COUNT,
+        "encoder tokens of entries on one device; none: no limit",
+        None,
+        low=1,
+        high=1 << 48,
+        optional=True,
+        reload=True,
     )
     max_entries: int = setting(COUNT, "entries on one device", 1_000_000, low=1, high=1 << 24, reload=True)
     devices_max: int = setting(COUNT, "devices known by name", 64, low=1, high=1024)
     reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
     reserve_s_max: float = setting(
-        DURATION, "a reservation ends after this time", 60.0, low=0.05, high=DAY_S, reload=True
+        DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
     )
     remembered_max: int = setting(
-        COUNT, "offloaded entries remembered for promotion; the oldest are forgotten", 65_536, low=0, high=1 << 24
+        COUNT,
+        "offloaded entries that are remembered for promotion; the oldest are forgotten first",
+        65_536,
+        low=0,
+        high=1 << 24,
     )
     workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
-    workflow_steps_max: int = setting(COUNT, "steps of all of them together", 16_384, low=1, high=1 << 20, reload=True)
+    workflow_steps_max: int = setting(
+        COUNT, "steps of all workflows together", 16_384, low=1, high=1 << 20, reload=True
+    )
     lookahead_steps: int = setting(
-        COUNT, "agents within so many steps are up next: theirs is promoted", 1, low=0, high=1024, reload=True
+        COUNT,
+        "agents whose step is within this many steps are up next: their entries are promoted",
+        1,
+        low=0,
+        high=1024,
+        reload=True,
     )
 
 
@@ -144,22 +186,29 @@ class QueueingSection:
     """The queueing floor: how much cache a device needs so that its requests do not queue up without end."""
 
     block_bytes: int = setting(
-        SIZE, "what one block is, as clients count blocks", 2 * MIB, low=1, high=1 * TIB, reload=True
+        SIZE, "size of one block, as clients count blocks", 2 * MIB, low=1, high=1 * TIB, reload=True
     )
     window_s: float = setting(
-        DURATION, "arrivals and services of the last so long are counted", 60.0, low=0.1, high=DAY_S, reload=True
+        DURATION,
+        "the time over which arrivals and services of requests are counted",
+        60.0,
+        low=0.1,
+        high=DAY_S,
+        reload=True,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsSection:
-    """Prometheus text, over HTTP."""
+    """Metrics in Prometheus' text format, over HTTP."""
 
-    socket: Path = setting(PATH, "the Unix socket it is served on", derived="metrics.sock beside the control socket")
+    socket: Path = setting(
+        PATH, "the Unix socket on which metrics are served", derived="metrics.sock beside the control socket"
+    )
     mode: int = setting(MODE, "who may read the metrics", 0o660, low=0o600, high=0o777)
     listen: str | None = setting(
         ADDRESS,
-        "HOST:PORT to serve it on by TCP too; none: no TCP. Nobody is asked who they are",
+        "HOST:PORT to serve metrics on by TCP too, without authentication; none: no TCP",
         None,
         optional=True,
     )

@@ -22,7 +22,7 @@ DAY_S: Final = 24 * HOUR_S
 
 @dataclasses.dataclass(frozen=True)
 class LimitsSection:
-    """A limit on everything; each refusal names the one that was reached."""
+    """A limit on everything. A refusal names the limit that was reached."""
 
     clients_max: int = setting(COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True)
     status_clients_max: int = setting(
@@ -30,8 +30,8 @@ class LimitsSection:
     )
     lanes_max: int = setting(
         COUNT,
-        """lanes in being, those of clients whose connection ended but whose views live included;
-        each takes about 100 KiB""",
+        """lanes in existence; a lane stays after its client's connection has ended, as long as its views live.
+        Each takes about 100 KiB""",
         1024,
         low=1,
         high=65_536,
@@ -45,37 +45,39 @@ class LimitsSection:
         high=HOUR_S,
         reload=True,
     )
-    message_bytes_max: int = setting(SIZE, "one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB)
-    keys_per_request_max: int = setting(COUNT, "keys that one request may name", 1024, low=1, high=1024, reload=True)
+    message_bytes_max: int = setting(SIZE, "size of one message on a socket", 1 * MIB, low=4 * KIB, high=16 * MIB)
+    keys_per_request_max: int = setting(COUNT, "keys in one request", 1024, low=1, high=1024, reload=True)
     object_bytes_max: int | None = setting(
         SIZE,
-        "one payload, its tree header included; none: what the ring holds",
+        "size of one payload with its tree header; none: the whole ring",
         None,
         low=4 * KIB,
         high=16 * TIB,
         optional=True,
         reload=True,
     )
-    tree_depth_max: int = setting(COUNT, "nesting of one payload tree", 32, low=1, high=64)
-    inbox_bytes_max: int = setting(SIZE, "one inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
+    tree_depth_max: int = setting(COUNT, "levels of nesting of one payload tree", 32, low=1, high=64)
+    inbox_bytes_max: int = setting(SIZE, "size of one inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
     inboxes_per_client_max: int = setting(
-        COUNT, "inboxes of one client: the one in use, and those that puts are still read from", 16, low=2, high=1024
+        COUNT,
+        "inboxes of one client: the one in use, and earlier ones from which puts are still read",
+        16,
+        low=2,
+        high=1024,
     )
     inboxes_bytes_max: int = setting(
-        SIZE, "all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
+        SIZE, "size of all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
     )
     requests_in_flight_max: int = setting(
-        COUNT, "requests one client may have unanswered", 1024, low=1, high=65_536, reload=True
+        COUNT, "unanswered requests of one client", 1024, low=1, high=65_536, reload=True
     )
-    commits_in_flight_max: int = setting(
-        COUNT, "puts one client may have unanswered", 64, low=1, high=65_536, reload=True
-    )
+    commits_in_flight_max: int = setting(COUNT, "unanswered puts of one client", 64, low=1, high=65_536, reload=True)
     parts_in_flight_max: int = setting(
-        COUNT, "parts of one put that are not copied yet", 1024, low=1, high=65_536, reload=True
+        COUNT, "parts of one put that wait to be copied", 1024, low=1, high=65_536, reload=True
     )
     put_idle_s: float = setting(
         DURATION,
-        "a put whose next part does not come for so long is refused",
+        "time to wait for the next part of a put; then the put is refused",
         60.0,
         low=0.05,
         high=DAY_S,
@@ -91,7 +93,7 @@ class LimitsSection:
     )
     prefix_wait_s: float = setting(
         DURATION,
-        "a query for a cached prefix waits so long at most for the index, while that is rebuilt after a restart",
+        "the longest time that a query for a cached prefix waits while the index is rebuilt after a restart",
         1.0,
         low=0.0,
         high=60.0,
@@ -99,14 +101,14 @@ class LimitsSection:
     )
     namespaces_max: int = setting(
         COUNT,
-        "namespaces that can be invalidated; the index has 16 bytes for each, so this is fixed when the memory is made",
+        "namespaces that can be invalidated; the index has 16 bytes for each, fixed when the memory is made",
         65_536,
         low=1,
         high=1 << 24,
     )
     claims_per_client_max: int = setting(
         COUNT,
-        "claims one client may hold or wait for",
+        "claims that one client may hold or wait for",
         1024,
         low=1,
         high=1_000_000,
@@ -114,7 +116,7 @@ class LimitsSection:
     )
     claim_s: float = setting(
         DURATION,
-        "a claim lasts so long unless it is renewed",
+        "time after which a claim ends unless its client renews it",
         10.0,
         low=0.05,
         high=DAY_S,
@@ -122,7 +124,7 @@ class LimitsSection:
     )
     claim_s_max: float = setting(
         DURATION,
-        "a claim ends after this time, renewed or not; at least claim_s",
+        "time after which a claim ends, renewed or not; at least claim_s",
         120.0,
         low=0.05,
         high=DAY_S,
@@ -138,7 +140,7 @@ class LimitsSection:
     )
     pin_s_max: float = setting(
         DURATION,
-        "an explicit pin ends after this time",
+        "time after which an explicit pin ends",
         HOUR_S,
         low=0.05,
         high=365 * DAY_S,
@@ -146,7 +148,7 @@ class LimitsSection:
     )
     pinned_share_max: float = setting(
         SHARE,
-        "share of the ring that explicit pins may hold",
+        "share of the ring that explicit pins may keep",
         0.5,
         low=0.0,
         high=1.0,
@@ -156,7 +158,7 @@ class LimitsSection:
 
 @dataclasses.dataclass(frozen=True)
 class QuotasSection:
-    """What one uid, or one client, may take of what all share; see docs/quotas.md."""
+    """What one uid or one client may take of the shared resources: docs/quotas.md."""
 
     clients_share_max: float = setting(
         SHARE,
@@ -183,8 +185,8 @@ class QuotasSection:
     )
     requests_per_s_max: int = setting(
         COUNT,
-        """requests a second of one uid's clients, questions on the status socket included, while other
-        uids have clients; more wait. Root and the daemon's own uid do not""",
+        """requests a second of one uid's clients while other uids have clients; further requests wait. A question
+        on the status socket counts for 20. Root and the daemon's own uid never wait""",
         20_000,
         low=10,
         high=1 << 30,
@@ -192,7 +194,7 @@ class QuotasSection:
     )
     announced_bytes_max: int = setting(
         SIZE,
-        """bytes that one client's puts may hold room for before they have come; one put may always""",
+        """room that one client's puts may hold for bytes that have not come yet; one put is always allowed""",
         64 * MIB,
         low=4 * KIB,
         high=16 * TIB,
@@ -200,8 +202,8 @@ class QuotasSection:
     )
     announced_share_max: float = setting(
         SHARE,
-        """share of the ring that the puts of one uid may hold before their bytes have come; one put may
-        always""",
+        """share of the ring that one uid's puts may hold for bytes that have not come yet; one put is
+        always allowed""",
         0.25,
         low=0.001,
         high=1.0,
@@ -211,11 +213,11 @@ class QuotasSection:
 
 @dataclasses.dataclass(frozen=True)
 class QueuesSection:
-    """How long each inbox inside the daemon may grow before whoever fills it has to wait."""
+    """How many messages each queue inside the daemon holds before its sender has to wait."""
 
     store_inbox_max: int = setting(
         COUNT,
-        "requests of one client waiting for the store; as many for the governor",
+        "requests of one client that wait for the store, and as many for the governor",
         64,
         low=16,
         high=1_000_000,
@@ -234,10 +236,12 @@ class QueuesSection:
 class MemorySection:
     """How the ring's memory is made and filled."""
 
-    prefault: bool = setting(SWITCH, "touch the whole ring at start, in the background, not at first use", True)
+    prefault: bool = setting(
+        SWITCH, "touch the whole ring in the background after the start, in place of at its first use", True
+    )
     huge_pages: bool = setting(
         SWITCH,
-        """ask for huge pages in the ring; takes effect where /dev/shm is mounted huge=advise""",
+        """ask for huge pages for the ring; has an effect if /dev/shm is mounted with huge=advise""",
         False,
     )
 
@@ -248,7 +252,7 @@ class LogSection:
 
     level: str = setting(
         choice("debug", "info", "warning", "error"),
-        "the least severe of what is logged",
+        "the lowest level that is logged",
         "info",
         reload=True,
     )
