@@ -1,1 +1,1 @@
-"""Caches for encoder outputs, for processor outputs and for results computed from pictures, each of use alone."""
+"""Caches for encoder outputs, processor outputs and visual embeddings. Each can be used without the others."""

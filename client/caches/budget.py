@@ -1,10 +1,10 @@
-"""A process's own view of what it stored: how much, and what goes for more. Budgets in entries and bytes.
+"""A process's budget for the entries that it stores, in entries and bytes.
 
-Owns: the account, and the order in which entries go. Does not own the entries: whether one is still there, and whether
-anybody holds it, is asked of whoever knows. Locks nothing.
-
-Invariants: the account is the sum of its entries, within the budgets. Making room looks at each entry three times at
-most. What was taken away while it was under way is evicted once it is stored: nothing of ours stays uncounted.
+Owns: the account, and the order of eviction. Does not own: the entries; callbacks tell whether an entry still exists,
+and whether a client holds it. Takes no lock.
+Invariants: the account is the sum of its entries, and within the budget. Making room looks at each entry at most three
+times. An entry that is dropped while its put is in flight is evicted once it is stored, so no entry of this process
+stays uncounted.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class TrackedPut:
 
     size_bytes: int
     put: Put | None = None
-    """None while it is being copied."""
+    """None while the payload is being copied."""
     begun: LockEvent = field(default_factory=LockEvent)
-    """Set when it was copied, or given up."""
+    """Set once the payload was copied, or the put was given up."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it is not known yet what becomes of it."""
-        # First: once it is set, `put` stays what it is.
+        """Whether the put's outcome is not known yet."""
+        # Read first: once it is set, `put` does not change any more.
         begun = self.begun.is_set()
         return not begun if self.put is None else self.put.state == "sent"
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is known to have been stored, by us; it may be gone again."""
+        """Whether this process's put stored the entry. It may have been evicted since."""
         return self.put is not None and self.put.state == "stored"
 
 
 class Budget:
-    """What this process stored, least recently used first.
+    """The entries that this process stored, least recently used first.
 
     Args:
-        entries_max, bytes_max: the budgets.
-        is_there: whether what was stored under a key is still there.
-        is_held: whether anybody holds it.
+        entries_max, bytes_max: the limits.
+        is_there: returns whether the entry of a key still exists.
+        is_held: returns whether a client holds it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Budget:
         self.entries_max = entries_max
         self.bytes_max = bytes_max
         self.floor = 0
-        """Entries that are never taken away."""
+        """How many entries are never dropped."""
         self.bytes = 0
         self._is_there = is_there
         self._is_held = is_held
@@ -69,67 +69,70 @@ class Budget:
         return len(self._tracked)
 
     def find(self, key: bytes) -> TrackedPut | None:
-        """The entry, as it was accounted for; it may be gone."""
+        """The tracked put of a key, or None. Its entry may have been evicted."""
         return self._tracked.get(key)
 
     def add(self, key: bytes, tracked: TrackedPut) -> None:
-        """Accounts for an entry, as the one used last. Make room for it first."""
+        """Adds an entry as the most recently used one. Call `make_room` first."""
         self.forget(key)
         self._tracked[key] = tracked
         self.bytes += tracked.size_bytes
 
     def touch(self, key: bytes) -> None:
-        """An entry was used, if it is one of ours."""
+        """Marks an entry as the most recently used one, if it is in the account."""
         if key in self._tracked:
             self._tracked.move_to_end(key)
 
     def forget(self, key: bytes) -> None:
-        """Takes an entry out of the account, if it is in there."""
+        """Removes an entry from the account, if it is in it."""
         tracked = self._tracked.pop(key, None)
         if tracked is not None:
             self.bytes -= tracked.size_bytes
 
     def forget_all(self) -> None:
-        """Takes all out of the account, and has nothing evicted."""
+        """Removes all entries from the account. Evicts none."""
         self._tracked.clear()
         self._dropped.clear()
         self.bytes = 0
 
     def drop_all(self) -> None:
-        """Takes all out of the account, for `take_due` to give what is there. Looks at every entry."""
+        """Removes all entries from the account. `take_due` returns those that still exist. Looks at every entry."""
         self.forget_gone()
         for key in list(self._tracked):
             self._drop(key)
 
     def forget_gone(self) -> None:
-        """Takes out of the account what is there no more. Looks at every entry."""
+        """Removes entries that no longer exist from the account. Looks at every entry."""
         for key in [key for key, tracked in self._tracked.items() if self._is_gone(key, tracked)]:
             self.forget(key)
 
     def make_room(self, size_bytes: int) -> None:
-        """Takes out of the account what has to go for an entry of `size_bytes`, which is within `bytes_max`, for
-        `take_due` to give: least recently used first, then what anybody holds, and what is under way last.
+        """Removes entries from the account until `size_bytes` (at most `bytes_max`) fit. `take_due` returns the keys to
+        evict.
+
+        The order is: least recently used, then entries that a client holds, then entries whose put is in flight.
 
         Raises:
-            BelowFloor: fewer entries than the floor would be left. Nothing has to go then.
+            BelowFloor: fewer entries than the floor would be left; nothing is removed.
         """
         victims = self._victims(size_bytes)
         if victims and len(self._tracked) - len(victims) < self.floor:
-            # Some may be gone of themselves that were not looked at.
+            # Entries that were not looked at may be gone.
             self.forget_gone()
             victims = self._victims(size_bytes)
         if victims and len(self._tracked) - len(victims) < self.floor:
             raise BelowFloor(
-                f"{len(self._tracked)} entries of {self.bytes} bytes are stored, entries_max is {self.entries_max} and "
-                f"bytes_max {self.bytes_max}: for {size_bytes} bytes more {len(victims)} would have to go, and the "
-                f"queueing floor is {self.floor} entries; raise the budgets, or lower the floor"
+                f"{len(self._tracked)} entries of {self.bytes} bytes are stored; entries_max is {self.entries_max}, "
+                f"bytes_max is {self.bytes_max}: {size_bytes} more bytes would evict {len(victims)} entries, and the "
+                f"queueing floor keeps {self.floor}; raise entries_max or bytes_max, or lower the floor"
             )
         for key in victims:
             self._drop(key)
 
     def take_due(self) -> list[bytes]:
-        """The keys that are to be evicted now. One that was still under way is given by the first call that sees it
-        stored: before that, the daemon has nothing to evict."""
+        """Returns the keys to evict now. A dropped entry whose put is in flight is returned by the first call after it
+        is stored: before that, the daemon has no entry to evict.
+        """
         dropped, self._dropped = self._dropped, []
         due: list[bytes] = []
         for key, tracked in dropped:
@@ -140,7 +143,7 @@ class Budget:
         return due
 
     def check_invariants(self) -> None:
-        """Asserts that the account is the sum of its entries, and within the budgets."""
+        """Asserts that the account is the sum of its entries, and within the limits."""
         assert self.bytes == sum(tracked.size_bytes for tracked in self._tracked.values())
         assert self.bytes <= self.bytes_max and len(self._tracked) <= self.entries_max
 
@@ -149,7 +152,7 @@ class Budget:
         self.forget(key)
 
     def _victims(self, size_bytes: int) -> list[bytes]:
-        """What has to go, in the order to go. Entries found to be gone already leave the account."""
+        """The entries to drop, in order. Removes entries that no longer exist from the account."""
         over_entries = len(self._tracked) + 1 - self.entries_max
         over_bytes = self.bytes + size_bytes - self.bytes_max
         gone: list[bytes] = []
@@ -182,5 +185,7 @@ class Budget:
         return victims
 
     def _is_gone(self, key: bytes, tracked: TrackedPut) -> bool:
-        """Whether it is not, or no longer, stored by us. One on its way counts as ours."""
+        """Whether this process's put did not store the entry, or the entry no longer exists. False while the put is in
+        flight.
+        """
         return not tracked.is_under_way and not (tracked.is_stored and self._is_there(key))

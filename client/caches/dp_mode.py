@@ -1,9 +1,8 @@
-"""Whether an engine should run its vision encoder data parallel: the rules, and what was published about the gain.
+"""Recommends whether an engine should run its vision encoder data parallel, and quotes AMD's measured gains.
 
-Owns: the thresholds and AMD's table. Does not own the flag's meaning, which is vLLM's: with `--mm-encoder-tp-mode data`
-each rank encodes whole images of a batch, instead of a share of each layer.
-
-Invariant: a gain is a figure of the table, for a value that was measured. Between its rows nothing is made up.
+Owns: the thresholds and AMD's table. Does not own: the flag, which is vLLM's. With `--mm-encoder-tp-mode data` each
+rank encodes whole images of a batch, instead of a share of each layer.
+Invariants: a gain is a figure of the table, for a value that was measured. No values are interpolated.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _BY_DEPTH: Final = {27: 6.2, 45: 17.7, 63: 15.0}
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do, why, and what it is expected to bring.
+    """A recommendation, its reason, and the expected gain.
 
-    `expected_gain_percent` is in requests per second, of data over tensor parallel, whether it is recommended or not;
-    None where nothing was measured for these values. `source` says whose figure it is, and of which row.
+    `expected_gain_percent` is in requests per second, of data over tensor parallel, whether data parallel is
+    recommended or not; None if these values were not measured. `source` names the publisher and the row of the table.
 
     Example:
         >>> advice = tensord.recommend_dp_mode(batch_images=3, resolution=(1024, 1024), encoder_depth=45)
@@ -58,18 +57,18 @@ class Recommendation:
 
     @property
     def flag(self) -> str | None:
-        """What to start vLLM with; None where its default is right."""
+        """The flag to start vLLM with; None if vLLM's default is right."""
         return " ".join(FLAG) if self.use_dp else None
 
     @property
     def args(self) -> list[str]:
-        """The flag as words of a command line; none where vLLM's default is right."""
+        """The flag as a list of command-line arguments; empty if vLLM's default is right."""
         return list(FLAG) if self.use_dp else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Criterion:
-    """One measure of the work, and what the table has for it."""
+    """A measure of the work, and its rows of the table."""
 
     name: str
     value: int | None
@@ -81,18 +80,18 @@ class _Criterion:
 
 
 def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_depth: int | None) -> Recommendation:
-    """Whether data parallel encoding pays.
+    """Whether to encode data parallel.
 
-    It does from 2 images a batch, 512×512 pixels (or as many in another shape), or 45 layers up; it does not for 10
-    images or more of at most 256×256 pixels, whatever the depth: there the returns diminish.
+    Recommended from 2 images a batch, from 512×512 pixels (or as many in another shape), or from 45 layers. Not
+    recommended for 10 or more images of at most 256×256 pixels, whatever the depth, because the gain diminishes there.
 
     Args:
-        batch_images: images that a batch has, 1 or more.
-        resolution: of an image, (width, height) in pixels or the side of a square; None: not known.
-        encoder_depth: layers of the vision encoder; None: not known.
+        batch_images: images in a batch, 1 or more.
+        resolution: of an image, (width, height) in pixels or the side of a square; None if unknown.
+        encoder_depth: layers of the vision encoder; None if unknown.
 
     Raises:
-        UsageError: a value out of its range; the message names it.
+        UsageError: a value is out of its range; the message names it.
     """
     images_count = check_count("batch_images", batch_images, IMAGES_MAX, 1)
     sides = None if resolution is None else check_resolution(resolution)
@@ -100,7 +99,7 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
     depth_layers = None if encoder_depth is None else check_count("encoder_depth", encoder_depth, DEPTH_MAX, 1)
 
     images = _Criterion("images a batch", images_count, _BY_IMAGES)
-    # The table is by squares, and another shape with as many pixels was not measured.
+    # The table has squares only. Other shapes with as many pixels were not measured.
     size = _Criterion("pixels a side", sides[0] if sides is not None and sides[0] == sides[1] else None, _BY_SIDE)
     depth = _Criterion("layers", depth_layers, _BY_DEPTH)
 
@@ -123,10 +122,14 @@ def recommend_dp_mode(batch_images: int, resolution: Resolution | None, encoder_
 
 
 def check_resolution(resolution: object) -> tuple[int, int]:
-    """(width, height) of what the caller gave. Raises UsageError for what is no size of a picture."""
+    """Returns (width, height).
+
+    Raises:
+        UsageError: `resolution` is not the size of an image.
+    """
     if isinstance(resolution, tuple | list):
         if len(resolution) != 2:
-            raise UsageError(f"resolution is {resolution!r}; it is (width, height) in pixels, or the side of a square")
+            raise UsageError(f"resolution is {resolution!r}; pass (width, height) in pixels, or the side of a square")
         width, height = resolution
     else:
         width = height = resolution
@@ -134,7 +137,7 @@ def check_resolution(resolution: object) -> tuple[int, int]:
 
 
 def _recommendation(use_dp: bool, reason: str, deciding: list[_Criterion]) -> Recommendation:
-    """With the table's figure for the first deciding criterion that it has a row for."""
+    """A recommendation with the gain of the first deciding criterion that has a row."""
     for criterion in deciding:
         if criterion.gain_percent is not None:
             return Recommendation(

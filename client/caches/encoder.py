@@ -1,14 +1,13 @@
-"""What an engine has of encoders' outputs, counted in encoder tokens, and what of it is pinned in the host's ring.
+"""An engine's encoder cache: which requests need which outputs, counted in encoder tokens, and their pins in the ring.
 
-Owns: which requests need which outputs, in which order those that nobody needs go, and this engine's pins of those that
-somebody needs. Does not own the outputs: the engine keeps them in its own memory, or reads them in the ring, and drops
-what `get_freed_ids` names. An output is known by its key, so that inputs of one request, requests, and by way of the
-ring processes share it.
-
-Invariants: tokens that requests need, tokens that can be freed and free tokens add up to the cache's size. An output
-that a request needs is never evicted here; where it stands in the ring it is pinned, by a lease, from `allocate` (or
-from the first call after it was stored) until no request needs it, so that no other engine's puts evict it there. Only
-`allocate` evicts. Queries change nothing. Nothing here sends a message but `store`, and nothing waits for an answer.
+Owns: the account of needed and freeable outputs, the order in which freeable ones are evicted, and this engine's pins
+of needed ones. Does not own: the outputs. The engine keeps them in its own memory or reads them in the ring, and drops
+those that `get_freed_ids` names. An output is identified by its key; so inputs, requests and (through the ring)
+processes share it.
+Invariants: used, freeable and free tokens add up to the cache's size. An output that a request needs is never evicted
+here. If it is in the ring, a lease pins it there from `allocate` (or from the first call after it was stored) until no
+request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change nothing. Only
+`store` sends a message, and no call waits for an answer.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One picture, sound or video of a request.
+    """An image, sound or video of a request.
 
     Args:
-        key: 32 bytes that name the content and the encoder, as `Namespace.key` makes them.
+        key: 32 bytes that identify the content and the encoder, as `Namespace.key` makes them.
         tokens: how many embeddings the encoder makes of it.
 
     Raises:
-        BadKey: not 32 bytes.
-        UsageError: `tokens` is no whole number from 0 up.
+        BadKey: `key` is not 32 bytes.
+        UsageError: `tokens` is not a whole number from 0.
 
     Example:
         >>> tensord.EncoderInput(key, 576).tokens
@@ -54,10 +53,10 @@ class EncoderInput:
 
 @dataclass(frozen=True, slots=True)
 class EncoderRequest:
-    """A request and its inputs, which are named by their index. Two of them may be the same.
+    """A request and its inputs. Calls name an input by its index. An input may occur more than once.
 
     Raises:
-        TokensDiffer: two inputs have one key and two token counts.
+        TokensDiffer: two inputs have the same key and different token counts.
 
     Example:
         >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
@@ -77,7 +76,7 @@ class EncoderRequest:
 
 @dataclass(slots=True)
 class _Output:
-    """`requests` need it; `lease` pins it in the ring while there are any, and it is there."""
+    """An allocated output. `requests` need it. `lease` pins it in the ring while it is needed and stored."""
 
     tokens: int
     requests: set[str] = field(default_factory=set)
@@ -85,18 +84,18 @@ class _Output:
 
 
 class EncoderCacheManager:
-    """An engine's budget of encoder outputs. For one thread, the scheduler's.
+    """An engine's budget of encoder outputs. Not thread-safe: for the scheduler's thread.
 
-    A step goes `has_cache`, `can_allocate`, `allocate` for each input that it is going to need, then `lease`, or the
-    encoder and `store`; `free_encoder_input` once an input was consumed, `free` when a request ends, and once a step
-    `get_freed_ids`.
+    Each step calls `has_cache`, `can_allocate` and `allocate` for each input that it needs, then `lease`, or the
+    encoder and `store`. Call `free_encoder_input` once an input was consumed, `free` when a request ends, and
+    `get_freed_ids` once a step.
 
     Args:
-        cache_size: encoder tokens that the engine has memory for, as `compute_encoder_budget` gives them.
-        cache: shares outputs with the host's other engines; without it only this engine's requests share them.
+        cache_size: encoder tokens that the engine has memory for, as `compute_encoder_budget` returns them.
+        cache: shares outputs with the host's other engines. Without it only this engine's requests share them.
 
     Raises:
-        UsageError: `cache_size` is no whole number from 0 up.
+        UsageError: `cache_size` is not a whole number from 0.
 
     Example:
         >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
@@ -122,12 +121,12 @@ class EncoderCacheManager:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that nothing takes."""
+        """Tokens without an output."""
         return self._free
 
     @property
     def freeable_tokens(self) -> int:
-        """Tokens of outputs that no request needs, and that stay until `allocate` wants their room."""
+        """Tokens of outputs that no request needs. They stay until `allocate` evicts them."""
         return self._freeable_tokens
 
     @property
@@ -136,11 +135,11 @@ class EncoderCacheManager:
         return self.cache_size - self._free - self._freeable_tokens
 
     def has_cache(self, request: EncoderRequest, input_id: int) -> bool:
-        """Whether the input was encoded: its output was allocated in this engine, or stands in the host's ring now.
+        """Whether the input's output is allocated in this engine, or in the host's ring now.
 
         Raises:
             UsageError: the request has no such input.
-            TokensDiffer: it is allocated with another number of tokens.
+            TokensDiffer: the key is allocated with another number of tokens.
         """
         wanted = _input(request, input_id)
         return self._known(wanted) is not None or (self._cache is not None and self._cache.contains(wanted.key))
@@ -148,14 +147,15 @@ class EncoderCacheManager:
     def can_allocate(
         self, request: EncoderRequest, input_id: int, compute_budget: int, tokens_scheduled: int = 0
     ) -> bool:
-        """Whether `allocate` of the input would find room, after all that the step has scheduled so far.
+        """Whether `allocate` of the input would succeed, after all inputs that the step has scheduled so far.
 
-        What is allocated here already needs no computing. What only the ring has counts against the compute budget like
-        any other, since it may be gone from there by the time of `allocate`; lower the budget only by what you encode.
+        An output that is allocated here needs no computing. An output that is only in the ring counts against
+        `compute_budget` like a missing one, since it may be evicted before `allocate`. Lower the budget only by the
+        inputs that you encode.
 
         Args:
             compute_budget: encoder tokens that may still be computed in this step.
-            tokens_scheduled: encoder tokens of inputs that were found to fit in this step, and are not yet allocated.
+            tokens_scheduled: encoder tokens of inputs that fit in this step and are not allocated yet.
 
         Raises:
             UsageError, TokensDiffer: as for `has_cache`.
@@ -169,24 +169,24 @@ class EncoderCacheManager:
         return wanted.tokens + tokens_scheduled <= self._free + self._freeable_tokens
 
     def get_cached_input_ids(self, request: EncoderRequest) -> set[int]:
-        """The inputs that are allocated for the request."""
+        """The indices of the request's allocated inputs."""
         return set(self._allocated.get(request.request_id, ()))
 
-    # ---- what a request needs
+    # ---- allocation
 
     def allocate(self, request: EncoderRequest, input_id: int) -> list[bytes]:
-        """Takes room for the input's output, or shares the one that is there, and pins it if the ring has it.
+        """Allocates the input's output, or shares the allocated one, and pins it if it is in the ring.
 
-        Outputs that no request needs make room, the one that was freed first goes first.
+        Evicts outputs that no request needs, in the order in which they were freed, until there is room.
 
         Returns:
-            The keys of those that went, which `get_freed_ids` is going to name too.
+            The keys of evicted outputs. `get_freed_ids` returns them too.
 
         Raises:
-            UsageError: the request has no such input, or another one is allocated under its index.
+            UsageError: the request has no such input, or its index is allocated with another key.
             TokensDiffer: as for `has_cache`.
-            ObjectTooLarge: it has more tokens than the cache.
-            StoreFull: running requests need the room. Nothing has changed.
+            ObjectTooLarge: the input has more tokens than the cache.
+            StoreFull: running requests need the room; nothing changes.
         """
         wanted = _input(request, input_id)
         known = self._known(wanted)
@@ -198,9 +198,9 @@ class EncoderCacheManager:
                     f"{allocated[input_id].hex()[:16]}…, not {wanted.key.hex()[:16]}…; free the request first"
                 )
             return []
-        went: list[bytes] = []
+        evicted: list[bytes] = []
         if known is None:
-            went = self._make_room(request, input_id, wanted.tokens)
+            evicted = self._make_room(request, input_id, wanted.tokens)
             known = self._outputs[wanted.key] = _Output(wanted.tokens)
             self._free -= wanted.tokens
         elif not known.requests:
@@ -209,18 +209,18 @@ class EncoderCacheManager:
         known.requests.add(request.request_id)
         self._allocated.setdefault(request.request_id, {})[input_id] = wanted.key
         if self._cache is not None:
-            # Every request counts as a use, which is what keeps an entry in the ring when nobody pins it any more.
+            # Each request counts as a use. The uses keep the entry in the ring once no lease pins it.
             lease = self._cache.get(wanted.key)
             known.lease = lease if lease is not None else known.lease
             self._pin_stored(self._cache)
-        return went
+        return evicted
 
     def lease(self, request: EncoderRequest, input_id: int) -> Lease | None:
-        """The output as the ring has it, pinned once more for the caller.
+        """A lease on the output in the ring, as an additional pin for the caller.
 
         Returns:
-            None where the input, with this key, is not allocated for the request, or its output is not in the ring
-            (any more).
+            None if the input with this key is not allocated for the request, or its output is not in the ring (any
+            more).
 
         Raises:
             UsageError: the request has no such input.
@@ -235,21 +235,21 @@ class EncoderCacheManager:
         return self._cache.hold(wanted.key)
 
     def store(self, request: EncoderRequest, input_id: int, tree: Any, *, timeout_s: float = 0.0) -> Put | None:
-        """Puts what was encoded into the ring, for everybody. Returns once it is copied out of `tree`.
+        """Puts an encoder output into the ring, for all engines. Returns once the payload is copied.
 
-        It is pinned by the first call after the daemon has stored it, if a request needs it then.
+        The first call after the daemon stored it pins it, if a request still needs it.
 
         Args:
             tree: as for `Client.put`.
-            timeout_s: how long room in the inbox may take; with 0 the put is lost where there is none. A payload over
-                half of the inbox needs some time, as it goes in pieces.
+            timeout_s: seconds to wait for room in the inbox; with 0 the put is lost if there is none. A payload over
+                half of the inbox's size needs more than 0, as it is streamed.
 
         Returns:
-            What became of it; None without a cache.
+            The put; None without a cache.
 
         Raises:
             UsageError: the request has no such input.
-            UnsupportedLeaf: `tree` is no payload.
+            UnsupportedLeaf: `tree` is not a valid payload.
         """
         wanted = _input(request, input_id)
         if self._cache is None:
@@ -259,13 +259,13 @@ class EncoderCacheManager:
         self._pin_stored(self._cache)
         return put
 
-    # ---- what it needs no more
+    # ---- release
 
     def free_encoder_input(self, request: EncoderRequest, input_id: int) -> None:
-        """The request needs the input no more; what is not allocated for it is passed over.
+        """Ends the request's need of an input. Does nothing if the input is not allocated for it.
 
-        An item that the request has several times is needed until the last of them was freed. What no request needs
-        keeps its place, without a pin, until `allocate` wants it.
+        An output that several inputs of the request share is needed until the last of them was freed. An output that no
+        request needs loses its pin, and stays until `allocate` evicts it.
         """
         allocated = self._allocated.get(request.request_id)
         key = allocated.pop(input_id, None) if allocated is not None else None
@@ -283,14 +283,15 @@ class EncoderCacheManager:
             self._freeable_tokens += known.tokens
 
     def free(self, request: EncoderRequest) -> None:
-        """The request has ended, however that was: it needs none of its inputs."""
+        """Ends the request's need of all its inputs. Call it however the request ended."""
         for input_id in list(self._allocated.get(request.request_id, ())):
             self.free_encoder_input(request, input_id)
 
     def get_freed_ids(self) -> list[bytes]:
-        """The keys of all that was evicted since the last call, for the engine to drop: each once, oldest first.
+        """The keys of all outputs that were evicted since the last call, for the engine to drop: each once, oldest
+        first.
 
-        What was evicted and has been allocated again is not among them.
+        Leaves out an output that was evicted and then allocated again.
         """
         if self._cache is not None:
             self._pin_stored(self._cache)
@@ -299,18 +300,19 @@ class EncoderCacheManager:
         return freed
 
     def reset(self) -> None:
-        """Forgets all outputs, requests and pins, and names nothing as freed: the engine drops all that it has.
+        """Forgets all outputs, requests and pins. Returns no freed keys: the engine drops all outputs that it has.
 
-        That is for this engine. When the weights have changed, `Client.invalidate` the namespace, and make new keys.
+        Affects this engine only. If the weights have changed, call `Client.invalidate` with the namespace, and make new
+        keys.
         """
         self._begin()
 
-    # ---- inside
+    # ---- internal
 
     def _begin(self) -> None:
         self._outputs: dict[bytes, _Output] = {}
         self._allocated: dict[str, dict[int, bytes]] = {}
-        # In the order in which they were freed; only the keys matter.
+        # An ordered set, in the order in which outputs were freed.
         self._freeable: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
         self._stored: dict[bytes, Put] = {}
@@ -329,34 +331,34 @@ class EncoderCacheManager:
             needs = f"input {input_id} of request {request.request_id!r} needs {tokens} encoder tokens"
             if tokens > self.cache_size:
                 raise ObjectTooLarge(
-                    f"{needs}, and the cache has {self.cache_size}: give it more, as compute_encoder_budget says"
+                    f"{needs}, but the cache has {self.cache_size}; raise cache_size, see compute_encoder_budget"
                 )
             raise StoreFull(
-                f"{needs}, and {room} of {self.cache_size} are free or can be freed: running requests need the rest; "
-                "ask can_allocate, and schedule it in a later step"
+                f"{needs}, but only {room} of {self.cache_size} are free or can be freed: running requests need the "
+                "rest; call can_allocate first, and schedule the input in a later step"
             )
-        went: list[bytes] = []
+        evicted: list[bytes] = []
         while tokens > self._free:
             key = next(iter(self._freeable))
             del self._freeable[key]
             freed = self._outputs.pop(key).tokens
             self._freeable_tokens -= freed
             self._free += freed
-            went.append(key)
-            # At the end, though it may have been evicted before and allocated again.
+            evicted.append(key)
+            # Move to the end: it may have been evicted before and allocated again.
             self._evicted.pop(key, None)
             self._evicted[key] = None
-        return went
+        return evicted
 
     def _pin_stored(self, cache: Client) -> None:
-        """Pins what was stored meanwhile and is needed, as the index has it: nobody waits for the daemon's word."""
+        """Pins needed outputs that were stored meanwhile. Reads the index, so no call waits for the daemon's answer."""
         for key, put in list(self._stored.items()):
-            # Before the lookup: what was stored by now is found, or has gone for good.
+            # Read before the lookup: an output that is stored by now is found, or has been evicted.
             settled = put.state != "sent"
             known = self._outputs.get(key)
             lease = cache.hold(key) if known is not None and known.requests else None
             if known is not None and lease is not None:
-                # Whatever was pinned before may be what somebody has removed, and this replaces.
+                # Replaces the former lease, whose entry may have been removed and stored again.
                 known.lease = lease
             if settled or lease is not None:
                 del self._stored[key]
@@ -370,20 +372,20 @@ def compute_encoder_budget(
     cache_tokens: int,
     chunked_input: bool = True,
 ) -> tuple[int, int]:
-    """The encoder tokens an engine needs for a step, and for its cache: as configured, and never less than one item.
+    """The encoder tokens that an engine needs for a step and for its cache: as configured, but at least one item.
 
     Args:
-        tokens_max_by_modality: the most encoder tokens one item can have, by each modality that the engine takes.
+        tokens_max_by_modality: the most encoder tokens that one item can have, for each modality that the engine takes.
         batch_tokens_max: tokens in one batch.
-        compute_tokens: encoder tokens that are to be computed in a step.
-        cache_tokens: encoder tokens that are to be cached.
+        compute_tokens: encoder tokens to compute in a step.
+        cache_tokens: encoder tokens to cache.
         chunked_input: whether an item may be spread over batches.
 
     Returns:
-        (compute_budget, cache_size); (0, 0) where the engine takes no such input.
+        (compute_budget, cache_size); (0, 0) if the engine takes no such input.
 
     Raises:
-        UsageError: a figure that is no whole number from 0 up.
+        UsageError: a figure is not a whole number from 0.
         BadConfiguration: an item may not be spread over batches, and can be larger than one.
     """
     compute_tokens = check_count("compute_tokens", compute_tokens, NUMBER_MAX)
@@ -396,23 +398,29 @@ def compute_encoder_budget(
     )
     if not chunked_input and most > batch_tokens_max:
         raise BadConfiguration(
-            f"one item of {modality} can have {most} tokens, and batch_tokens_max is {batch_tokens_max} while chunked "
-            f"input is disabled: it could never run; raise batch_tokens_max to {most}, or enable chunked input"
+            f"an item of {modality} can have {most} tokens, but batch_tokens_max is {batch_tokens_max} and chunked "
+            f"input is disabled; raise batch_tokens_max to {most}, or enable chunked input"
         )
     return max(compute_tokens, most), max(cache_tokens, most)
 
 
 def _input(request: EncoderRequest, input_id: int) -> EncoderInput:
-    """Raises UsageError for an index that the request does not have; none counts from the end."""
+    """The input with this index; negative indices are not allowed.
+
+    Raises:
+        UsageError: the request has no such input.
+    """
     inputs = request.inputs
     if not 0 <= input_id < len(inputs):
-        raise UsageError(f"input {input_id} of request {request.request_id!r}: it has {len(inputs)}, counted from 0")
+        raise UsageError(
+            f"request {request.request_id!r} has no input {input_id}; it has {len(inputs)}, counted from 0"
+        )
     return inputs[input_id]
 
 
 def _check_same(wanted: EncoderInput, tokens: int) -> None:
     if wanted.tokens != tokens:
         raise TokensDiffer(
-            f"key {wanted.key.hex()[:16]}… has {tokens} tokens, and {wanted.tokens} are asked for: one key is one "
-            "content and one encoder; make keys with Namespace.key, of the content itself"
+            f"key {wanted.key.hex()[:16]}… has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "
+            "one content and one encoder; make keys with Namespace.key, of the content itself"
         )

@@ -1,14 +1,13 @@
-"""Leases that are kept for others: what this process has named, and another one is going to read.
+"""Leases that a sender keeps for receivers: entries that it has referred to, and that another process will read.
 
-Owns: how many leases, of how many bytes, are kept, and for how long. Does not own where they come from.
+A lease is *promised* to the thread that asked for the entry, until that thread releases it. It is *lent* once a
+reference to it was sent. If room is needed, the oldest leases that are only lent are dropped: usually they were read
+long ago, and a late receiver reports the loss. A promised lease is never dropped for room; the new lease is refused
+instead.
 
-A lease is *promised* to the thread that asked for the entry, until that thread has done with it, and *lent* to whoever
-was told of it. Where room is wanted, the oldest that are only lent go: as a rule they were read long ago, and who comes
-later finds out. What is promised never goes for that; the new lease is refused instead.
-
-Invariants: never more than `entries_max` leases, nor more than `bytes_max` bytes of payloads. None is kept for longer
-than `seconds` after it was last promised or lent, even if nobody calls any more: a timer sees to it. They stand in
-the order in which they end.
+Owns: how many leases of how many bytes are kept, and for how long. Does not own: where the leases come from.
+Invariants: at most `entries_max` leases and `bytes_max` bytes of payloads. No lease is kept for longer than `seconds`
+after it was last promised or lent; a timer ends it without further calls. The leases are ordered by their expiry.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ class _Held:
 
 
 class HeldLeases:
-    """See the module. Safe to use from several threads; the child of a fork holds nothing.
+    """Keeps leases for receivers. Thread-safe. The child of a fork holds nothing.
 
     Args:
-        entries_max: leases.
-        bytes_max: bytes of their payloads, tree headers and padding included.
-        seconds: for how long.
+        entries_max: limit of leases.
+        bytes_max: limit of their payloads' bytes, tree headers and padding included.
+        seconds: how long a lease is kept after it was last promised or lent.
 
     Raises:
-        UsageError: a limit that is out of its range.
+        UsageError: a limit is out of its range.
     """
 
     def __init__(self, entries_max: int, bytes_max: int, seconds: float) -> None:
@@ -66,17 +65,18 @@ class HeldLeases:
         return self._bytes
 
     def get(self, key: bytes) -> Lease | None:
-        """The lease kept under `key`."""
+        """The lease that is kept under `key`, or None."""
         held = self._held.get(key)
         return held.lease if held is not None else None
 
     def promise(self, key: bytes, lease: Lease) -> bool:
-        """Keeps `lease` for the calling thread. Where there is one of that key already, that one is kept on, unless the
-        entry was removed and stored anew since then: what is held is what others find.
+        """Keeps `lease` for the calling thread. A lease that is already kept under `key` stays, unless the entry was
+        stored anew since then: the kept lease is the one that receivers find.
 
         Returns:
-            False where it is not kept: the rest is promised and leaves no room, or the lease is a copy of its own,
-            which keeps no entry from being evicted, or there is no thread to end it. What was kept before stays.
+            False if it is not kept: the promised leases leave no room, the lease is a copy (which keeps no entry from
+                eviction), or no timer thread can be started. Without a timer thread all leases are dropped; otherwise
+                those that were kept before stay.
         """
         with self._lock:
             held = before = self._held.get(key)
@@ -94,7 +94,9 @@ class HeldLeases:
             return self._renew(key, held)
 
     def lend(self, key: bytes) -> bool:
-        """What the calling thread was promised under `key` is kept for others from now on. False if nothing is kept."""
+        """Turns the calling thread's promise of `key` into a lent lease. Returns False if nothing is
+        kept under `key`.
+        """
         with self._lock:
             held = self._held.get(key)
             if held is None:
@@ -104,7 +106,7 @@ class HeldLeases:
             return self._renew(key, held)
 
     def release(self) -> None:
-        """The calling thread has done with all that it was promised. What is lent stays for its time."""
+        """Ends all promises to the calling thread. Lent leases stay until they expire."""
         ident = threading.get_ident()
         with self._lock:
             for key in [key for key, held in self._held.items() if ident in held.promised_to]:
@@ -114,7 +116,7 @@ class HeldLeases:
                     self._drop(key)
 
     def recall(self, key: bytes) -> None:
-        """What was lent under `key` is not: only what it was promised to keeps it."""
+        """Ends the loan of `key`. Only threads that it is promised to keep the lease."""
         with self._lock:
             held = self._held.get(key)
             if held is not None:
@@ -123,23 +125,25 @@ class HeldLeases:
                     self._drop(key)
 
     def clear(self) -> None:
-        """Keeps nothing."""
+        """Drops all leases."""
         with self._lock:
             self._held.clear()
             self._bytes = 0
             self._stop_timer()
 
     def after_fork_in_child(self) -> None:
-        """What is held is the parent's to hold; its lock may be taken by a thread that is not here."""
+        """The leases belong to the parent, and a thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._timer = None
         self._held = OrderedDict()
         self._bytes = 0
 
-    # ---- inside
+    # ---- internal
 
     def _make_room(self, payload_bytes: int, before: _Held | None) -> bool:
-        """Whether one more, of so many bytes, fits; or one in place of `before`, which stays until then."""
+        """Whether another lease of `payload_bytes` fits, or one in place of `before`, which stays until then. Drops
+        leases that are only lent.
+        """
         more_entries = 1 if before is None else 0
         more_bytes = payload_bytes - (0 if before is None else before.lease.payload_bytes)
         if self._has_room(more_entries, more_bytes):
@@ -166,9 +170,9 @@ class HeldLeases:
         return self._timer is not None or self._start_timer()
 
     def _start_timer(self) -> bool:
-        """Without a thread that ends them nothing is kept."""
+        """Starts the timer. If no thread can be started, drops all leases and returns False."""
         first = next(iter(self._held.values()))
-        # The timer's thread must not keep alive what nobody else uses any more.
+        # The timer refers weakly to this object, so that it can be collected.
         timer = threading.Timer(max(0.0, first.ends_at - time.monotonic()), _expire, [weakref.ref(self)])
         timer.name, timer.daemon = "tensord-holds", True
         try:
@@ -185,11 +189,11 @@ class HeldLeases:
             aside(self._timer.cancel)
             self._timer = None
 
-    def _end_what_is_over(self) -> None:
+    def _end_expired(self) -> None:
         now = time.monotonic()
         with self._lock:
             if self._timer is not threading.current_thread():
-                # It had fired already when it was stopped.
+                # The timer fired before it was cancelled.
                 return
             self._timer = None
             while self._held and next(iter(self._held.values())).ends_at <= now:
@@ -201,10 +205,10 @@ class HeldLeases:
 _everywhere: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
 
 
-def _expire(of: weakref.ref[HeldLeases]) -> None:
-    holds = of()
+def _expire(reference: weakref.ref[HeldLeases]) -> None:
+    holds = reference()
     if holds is not None:
-        holds._end_what_is_over()
+        holds._end_expired()
 
 
 def _in_child() -> None:

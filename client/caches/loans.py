@@ -1,18 +1,20 @@
-"""Leases that one process keeps until another process has read what they pin.
+"""Loans: leases that one process keeps until another process has read their payloads.
 
     frontend:  loan = lender.lend(lease, bytes_max); send(lease.handle(), loan)
-    engine:    borrower.fetch(loan)          # a copy of the span, over a socket: where the ring itself cannot be read
-               borrower.done([loan, …])      # it is read: the lender lets it go
+    engine:    borrower.fetch(loan)          # a copy of the span, over a socket, if the ring itself cannot be read
+               borrower.done([loan, …])      # the lender ends the loan
 
-Owns: the lender's abstract Unix socket, its thread, and what is lent. Does not own how a handle is read (ring.py).
+Owns: the lender's abstract Unix socket, its thread, and the account of loans. Does not own: how a handle is read
+(core/ring_reader.py).
 
-A loan is 16 bytes: the socket's random name, and a number. Only processes of the lender's user are answered.
+A loan is 16 bytes: the socket's random name, and a number. The lender answers only processes of its own user.
 
-Invariants
-- A lease that is lent is kept until its loan is done, or for UNREAD_S_MAX. Within `seconds` nothing else ends it: where
-  `bytes_max` has no room, the new lease is not lent. After `seconds` it goes if a new lease needs its room.
+Invariants:
+- A lease is kept until its loan is done, or for UNREAD_S_MAX seconds. Within `seconds` nothing else ends it: if
+  `bytes_max` has no room, the new lease is not lent. After `seconds` it may be dropped for a new lease.
 - Several loans of one lease count its bytes once.
-- No call raises because the other process is gone. `fetch` waits FETCH_S at most, `done` and `lend` wait for nobody.
+- No call raises because the other process is gone. `fetch` waits at most FETCH_S seconds; `done` and `lend` do not
+  wait.
 """
 
 from __future__ import annotations
@@ -60,10 +62,10 @@ _AGAIN_S: Final = 0.01
 
 
 class Lender:
-    """See the module. Safe to use from several threads. The child of a fork begins anew, with nothing lent.
+    """Lends leases to other processes. Thread-safe. The child of a fork starts with no loans.
 
     Args:
-        seconds: for how long a loan is safe from new leases.
+        seconds: how long new leases cannot replace a loan.
 
     Raises:
         UsageError: `seconds` is out of its range.
@@ -85,7 +87,7 @@ class Lender:
         """Keeps `lease` until the loan is done.
 
         Returns:
-            The loan, LOAN_BYTES bytes; None where it is not kept: no room, or no socket or thread to be asked by.
+            The loan, LOAN_BYTES bytes. None if the lease is not kept: no room, or no socket or thread to serve it.
         """
         if not self._started():
             return None
@@ -98,21 +100,21 @@ class Lender:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of all leases that are lent."""
+        """Bytes of all leases on loan."""
         return self._book.bytes
 
     def close(self) -> None:
-        """Ends the thread; what is lent is kept no more. Idempotent."""
+        """Ends the thread and all loans. Idempotent."""
         self._closed = True
         if self._ends is not None:
             self._ends()
         self._book.clear()
 
     def after_fork_in_child(self) -> None:
-        """The thread is the parent's, and so are the loans. For the library."""
+        """The thread and the loans belong to the parent. For the library."""
         detached = self._ends.detach() if self._ends is not None else None
         if detached is not None:
-            # Not shut down: that would be the parent's, too.
+            # Closed, not shut down: a shutdown would end the parent's socket too.
             detached[2][0].close()
         closed = self._closed
         self._start_lock = threading.Lock()
@@ -128,7 +130,7 @@ class Lender:
             try:
                 listening.bind(_address(name))
                 listening.listen(_BACKLOG)
-                # It has no reference to the lender, which may be collected.
+                # The thread refers to the book, not to the lender, so the lender can be collected.
                 serve = partial(_serve, listening, self._book)
                 aside(threading.Thread(target=serve, name="tensord-loans", daemon=True).start)
             except (OSError, RuntimeError, MemoryError):
@@ -140,13 +142,13 @@ class Lender:
 
 
 class _Book:
-    """What is lent, by number. Two threads' sets: those that lend, and the one that is told."""
+    """The account of loans, by number. The lending threads add to it; the serving thread reads and ends loans."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._numbers = count(1)
-        # In the order in which they were lent.
+        # In the order of the loans.
         self._lent: dict[int, tuple[Lease, float]] = {}
         self._uses: Counter[Lease] = Counter()
         self.bytes = 0
@@ -178,10 +180,10 @@ class _Book:
             for number in numbers:
                 self._drop(number)
 
-    def end_what_nobody_reads(self) -> None:
+    def end_unread(self) -> None:
         with self._lock:
-            long_ago = time.monotonic() - UNREAD_S_MAX
-            while self._lent and next(iter(self._lent.values()))[1] < long_ago:
+            oldest_allowed = time.monotonic() - UNREAD_S_MAX
+            while self._lent and next(iter(self._lent.values()))[1] < oldest_allowed:
                 self._drop(next(iter(self._lent)))
 
     def clear(self) -> None:
@@ -202,7 +204,7 @@ class _Book:
 
 
 class Borrower:
-    """The other side. Safe to use from several threads; it keeps one connection to each lender."""
+    """Fetches loans, and ends them. Thread-safe. Keeps one connection to each lender."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,10 +212,10 @@ class Borrower:
         weakref.finalize(self, _close_all, self._connections)
 
     def fetch(self, loan: bytes) -> Array | None:
-        """A copy of the span that a loan is of, its header first, (n,) uint8, in memory of this process's own.
+        """A private copy of a loan's span, its header first, as uint8 of shape (n,).
 
         Returns:
-            None if the lender is gone, does not answer, or keeps it no more.
+            None if the lender is gone, does not answer in time, or has ended the loan.
         """
         name, number = loan[:_NAME_BYTES], loan[_NAME_BYTES:]
         with self._lock:
@@ -223,18 +225,18 @@ class Borrower:
             try:
                 connection.settimeout(FETCH_S)
                 connection.send(_FETCH + number)
-                said, fds, *_ = socket.recv_fds(connection, 1, 1)
+                answer, fds, *_ = socket.recv_fds(connection, 1, 1)
             except OSError:
                 self._leave(name)
                 return None
-            if not said:
+            if not answer:
                 self._leave(name)
             return _mapped(fds[0]) if fds else None
 
     def done(self, loans: Iterable[bytes]) -> None:
-        """Tells lenders that these are read."""
-        for name, of_one in groupby(sorted(loans), lambda loan: loan[:_NAME_BYTES]):
-            numbers = [loan[_NAME_BYTES:] for loan in of_one]
+        """Tells the lenders that these loans were read."""
+        for name, of_lender in groupby(sorted(loans), lambda loan: loan[:_NAME_BYTES]):
+            numbers = [loan[_NAME_BYTES:] for loan in of_lender]
             with self._lock:
                 connection = self._connection(name)
                 for start in range(0, len(numbers) if connection is not None else 0, _NUMBERS_MAX):
@@ -243,14 +245,14 @@ class Borrower:
                         connection.settimeout(0)
                         connection.send(_DONE + b"".join(numbers[start : start + _NUMBERS_MAX]))
                     except BlockingIOError:
-                        # The lender is stopped, and full of such words. It ends these by itself.
+                        # The lender is stopped and its socket is full. The loans end by their time limit.
                         break
                     except OSError:
                         self._leave(name)
                         break
 
     def close(self) -> None:
-        """Ends the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         with self._lock:
             _close_all(self._connections)
 
@@ -260,7 +262,7 @@ class Borrower:
             return known
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # A full backlog is a lender that does not answer.
+            # Non-blocking: a lender with a full backlog counts as one that does not answer.
             made.setblocking(False)
             made.connect(_address(name))
             if not _is_ours(made):
@@ -285,19 +287,19 @@ def _close_all(connections: dict[bytes, socket.socket]) -> None:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other side runs under the same user."""
+    """Whether the peer runs under the same user."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(packed)[1] == os.geteuid())
 
 
 def _end(listening: socket.socket) -> None:
-    """Wakes the thread, which then ends. The descriptor is the thread's to close."""
+    """Wakes the thread, which then ends and closes the descriptor."""
     with suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)
 
 
 def _mapped(fd: int) -> Array | None:
-    """The memory behind a descriptor, as pages of this process's own."""
+    """The memory behind a descriptor, mapped privately. Closes the descriptor."""
     try:
         return np.frombuffer(mmap(fd, 0, MAP_PRIVATE, PROT_READ | PROT_WRITE), np.uint8)
     except (OSError, ValueError):
@@ -307,7 +309,7 @@ def _mapped(fd: int) -> Array | None:
 
 
 def _serve(listening: socket.socket, book: _Book) -> None:
-    """Answers borrowers until the lender ends."""
+    """Answers borrowers until the lender closes."""
     with selectors.DefaultSelector() as ready, listening:
         ready.register(listening, selectors.EVENT_READ)
         while True:
@@ -317,11 +319,11 @@ def _serve(listening: socket.socket, book: _Book) -> None:
                         connection, _ = listening.accept()
                     except OSError as error:
                         if error.errno == EINVAL:
-                            # The lender has ended.
+                            # The lender was closed.
                             for other in list(ready.get_map().values()):
                                 other.fileobj.close()  # type: ignore[union-attr]
                             return
-                        # No descriptor is free, or its maker has gone already.
+                        # No descriptor is free, or the peer has gone already.
                         time.sleep(_AGAIN_S)
                         continue
                     if _is_ours(connection):
@@ -332,20 +334,20 @@ def _serve(listening: socket.socket, book: _Book) -> None:
                 elif not _answered(key.fileobj, book):  # type: ignore[arg-type]
                     ready.unregister(key.fileobj)
                     key.fileobj.close()  # type: ignore[union-attr]
-            book.end_what_nobody_reads()
+            book.end_unread()
 
 
 def _answered(connection: socket.socket, book: _Book) -> bool:
-    """Takes one message; False where the connection is over."""
+    """Handles one message. Returns False if the connection is to be closed."""
     try:
-        said = connection.recv(_MESSAGE_BYTES)
-        if not said or len(said) % _NUMBER.size != 1:
+        message = connection.recv(_MESSAGE_BYTES)
+        if not message or len(message) % _NUMBER.size != 1:
             return False
-        numbers = [number for (number,) in _NUMBER.iter_unpack(said[1:])]
-        if said[:1] == _DONE:
+        numbers = [number for (number,) in _NUMBER.iter_unpack(message[1:])]
+        if message[:1] == _DONE:
             book.done(numbers)
             return True
-        if said[:1] != _FETCH or len(numbers) != 1:
+        if message[:1] != _FETCH or len(numbers) != 1:
             return False
         lease = book.get(numbers[0])
         fd = _copied(lease) if lease is not None else -1
@@ -360,7 +362,7 @@ def _answered(connection: socket.socket, book: _Book) -> bool:
 
 
 def _copied(lease: Lease) -> int:
-    """A descriptor of memory that has a copy of a lease's span; -1 where it has none, or there is no memory."""
+    """A descriptor of a memfd with a copy of a lease's span; -1 if the lease has no span, or there is no memory."""
     span = lease.span()
     if span is None:
         return -1

@@ -1,6 +1,7 @@
-"""How large a nested tree is, whatever its leaves are.
+"""Sizes of nested trees with leaves of any type.
 
-Owns: what counts as a leaf, and as its bytes. Imports neither torch nor numpy: a leaf that knows its bytes says so.
+Owns: the rules what a leaf is, and how many bytes it counts. Does not own: limits.
+Invariants: imports neither torch nor numpy; a leaf's own `nbytes` is its size.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ _CONTAINERS: Final = (Mapping, list, tuple)
 
 
 def item_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
-    """Bytes of all leaves of a nested tree: of an array or tensor its values', of str its UTF-8's, of bytes their
-    number; of any other leaf, as an int or None, what Python takes for it. Mappings' keys and containers count 0.
+    """Bytes of all leaves of a nested tree. Keys of mappings and containers count 0.
+
+    An array or tensor counts its values' bytes, a str its UTF-8 bytes, bytes their length, any other leaf (int, None)
+    the size of its Python object.
 
     Args:
-        nodes_max: look at no more containers and leaves than so many. A tree that contains itself has no end.
+        nodes_max: limit of containers and leaves that are counted. A tree that contains itself has no end.
     """
     nodes = islice(_nodes(tree), nodes_max)
     return sum(_leaf_bytes(node) for node in nodes if not isinstance(node, _CONTAINERS))
 
 
 def array_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
-    """Bytes of a nested tree's arrays, tensors and byte strings; other leaves count 0. Otherwise as `item_bytes`."""
+    """Bytes of a nested tree's arrays, tensors and byte strings. Other leaves count 0. Otherwise as `item_bytes`."""
     nodes = islice(_nodes(tree), nodes_max)
     return sum(_array_bytes(node) or 0 for node in nodes if not isinstance(node, _CONTAINERS))
 
 
 def leaf_count(tree: Any) -> int:
-    """How many leaves a nested tree has: all that is no mapping, list or tuple. An empty container has none."""
+    """How many leaves a nested tree has: nodes that are no mapping, list or tuple. An empty container has none."""
     return sum(not isinstance(node, _CONTAINERS) for node in _nodes(tree))
 
 
 def _nodes(tree: Any) -> Iterator[Any]:
-    # Not by recursion: a tree may be deeper than the stack.
+    # Not recursive: a tree may be deeper than the stack.
     rest = [tree]
     while rest:
         node = rest.pop()
@@ -55,12 +58,12 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def _array_bytes(leaf: Any) -> int | None:
-    """None for what is no array, tensor or byte string."""
+    """The bytes of an array, tensor or byte string; None for any other leaf."""
     if isinstance(leaf, bytes | bytearray):
         return len(leaf)
     try:
-        # Their own word for it is right for 0 dimensions and for narrow dtypes too.
+        # `nbytes` is right for 0 dimensions and narrow dtypes too.
         return int(leaf.nbytes)
     except (AttributeError, RuntimeError):
-        # A sparse tensor has the attribute, and raises.
+        # A sparse tensor has the attribute, but it raises.
         return None

@@ -1,8 +1,9 @@
-"""Views of a leased payload on which a process may write for itself, without a copy of what it does not write on.
+"""Copy-on-write views of a leased payload.
 
-Owns: the private mapping. A page of it is the ring's until somebody writes on it, and then this process's own, so an
-in-place operation neither ends the process nor reaches anybody else. Does not own the pin: the mapping keeps the root
-of its lease, and is made anew for each lease, so that no page of it outlives the entry that it shows.
+Owns: the private mapping. A page of it is the ring's until this process writes to it; then the page is a private copy.
+So an in-place operation neither ends the process nor changes the shared payload. Does not own: the pin.
+Invariants: a mapping keeps the root of its lease. Each lease gets a new mapping, so that no written page outlives its
+entry.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ Array = np.ndarray[Any, Any]
 
 
 class _PrivateMap(mmap):
-    """The pages around one payload; `root` is the lease's."""
+    """The pages around one payload. `root` is the root of its lease."""
 
     root: Array
 
 
 def private_view(root: Array) -> Array:
-    """A writable array, (payload_bytes,) uint8, with the bytes of a lease's root; it keeps the root alive.
+    """A writable uint8 array of shape (payload_bytes,) with the bytes of a lease's root, which it keeps alive.
 
-    It costs a mapping and a descriptor for as long as it lives. Where the process has none left, or the lease is a copy
-    anyway, it is a copy.
+    Costs a mapping and a descriptor for its lifetime. If the process has none left, or the lease is a copy, the result
+    is a copy.
     """
     mapping = mapping_under(root)
     if mapping is None:

@@ -1,24 +1,23 @@
-"""What processors made of pictures, sound and video, for all frontends and engines of a host: by hash, as nested trees.
+"""The processor cache: outputs of image, sound and video processors, shared by all frontends and engines of a host.
 
-A frontend is the sender: it asks which items are there, processes the others, and sends References instead of trees.
-An engine is the receiver: it turns References into trees, which are views of shared memory. There may be any number of
+A frontend is the sender: it asks which items are stored, processes the others, and sends References instead of trees.
+An engine is the receiver: it turns References into trees, which are views of shared memory. There may be several of
 both.
 
-    sender     there = cache.is_cached(hashes)                       # what it answers True for is held
+    sender     there = cache.is_cached(hashes)                       # items with True are held
                trees = [None if known else process(item) for item, known in zip(items, there)]
                sent = cache.get_and_update(trees, hashes)            # a Reference, or the tree itself
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
-Owns: what becomes of each item, and its count. Does not own what is stored (the daemon's), nor how long a sender keeps
-what it named (holds.py).
+Owns: the outcome of each item, and the counts. Does not own: the entries (the daemon's), nor how long a sender holds
+them (holds.py).
+Invariants: neither side mirrors the state of the other. A sender refers only to entries that it holds pinned, long
+enough for the receiver to read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request;
+then the sender calls `invalidate` and sends trees.
 
-Neither side mirrors what the other has. A sender names only what it holds pinned, and holds it long enough for the
-receiver to read it; a receiver that does not find it says so once for the whole request, by `ReferenceLost`, upon which
-the sender calls `invalidate` and sends trees.
-
-That a put is visible is known by the daemon's answer, so a sender waits for it: for milliseconds, since the tree that
-it would send instead would have to be copied, too. Where the answer is late, the tree is sent and the put goes on;
-until it is answered nothing else is put, so that a daemon which does not answer costs one such wait, and not one each.
+A sender waits for the daemon's answer to a put, which says that the entry is visible. This takes milliseconds; sending
+the tree instead would take a copy too. If the answer is late, the tree is sent and the put goes on. Until it is
+answered, no other item is put. So a daemon that does not answer costs one such wait, not one for each item.
 """
 
 from __future__ import annotations
@@ -67,15 +66,15 @@ __all__ = ["Feature", "ProcessorCache", "Reference", "Stats", "item_bytes", "lea
 Hash = str | bytes
 Copy = bool | Literal["on_write"]
 
-# What is stored: the tree, and the hash that it is the tree of, since a reference comes from another process.
+# The payload has the tree and its hash. The receiver checks the hash, since the reference comes from another process.
 _HASH: Final = "hash"
 _TREE: Final = "tree"
 _KIND: Final = "processor"
-# What a daemon copies in a second on a loaded machine, at least: by so much its answer comes later for a large tree.
+# Bytes that a daemon copies in a second on a loaded machine, at least. A large tree's answer may take this much longer.
 _SLOW_BYTES_PER_S: Final = 1 << 30
 _HELD_SHARE: Final = 4
 _KEYS_KEPT: Final = 4096
-# So many items that a receiver did not find, all at once: it does not see what this sender sees, and gets trees.
+# From this many lost items at once, all items count as missing: the receiver maps another ring, and gets trees.
 _DISTRUSTED_ALL: Final = 64
 _REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
     (ObjectTooLarge, "too_large"),
@@ -93,7 +92,8 @@ _REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
 class Feature:
     """One item of a request, as the receiver gets and returns it.
 
-    `data` is a Reference or a tree, or None for "what is stored under this hash"; returned, always the tree.
+    `data` is a Reference, a tree, or None for the entry stored under `hash`. In returned features it is always the
+    tree.
 
     Example:
         >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
@@ -109,14 +109,15 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What was looked up. `passed_through`: how many items went as their trees, by why:
+    """Counts of lookups. `passed_through`: how many items were sent as trees, by reason:
 
-    - "too_large": over object_bytes_max, or than the ring is; "unsupported": what no tree can hold
-    - "full": no room that is not pinned; "pressure": the host is in emergency; "refused": the daemon said no otherwise
-    - "no_daemon"; "late": it did not answer in time, or still owes the answer to a former put
-    - "held": no room among what this sender holds; "invalidated": a receiver had not found it, recently
+    - "too_large": larger than object_bytes_max or the ring; "unsupported": a leaf of an unsupported type
+    - "full": no room besides pinned entries; "pressure": the host is in emergency; "refused": the daemon refused it for
+      another reason
+    - "no_daemon"; "late": no answer in time, or an earlier put is still unanswered
+    - "held": no room in the sender's holds; "invalidated": a receiver missed it recently
     - "gone": it was held, and cleared meanwhile
-    - "mismatch": what is stored under its hash is not what this sender's processor makes
+    - "mismatch": the tree stored under its hash is not one that this sender's processor makes
     """
 
     hits: int = 0
@@ -125,11 +126,11 @@ class Stats:
 
     @property
     def hit_ratio(self) -> float:
-        """Hits of all; 0 where nothing was looked up."""
+        """Hits divided by lookups; 0 without lookups."""
         return self.hits / self.total if self.total else 0.0
 
     def since(self, before: Stats) -> Stats:
-        """What was counted after `before`."""
+        """The counts since `before`."""
         passed = {reason: count - before.passed_through.get(reason, 0) for reason, count in self.passed_through.items()}
         return Stats(
             self.hits - before.hits,
@@ -139,25 +140,28 @@ class Stats:
 
 
 class ProcessorCache:
-    """The processor outputs of one namespace; see the module. Safe to use from several threads.
+    """The processor outputs of one namespace. Thread-safe. A process may be sender, receiver or both.
 
     Args:
-        cache: stays the caller's.
-        namespace: `clear` drops all that is stored under it: best one that has nothing else.
-        entries_max, bytes_max, seconds: what a sender holds for receivers, and for how long; without `bytes_max` a
-            quarter of the ring.
-        lend: whether a sender keeps what it referred to until the receiver has read it, instead of for `seconds`. The
-            receiver reads it whatever becomes of the entry, the ring or the daemon meanwhile. Both sides run under one
-            user, on one host, in one network namespace. It takes a thread and a socket, and pins `bytes_max` more.
-        put_wait_s: for how long a sender waits until what it put is visible; one more second for each GiB.
-        accepts: whether a sender takes a stored tree, with numpy arrays for leaves, for what its own processor makes.
-            What it does not take is a miss, and goes whole. What it has taken once it takes again.
-        copy: how a receiver's leaves come. False: views of shared memory, numpy's read-only. Torch has no read-only
-            tensors: an in-place operation on one of those ends the process with SIGSEGV. "on_write": views of pages
-            that become this process's own where it writes on them. True: memory of this process's own.
+        cache: the client to use; the caller closes it.
+        namespace: namespace of the entries. `clear` drops all of its entries, so give the processor outputs one of
+            their own.
+        entries_max, bytes_max, seconds: limits of the leases that a sender holds for receivers, and for how many
+            seconds. `bytes_max` defaults to a quarter of the ring.
+        lend: whether a sender keeps entries that it referred to until the receiver has read them, instead of for
+            `seconds`. The receiver can then read them even if the entry, the ring or the daemon is gone. Both sides run
+            under one user, on one host, in one network namespace. Costs a thread and a socket, and pins up to
+            `bytes_max` more.
+        put_wait_s: seconds that a sender waits until its puts are visible, plus one second for each GiB.
+        accepts: returns whether a stored tree (numpy arrays for leaves) is one that this sender's processor makes. A
+            tree that it does not accept is a miss, and the item is sent as a tree. An accepted tree structure is not
+            checked again.
+        copy: the memory of a receiver's leaves. False: views of shared memory, read-only for numpy. Torch has no
+            read-only tensors: an in-place operation on such a tensor ends the process with SIGSEGV. "on_write":
+            copy-on-write views. True: copies.
 
     Raises:
-        UsageError: an argument out of its range.
+        UsageError: an argument is out of its range.
 
     Example:
         >>> tree = {"pixel_values": np.zeros((4, 1176), np.float32)}
@@ -183,7 +187,7 @@ class ProcessorCache:
         accepts: Callable[[Any], bool] | None = None,
     ) -> None:
         if copy not in (False, True, "on_write"):
-            raise UsageError(f'copy is {copy!r}; give False, True or "on_write"')
+            raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
         self.namespace = namespace
         self._client = cache
         self._put_wait_s = check_seconds("put_wait_s", put_wait_s)
@@ -199,39 +203,39 @@ class ProcessorCache:
         self._distrusted: dict[bytes, float] = {}
         self._hits = self._total = 0
         self._passed: Counter[str] = Counter()
-        self._told = Stats()
+        self._reported = Stats()
         _everywhere.add(self)
         self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(_key_of, namespace))
 
     # ---- the sender
 
     def is_cached(self, hashes: Iterable[Hash]) -> list[bool]:
-        """Which items are there. Not counted as a use of them.
+        """Returns for each item whether it is stored. Counts no use.
 
-        What it answers True for is held until this thread has called `get_and_update` with it, or `release`, or for
-        `seconds`: it cannot go while the other items are processed. Where it can not be held, the answer is False.
+        Items with True are held for this thread until it calls `get_and_update` with them, or `release`, or for
+        `seconds`. So they are not evicted while the other items are processed. An item that cannot be held is False.
         """
         return [self._is_held(self.key(hash)) for hash in hashes]
 
     def touch(self, hashes: Iterable[Hash]) -> int:
-        """Counts as a use of each item that is there, and holds it as `is_cached` does. Returns how many are there."""
+        """Counts a use of each stored item, and holds it as `is_cached` does. Returns how many are stored."""
         return sum(self._use(self.key(hash)) is not None for hash in hashes)
 
     def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
-        """What to send for each item: a Reference where it is stored, or its tree, passed through.
+        """Returns the data to send for each item: a Reference if it is stored, or its tree, passed through.
 
-        All that are there are held before anything is put, so that storing one item evicts none of the others.
+        All stored items are held before any is put. So storing one item evicts none of the others.
 
         Args:
-            items: trees (see `Client.put`), or None for what `is_cached` said is there.
-            hashes: one for each.
+            items: trees (see `Client.put`), or None for items that `is_cached` returned True for.
+            hashes: one for each item.
 
         Raises:
-            ReferenceLost: None was given for what is neither stored nor held; `hashes` of it names all of those.
-            UsageError: not as many hashes as items.
+            ReferenceLost: an item is None, and neither stored nor held; the error's `hashes` names all such items.
+            UsageError: the numbers of hashes and items differ.
         """
         if len(items) != len(hashes):
-            raise UsageError(f"{len(items)} items with {len(hashes)} hashes; give one for each")
+            raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
         keys = [self.key(hash) for hash in hashes]
         there = {key: self._use(key) for key in dict.fromkeys(keys)}
         trees = {
@@ -239,7 +243,7 @@ class ProcessorCache:
             for hash, key, item in zip(hashes, keys, items, strict=True)
             if item is not None and there[key] is None
         }
-        # What an item without a tree is made of, whatever another thread ends meanwhile.
+        # The source of an item without a tree, even if another thread ends its hold meanwhile.
         leases = {key: self._holds.get(key) if lease is None else lease for key, lease in there.items()}
         lost = [
             hash
@@ -256,7 +260,7 @@ class ProcessorCache:
             for key, item in zip(keys, items, strict=True)
         ]
         if self._lender is not None:
-            # Their loans keep them for as long as it is needed.
+            # The loans keep the leases for as long as needed.
             for key in there:
                 self._holds.recall(key)
         lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
@@ -265,18 +269,22 @@ class ProcessorCache:
         return sent
 
     def held(self, hash: Hash) -> Any:
-        """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is."""
+        """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is held."""
         lease = self._holds.get(self.key(hash))
         payload = lease.tree if lease is not None else None
         return payload.get(_TREE) if isinstance(payload, dict) else None
 
     def release(self) -> None:
-        """Holds no more what `is_cached` and `touch` held for this thread. What was referred to stays for its time."""
+        """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay
+        for `seconds`.
+        """
         self._holds.release()
 
     def invalidate(self, hashes: Iterable[Hash]) -> None:
-        """A receiver did not find these: for `seconds` they are not there for this sender, which sends their trees.
-        Where so many are not found that the receiver must be looking at another ring, nothing is there.
+        """Marks items that a receiver missed. For `seconds` this sender treats them as not stored, and sends their
+        trees.
+
+        From 64 such items at once, it treats all items as not stored: the receiver must be mapping another ring.
         """
         until = time.monotonic() + self._holds.seconds
         for hash in hashes:
@@ -287,7 +295,7 @@ class ProcessorCache:
                 self._distrusted[key] = until
 
     def pass_through(self, reason: str) -> None:
-        """Counts an item that the caller sends as it is, without having asked."""
+        """Counts an item that the caller sends as a tree without a lookup."""
         with self._lock:
             self._total += 1
             self._passed[reason] += 1
@@ -295,14 +303,14 @@ class ProcessorCache:
     # ---- the receiver
 
     def get_and_update_features(self, features: Iterable[Feature]) -> list[Feature]:
-        """The features with trees for data. A tree that was passed through stays as it is.
+        """Returns the features with trees for data. Features whose data is a tree stay as they are.
 
-        All that are referred to are pinned before any tree is made. Each tree pins its entry for as long as any leaf of
-        it lives, unless leaves are copies. Whoever lends what is referred to is told that it is read.
+        All references are pinned before any tree is made. Each tree pins its entry for as long as any leaf of it lives,
+        unless the leaves are copies. Lenders are told that their loans were read.
 
         Raises:
-            ReferenceLost: some are not there; `hashes` of it names all of those.
-            UsageError: a reference to what was not stored under its hash.
+            ReferenceLost: entries are gone; the error's `hashes` names all of them.
+            UsageError: a reference's entry was not stored under the feature's hash.
         """
         asked = list(features)
         try:
@@ -321,7 +329,7 @@ class ProcessorCache:
             self._total += len(asked)
             self._hits += sum(lease is not None for lease in leases)
         if lost:
-            raise ReferenceLost(f"{lost} are not stored any more; have their trees sent", lost)
+            raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
         return [
             feature if lease is None else replace(feature, data=self._tree(feature.hash, lease))
             for feature, lease in zip(asked, leases, strict=True)
@@ -330,61 +338,62 @@ class ProcessorCache:
     # ---- both
 
     def make_stats(self, delta: bool = False) -> Stats:
-        """What was looked up by `get_and_update` and `get_and_update_features` since the beginning, or `clear`; with
-        `delta` since the last call with it.
+        """Returns the counts of `get_and_update` and `get_and_update_features` since the start, or since `clear`; with
+        `delta` since the last call with `delta`.
         """
         with self._lock:
             stats = Stats(self._hits, self._total, dict(self._passed))
             if not delta:
                 return stats
-            told, self._told = self._told, stats
-            return stats.since(told)
+            reported, self._reported = self._reported, stats
+            return stats.since(reported)
 
     def forget(self) -> None:
-        """Holds nothing, and counts from 0. What is stored stays, for all who know its hash."""
+        """Drops all holds and counts. Entries stay stored."""
         self._holds.clear()
         with self._lock:
             self._distrusted.clear()
             self._hits = self._total = 0
             self._passed.clear()
-            self._told = Stats()
+            self._reported = Stats()
 
     def clear(self) -> int:
-        """`forget`, and removes all entries of the namespace, whoever stored them. Returns how many there were.
+        """Calls `forget`, and removes all entries of the namespace, from all clients. Returns how many there were.
 
         Raises:
-            DaemonUnavailable, TimedOut: why they were not removed.
+            DaemonUnavailable, TimedOut: the daemon did not answer; the entries stay.
         """
         self.forget()
         return self._client.clear(self.namespace)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what this sender holds now."""
+        """Bytes of the entries that this sender holds now."""
         return self._holds.held_bytes
 
     def lends(self, reference: Reference) -> bool:
-        """Whether the loan of a reference is this sender's."""
+        """Whether the loan of a reference belongs to this sender."""
         return self._lender is not None and self._lender.made(reference.loan)
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of what this sender lends, and receivers have not read yet."""
+        """Bytes of the entries that this sender lends, and that receivers have not read yet."""
         return self._lender.lent_bytes if self._lender is not None else 0
 
     def close(self) -> None:
-        """Holds and lends nothing any more; what was sent and not read yet is lost where its entry is gone. Only where
-        `lend` is on it is needed, and then at the end. Idempotent."""
+        """Ends all holds and loans. A sent Reference that was not read yet is lost if its entry is gone. Needed only
+        with `lend`, at the end. Idempotent.
+        """
         self._holds.clear()
         self._reader.close()
         if self._lender is not None:
             self._lender.close()
 
     def after_fork_in_child(self) -> None:
-        """Its lock may be taken by a thread that is not here. For the library."""
+        """A thread of the parent may have held the lock. For the library."""
         self._lock = threading.Lock()
 
-    # ---- inside
+    # ---- internal
 
     def _is_held(self, key: bytes) -> bool:
         if self._is_distrusted(key):
@@ -393,7 +402,7 @@ class ProcessorCache:
         return lease is not None and self._fits(lease) and self._promise(key, lease)
 
     def _use(self, key: bytes) -> Lease | None:
-        """Counts as a use of what is there, and holds it."""
+        """Counts a use of a stored entry, and holds it."""
         if self._is_distrusted(key):
             return None
         lease = self._client.get(key)
@@ -427,16 +436,18 @@ class ProcessorCache:
 
     @property
     def owed_s(self) -> float:
-        """For how many seconds the daemon has owed the answer to a put that was not waited for; 0 if it owes none."""
+        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if
+        there is none.
+        """
         self._late = [(put, began) for put, began in self._late if put.state == "sent"]
         return max((time.monotonic() - began for _, began in self._late), default=0.0)
 
     def _store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
-        """Puts these, and waits until they are visible. Returns why it came to nothing, by key."""
+        """Puts these trees, and waits until they are visible. Returns by key why a tree was not stored."""
         reasons: dict[bytes, str] = {}
         puts: list[Put] = []
         owing = bool(self.owed_s)
-        # One for all of these, so that a daemon that makes no room is waited for once.
+        # One time limit for all of them, so that a daemon without room is waited for once.
         wait_s = self._put_wait_s
         began = time.monotonic()
         for key, (hash, tree) in trees.items():
@@ -457,10 +468,11 @@ class ProcessorCache:
                 puts.append(put)
                 owing = isinstance(put.error, TimedOut | LimitReached)
             except Exception as error:
-                # What a leaf's own library raises (a tensor without memory, a lost device) is no error of the request.
+                # An exception of a leaf's own library (a tensor without memory, a lost device) must not fail the
+                # request.
                 reasons[key] = _reason(error)
-        # From here on it is waiting, unless it did so already; until here it was copying, which the tree's own way
-        # would have cost as well.
+        # The wait begins here, unless it began with an earlier unanswered put. Copying until here does not count:
+        # sending the tree would have cost a copy too.
         deadline = (began if owing else time.monotonic()) + wait_s
         for put in puts:
             try:
@@ -474,9 +486,11 @@ class ProcessorCache:
         return reasons
 
     def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
-        """The outcome for one item, and its count; None, and no count, where neither it nor its lease has a tree."""
+        """The data to send for one item, and its count. None without a count if neither the item nor its lease has a
+        tree.
+        """
         if item is None and not was_there:
-            # Evicted by order, or cleared, after is_cached: what is held is all that is left of it.
+            # Evicted on request or cleared since `is_cached`: the held lease is the only source left.
             reason = "gone"
         reference = self._lent(key) if reason is None else None
         if reason is None and reference is None:
@@ -493,7 +507,7 @@ class ProcessorCache:
         return item if reference is None else reference
 
     def _lent(self, key: bytes) -> Reference | None:
-        """What refers to an entry that is kept for receivers from now on; None where it is not kept."""
+        """A Reference to an entry that is kept for receivers from now on; None if it cannot be kept."""
         lease = self._holds.get(key)
         if lease is None or not self._holds.lend(key):
             return None
@@ -504,7 +518,7 @@ class ProcessorCache:
         return Reference(key, handle, loan) if handle is not None and loan is not None else None
 
     def _lease_of(self, feature: Feature) -> Lease | None:
-        """The lease of what a feature refers to; None if it is gone, or nothing is referred to."""
+        """The lease of the entry that a feature refers to. None if the entry is gone, or the feature has a tree."""
         if feature.data is None:
             return self._client.get(self.key(feature.hash))
         return self._reader.lease(feature.data) if isinstance(feature.data, Reference) else None
@@ -517,7 +531,9 @@ class ProcessorCache:
             or not isinstance(named, np.ndarray)
             or named.tobytes() != _hash_bytes(hash)
         ):
-            raise UsageError(f"what is referred to as {hash!r} was not stored under that hash; send its own reference")
+            raise UsageError(
+                f"the entry referred to as {hash!r} was not stored under that hash; send this item's own reference"
+            )
         return payload[_TREE]
 
 
@@ -530,7 +546,7 @@ def _hash_bytes(hash: Hash) -> bytes:
 
 
 def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
-    """What a lease's entry has, its leaves as they were put; nothing where it is not of this module's making."""
+    """The payload of a lease's entry, its leaves as they were put; empty if it is not in this module's format."""
     if isinstance(lease, ArrayLease):
         return {}
     root = private_view(lease._root) if copy == "on_write" else lease._root
@@ -541,14 +557,14 @@ def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
 
 
 def _tree_of(lease: Lease | None, copy: bool) -> Any:
-    """The tree that a lease's entry has; None where there is none."""
+    """The tree of a lease's entry; None if there is none."""
     return None if lease is None else _payload(lease, copy).get(_TREE)
 
 
 def _lost(hashes: list[Hash]) -> ReferenceLost:
     return ReferenceLost(
-        f"no tree was given for {hashes}, which are neither stored nor held: ask is_cached, and process what it says "
-        "False of",
+        f"no tree was given for {hashes}, which are neither stored nor held; call is_cached, and process the items "
+        "that are False",
         hashes,
     )
 
@@ -563,7 +579,7 @@ def _owned(node: Any) -> Any:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Why an item was passed through, of what its put ended in."""
+    """The reason for passing an item through, from the error of its put."""
     if error is None:
         return "late"
     for kind, reason in _REFUSALS:

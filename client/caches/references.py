@@ -1,12 +1,12 @@
-"""What a sender of the processor cache sends in place of a tree, and the ways in which a receiver reads it.
+"""References: the messages of the processor cache that stand for a tree, and how a receiver reads them.
 
-Owns: the reference, and the order of the ways. Does not own what the entry is (processor_cache.py).
+Owns: the reference, and the order of the reads. Does not own: the contents of an entry (processor.py).
 
-    1. the index, by key: the entry is pinned here, and read where it lies
-    2. the same ring, by handle: a copy, checked. The entry was cleared since, or stored anew
-    3. the lender's own pin, by loan: a copy over a socket. The sender looks at another ring than the receiver
+    1. by key, in the index: the entry is pinned and read in place
+    2. by handle, in the same ring: a checked copy. The entry was cleared or replaced since
+    3. by loan, from the lender's pin: a copy over a socket. Sender and receiver map different rings
 
-Invariant: where a reference has a handle, what is read is the very span that the sender looked at, or a copy of it.
+Invariants: a reference with a handle is read from exactly the span that the sender saw, or from a copy of it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .loans import Borrower
 
 
 class Reference(NamedTuple):
-    """What a sender sends instead of a tree. As msgpack, `msgpack.packb(reference)`, then `Reference(*unpacked)`.
+    """A sender sends it in place of a tree. As msgpack: `msgpack.packb(reference)`, then `Reference(*unpacked)`.
 
-    `handle` and `loan` are of a sender that lends (see `ProcessorCache`), and empty otherwise.
+    `handle` and `loan` are empty unless the sender lends (see `ProcessorCache`).
 
     Example:
         >>> reference = tensord.Reference(key)
@@ -38,7 +38,7 @@ class Reference(NamedTuple):
 
 
 class Reader:
-    """A receiver's reading. Safe to use from several threads."""
+    """Reads references for a receiver. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -46,7 +46,7 @@ class Reader:
         self._recipes: dict[bytes, Recipe] = {}
 
     def lease(self, reference: Reference) -> Lease | None:
-        """What is referred to; None where none of the ways leads to it."""
+        """A lease on a reference's entry, or None if no way of reading finds it."""
         lease = self._client.get(reference.key)
         if not reference.handle or (lease is not None and lease.handle() == reference.handle):
             return lease
@@ -58,11 +58,11 @@ class Reader:
         return found
 
     def done(self, references: Iterable[Reference]) -> None:
-        """These are read, or given up: their lenders let them go."""
+        """Tells the lenders that these references were read or given up, so that they end the loans."""
         loans = [reference.loan for reference in references if reference.loan]
         if loans:
             self._borrower.done(loans)
 
     def close(self) -> None:
-        """Ends what connects it with lenders. Idempotent."""
+        """Closes the connections to lenders. Idempotent."""
         self._borrower.close()

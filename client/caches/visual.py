@@ -1,10 +1,9 @@
-"""Embeddings of images, audio and video by their content: looked up, stored within budgets, and counted.
+"""Embeddings of images, audio and video, by a hash of their raw bytes: looked up, stored within budgets, and counted.
 
-Owns: the key of a picture, what is stored beside its embedding, and the statistics. Does not own the budgets over what
-this process stored (budget), nor what the ring keeps: the daemon evicts by its own policy, whatever the budgets say.
-
-Invariants: a lookup sends no message. A store waits for no eviction. Budgets take nothing below the floor, and what
-clients hold, or what is on its way, last; leases on what went stay right.
+Owns: the key of an image, the fields stored beside its embedding, and the statistics. Does not own: the budgets over
+this process's entries (budget.py), nor the ring. The daemon evicts by its own policy, whatever the budgets say.
+Invariants: a lookup sends no message. A store waits for no eviction. The budgets evict nothing below the floor; entries
+that clients hold come after others, and entries whose put is in flight come last. Leases on evicted entries stay valid.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ _KIND: Final = "visual"
 
 
 class VisualResult:
-    """What a lookup found. On a hit it keeps the entry pinned for as long as it, or a view of the embedding, lives.
+    """The result of a lookup. A hit pins the entry for as long as the result, or a view of the embedding, lives.
 
     Attributes:
-        key: the embedding's key.
-        reuse: how many clients hold the entry and how often it was used in all, to about a second; None on a miss.
-        created_at: when it was stored, in Unix seconds; None on a miss, or where it was evicted this very moment.
-        resolution: (width, height) as it was stored; None on a miss, or where none was given.
-        encoder: the encoder's name as it was stored; empty on a miss.
-        bytes_saved: size of the embedding that need not be computed again; 0 on a miss.
+        key: the embedding's key, 32 bytes.
+        reuse: how many clients hold the entry and how often it was used, updated about once a second; None on a miss.
+        created_at: when it was stored, in Unix seconds; None on a miss, or if it was evicted during the lookup.
+        resolution: the stored (width, height) in pixels; None on a miss, or if none was stored.
+        encoder: the stored name of the encoder; empty on a miss.
+        bytes_saved: bytes of the embedding that need not be computed again; 0 on a miss.
         recommendation: whether to encode data parallel; None for audio.
 
     Example:
@@ -93,35 +92,35 @@ class VisualResult:
 
     @property
     def hit(self) -> bool:
-        """Whether there is an embedding; False once it was released."""
+        """Whether there is an embedding. False once the result was released."""
         return self._lease is not None
 
     @property
     def embedding(self) -> Any:
-        """The embedding as it was stored, with read-only numpy views for leaves.
+        """The embedding as it was stored. Its arrays are read-only numpy views.
 
         Raises:
-            ValueError: it is a miss, or was released.
+            ValueError: the lookup missed, or the result was released.
         """
         self._held()
         return self._embedding
 
     def torch(self, *, copy: bool = True) -> Any:
-        """The embedding with torch tensors for leaves; `copy` is as in `Lease.torch`.
+        """Returns the embedding with torch tensors for leaves; `copy` as for `Lease.torch`.
 
         Raises:
-            ValueError: it is a miss, or was released.
+            ValueError: the lookup missed, or the result was released.
             UnsupportedLeaf: a leaf has a dtype that torch lacks.
         """
         return self._held().torch(copy=copy)["embedding"]
 
     @property
     def access_count(self) -> int:
-        """How often it was used, by all processes, to about a second; 0 on a miss."""
+        """How often all processes used the entry, updated about once a second; 0 on a miss."""
         return 0 if self.reuse is None else self.reuse.uses
 
     def release(self) -> None:
-        """Drops this hold on the entry; views already taken keep theirs."""
+        """Drops the result's pin. Views that were taken before stay valid."""
         self._lease = self._embedding = None
 
     def __enter__(self) -> Self:
@@ -132,13 +131,13 @@ class VisualResult:
 
     def _held(self) -> Lease:
         if self._lease is None:
-            raise ValueError("there is no embedding here: the lookup missed, or its result was released")
+            raise ValueError("this result has no embedding: the lookup missed, or the result was released")
         return self._lease
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An entry as `store` makes them."""
+    """An entry in the format of `store`."""
 
     lease: Lease
     embedding: Any
@@ -147,22 +146,22 @@ class _Found:
 
 
 class VisualCache:
-    """Embeddings by the SHA-256 of the raw bytes that were encoded, in a namespace. Safe to use from several threads.
+    """Embeddings by the SHA-256 of the raw bytes that were encoded, in a namespace. Thread-safe.
 
-    The budgets are over what this object stored, least recently used by this object first; what others stored under
-    the same namespace is found all the same, and counted nowhere here. What had to go while it was on its way is
-    evicted by the first `store`, `statistics` or `clear` after it was stored. A fork's child begins with nothing of its
-    own.
+    The budgets cover the entries that this object stored, least recently used by this object first. Entries that others
+    stored under the namespace are found, and counted in no budget. An entry that is dropped while its put is in flight
+    is evicted by the first `store`, `statistics` or `clear` after it was stored. The child of a fork starts with an
+    empty budget.
 
     Args:
-        cache: the client to go through.
+        cache: the client to use.
         namespace: what makes two encoders' outputs differ.
-        entries_max, bytes_max: budgets; bytes are those of the embeddings' arrays.
-        queueing_floor: so many entries are never evicted for the budgets' sake.
-        encoder_depth: layers of the vision encoder, for the recommendation; None: not known.
+        entries_max, bytes_max: the budgets. Bytes are those of the embeddings' arrays.
+        queueing_floor: how many entries the budgets never evict.
+        encoder_depth: layers of the vision encoder, for the recommendation; None if unknown.
 
     Raises:
-        UsageError: a value out of its range; the message names it.
+        UsageError: a value is out of its range; the message names it.
 
     Example:
         >>> visual = tensord.VisualCache(cache, ns)
@@ -205,15 +204,15 @@ class VisualCache:
     def lookup(
         self, modality: Modality, raw: Content, *, batch_images: int = 1, resolution: Resolution | None = None
     ) -> VisualResult:
-        """What is stored for these bytes. Sends no message, and raises nothing because the daemon is away.
+        """Looks up the embedding of these bytes. Sends no message; an absent daemon raises nothing.
 
         Args:
-            raw: the picture's or recording's bytes, before any processing.
-            batch_images, resolution: of the batch that it belongs to, for the recommendation. On a hit the stored
-                resolution stands in for one that is not given.
+            raw: the raw bytes of the image, audio or video, before any processing.
+            batch_images, resolution: of the batch that the item belongs to, for the recommendation. On a hit the stored
+                resolution replaces a missing one.
 
         Raises:
-            UsageError: no such modality, no bytes, or values that `recommend_dp_mode` refuses.
+            UsageError: the modality is unknown, `raw` has no bytes, or `recommend_dp_mode` refuses a value.
         """
         key = self.key(modality, raw)
         recommendation = recommend_dp_mode(batch_images, resolution, self._encoder_depth)
@@ -242,17 +241,17 @@ class VisualCache:
         return result
 
     def key(self, modality: Modality, raw: Content) -> bytes:
-        """The key of these bytes' embedding, for the client's other calls.
+        """The key of these bytes' embedding, for other calls of the client.
 
         Raises:
-            UsageError: no such modality, or no bytes.
+            UsageError: the modality is unknown, or `raw` has no bytes.
         """
         if modality not in get_args(Modality):
-            raise UsageError(f"modality is {modality!r}; it is one of {', '.join(get_args(Modality))}")
+            raise UsageError(f"modality is {modality!r}; it must be one of {', '.join(get_args(Modality))}")
         if not isinstance(raw, bytes | bytearray | memoryview | np.ndarray):
-            raise UsageError(f"raw is a {type(raw).__name__}; give the bytes of the picture or recording")
+            raise UsageError(f"raw is a {type(raw).__name__}; pass the raw bytes of the image, audio or video")
         if isinstance(raw, np.ndarray) and raw.dtype.hasobject:
-            raise UsageError(f"raw is an array of dtype {raw.dtype}, which has no bytes of its own; give those")
+            raise UsageError(f"raw is an array of dtype {raw.dtype}, which has no bytes of its own; pass the raw bytes")
         return self._namespace.key(_KIND, modality, raw.tobytes() if isinstance(raw, memoryview) else raw)
 
     # ---- stores
@@ -268,23 +267,25 @@ class VisualCache:
         tokens: int = 0,
         ttl_s: float | None = None,
     ) -> Put:
-        """Stores an embedding, within the budgets. Returns as `Client.put` does, once it is copied.
+        """Stores an embedding, within the budgets. Returns once it is copied.
 
-        Own entries beyond the budgets are evicted, least recently used first; those that clients hold after them, and
-        those on their way last. Where the floor leaves too little to evict, nothing is, and the put is refused.
+        Beyond the budgets, entries of this object are evicted: least recently used first, then entries that clients
+        hold, then entries whose put is in flight. If the floor leaves too few entries to evict, none is evicted and the
+        put is refused.
 
         Args:
             embedding: a tree as `Client.put` takes it, of any shape and dtype.
             resolution: (width, height) in pixels, or the side of a square.
-            encoder: a name for what made it, of up to 256 characters.
+            encoder: the encoder's name, up to 256 characters.
+            tokens, ttl_s: as for `Client.put`.
 
         Returns:
-            What became of it. Refused by this cache itself, its `error` is ObjectTooLarge (more than `bytes_max`), or
-            BelowFloor (the queueing floor leaves no room).
+            The put. If this cache refused it, `error` is ObjectTooLarge (more than `bytes_max`) or BelowFloor (the
+            queueing floor leaves no room).
 
         Raises:
-            UsageError: as `lookup` and `Client.put`, or an encoder that is no such text.
-            UnsupportedLeaf: the embedding is no payload.
+            UsageError: as for `lookup` and `Client.put`, or `encoder` is too long or no text.
+            UnsupportedLeaf: the embedding is not a valid payload.
         """
         key = self.key(modality, raw)
         check_name("encoder", encoder, _ENCODER_CHARS_MAX, 0)
@@ -313,7 +314,7 @@ class VisualCache:
                         return put
                     self._budget.add(key, tracked)
                     break
-            # Another thread is storing it, and copies for no longer than this one would; or gives up.
+            # Another thread is storing it. Waiting for its copy takes no longer than a second copy; or it gives up.
             other.begun.wait()
             if other.put is not None:
                 return other.put
@@ -331,13 +332,13 @@ class VisualCache:
         return tracked.put
 
     def clear(self) -> int:
-        """Removes the namespace's entries, whoever stored them, and sets the statistics to 0.
+        """Removes all entries of the namespace, from all clients, and resets the statistics.
 
         Returns:
             How many entries there were.
 
         Raises:
-            DaemonUnavailable, TimedOut: nobody answered; nothing was set to 0.
+            DaemonUnavailable, TimedOut: the daemon did not answer; the statistics are unchanged.
         """
         count = self._cache.clear(self._namespace)
         with self._lock:
@@ -350,8 +351,7 @@ class VisualCache:
 
     @property
     def queueing_floor(self) -> int:
-        """So many entries are never evicted for the budgets' sake. At `entries_max` or above, a full cache stores
-        nothing more."""
+        """How many entries the budgets never evict. At `entries_max` or more, a full cache refuses every put."""
         return self._budget.floor
 
     @queueing_floor.setter
@@ -359,24 +359,27 @@ class VisualCache:
         self._budget.floor = check_count("queueing_floor", entries, _LIMIT_MAX)
 
     def follow_floor(self, device: str) -> int:
-        """Sets the floor to what the daemon reckons for `device` from `Client.request_arrived` and `request_completed`,
-        where a block of a request is one entry of this cache: 0 as long as nothing is known. Asks the daemon.
+        """Sets the floor to the one that the daemon computes for `device`, and returns it. Asks the daemon.
+
+        The daemon computes it from `Client.request_arrived` and `request_completed`; each block of a request stands for
+        one entry of this cache. 0 while the daemon has no such reports.
 
         Raises:
-            DaemonUnavailable, SocketForbidden, TimedOut: why there is no answer; the floor stays.
+            UsageError: `device` is not a valid name.
+            DaemonUnavailable, SocketForbidden, TimedOut: the daemon did not answer; the floor stays.
         """
         check_name("device", device)
         rows = self._cache.status().get("governor", {}).get("devices", [])
         self.queueing_floor = next((row["floor_blocks"] for row in rows if row["device"] == device), 0)
         return self.queueing_floor
 
-    # ---- what there is
+    # ---- statistics
 
     def statistics(self) -> dict[str, float]:
-        """What happened since the last `clear`; looks at each own entry once.
+        """Counts since the last `clear`. Looks at each of this object's entries once.
 
-        `visual_vram_saved_bytes` sums the embeddings of all hits; `visual_cache_entries` counts what this object stored
-        and is still there; `dp_mode_recommendations` counts lookups that recommended data parallel.
+        `visual_vram_saved_bytes`: bytes of the embeddings of all hits. `visual_cache_entries`: entries that this object
+        stored and that still exist. `dp_mode_recommendations`: lookups that recommended data parallel.
         """
         self._evict_due()
         with self._lock:
@@ -397,18 +400,20 @@ class VisualCache:
         return self._budget.bytes
 
     def check_invariants(self) -> None:
-        """Asserts that the account of what was stored adds up, and is within the budgets."""
+        """Asserts that the account is the sum of its entries, and within the budgets."""
         with self._lock:
             self._budget.check_invariants()
 
-    # ---- inside
+    # ---- internal
 
     def _is_held(self, key: bytes) -> bool:
         reuse = self._cache.reuse(key)
         return reuse is not None and reuse.holders > 0
 
     def _evict_due(self) -> None:
-        """Says what is to go, and waits for no answer. With the daemon away, what stays is the daemon's to evict."""
+        """Sends evictions that are due, and waits for no answer. Without a daemon the entries stay, until the daemon
+        evicts them by its own policy.
+        """
         with self._lock:
             keys = self._budget.take_due()
         requests.send_evict(self._cache.link, keys)
@@ -417,23 +422,23 @@ class VisualCache:
         self._hits = self._misses = self._saved_bytes = self._recommendations = 0
 
     def after_fork_in_child(self) -> None:
-        """What was stored is the parent's, and its lock may be held by a thread that is not here. For the library."""
+        """The entries belong to the parent, and a thread of the parent may have held the lock. For the library."""
         self._lock = threading.Lock()
         self._budget.forget_all()
         self._reset_statistics()
 
 
 def embedding_bytes(tree: Any) -> int:
-    """Bytes of a tree's arrays, tensors and byte strings, of any shape, dtype and depth; scalars and text count none.
+    """Bytes of a tree's arrays, tensors and byte strings, of any shape, dtype and depth. Scalars and text count 0.
 
-    What a tree has twice counts twice, as it does when it is stored. A tree that is too large to be stored, or that
-    contains itself, is counted as far as one could be stored.
+    A leaf that occurs twice counts twice, as when it is stored. A tree that is too large to store, or that contains
+    itself, is counted up to the largest number of nodes that can be stored.
     """
     return array_bytes(tree, nodes_max=NODES_MAX)
 
 
 def _found(lease: Lease | None) -> _Found | None:
-    """What `store` has put; None for what is something else, which only a client that means it can have stored."""
+    """The entry in the format of `store`; None if the payload has another format."""
     if lease is None:
         return None
     body = lease.tree

@@ -107,7 +107,7 @@ def test_what_a_request_needs_never_goes_and_a_refusal_changes_nothing() -> None
     manager.allocate(running, 1)
     manager.free_encoder_input(running, 1)
     assert not manager.can_allocate(waiting, 0, PLENTY)
-    with pytest.raises(StoreFull, match=r"'waiting' needs 5 encoder tokens, and 4 of 10 .* can_allocate"):
+    with pytest.raises(StoreFull, match=r"'waiting' needs 5 encoder tokens, but only 4 of 10 .* can_allocate"):
         manager.allocate(waiting, 0)
     assert (manager.free_tokens, manager.freeable_tokens, manager.used_tokens) == (2, 2, 6)
     assert manager.has_cache(running, 1)
@@ -117,7 +117,7 @@ def test_what_a_request_needs_never_goes_and_a_refusal_changes_nothing() -> None
 
 def test_an_item_larger_than_the_cache_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        ObjectTooLarge, match=r"needs 11 encoder tokens, and the cache has 10: .*compute_encoder_budget"
+        ObjectTooLarge, match=r"needs 11 encoder tokens, but the cache has 10; .*compute_encoder_budget"
     ):
         EncoderCacheManager(10).allocate(request("1", (A, 11)), 0)
 
@@ -265,10 +265,10 @@ def test_one_key_with_two_token_counts_is_refused_and_both_are_named() -> None:
         lambda: manager.can_allocate(other, 0, PLENTY),
         lambda: manager.allocate(other, 0),
     ):
-        with pytest.raises(TokensDiffer, match=f"{A.hex()[:16]}… has 4 tokens, and 5 are asked for"):
+        with pytest.raises(TokensDiffer, match=f"{A.hex()[:16]}… has 4 tokens, but the input has 5"):
             ask()
     assert manager.used_tokens == 4
-    with pytest.raises(TokensDiffer, match="has 4 tokens, and 5 are"):
+    with pytest.raises(TokensDiffer, match="has 4 tokens, but the input has 5"):
         request("3", (B, 1), (A, 4), (A, 5))
 
 
@@ -283,7 +283,7 @@ def test_keys_are_32_bytes_and_inputs_are_counted_from_0() -> None:
         EncoderInput(b"short", 1)
     manager = EncoderCacheManager(10)
     for wrong in (-1, 1):
-        with pytest.raises(UsageError, match=f"input {wrong} of request 'r': it has 1"):
+        with pytest.raises(UsageError, match=f"request 'r' has no input {wrong}; it has 1"):
             manager.allocate(request("r", (A, 1)), wrong)
     with pytest.raises(UsageError, match="cache_size is -1"):
         EncoderCacheManager(-1)
@@ -330,7 +330,7 @@ def test_an_item_that_no_batch_can_hold_is_refused_with_item_limit_and_what_to_d
         )
 
     assert budget(2047, True) == budget(2048, False) == (2048, 2048)
-    with pytest.raises(BadConfiguration, match=r"video can have 2048 tokens, and batch_tokens_max is 2047 .* raise"):
+    with pytest.raises(BadConfiguration, match=r"video can have 2048 tokens, but batch_tokens_max is 2047 .* raise"):
         budget(2047, False)
     with pytest.raises(UsageError, match="tokens of image is -5"):
         compute_encoder_budget({"image": -5}, batch_tokens_max=1, compute_tokens=1, cache_tokens=1)

@@ -328,7 +328,7 @@ def test_below_the_floor_nothing_goes_and_a_store_that_needs_it_is_refused_with_
 
     refused = stored(cache, b"e", np.zeros(512, np.uint8))
     assert refused.state == "refused" and isinstance(refused.error, BelowFloor)
-    assert "2 would have to go" in str(refused.error) and "floor is 2 entries" in str(refused.error)
+    assert "would evict 2 entries" in str(refused.error) and "floor keeps 2" in str(refused.error)
     assert hits(cache, b"b", b"c", b"d", b"e") == [True, True, True, False]
 
     cache.queueing_floor = 3
