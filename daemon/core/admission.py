@@ -21,8 +21,8 @@ from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
 from .arrivals import Arrivals
 from .limits import StoreLimits
+from .need import Need
 from .residency import Residency
-from .room import Need
 from .span_table import RingBudget, SpanTable
 
 

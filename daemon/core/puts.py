@@ -25,7 +25,7 @@ from ...shm.layout import span_bytes
 from .arrivals import Arrivals
 from .deadlines import Deadlines
 from .entries import SpanEntry
-from .room import Need
+from .need import Need
 from .turns import Turns
 
 

@@ -22,9 +22,10 @@ from .claims import ClaimTable
 from .effects import Drain, Move, Scan, WriteExpiry
 from .entries import SpanEntry
 from .expiry import Expiry
+from .need import Need
 from .outbox import StoreOutbox
 from .residency import Residency
-from .room import Choice, Cursor, Need, Room
+from .room import Choice, Cursor, Room
 from .span_table import SpanTable
 
 FRUITLESS_MAX: Final = 2
@@ -228,7 +229,11 @@ class Reclaim:
         memory, attempt = self._memory, self._attempt
         memory.last_pinned = pinned
         victims = memory.victims_in_scan()
-        if attempt is not None and any(entry.span_id in pinned for entry in victims) and not self._room.surveyed():
+        if (
+            attempt is not None
+            and any(entry.span_id in pinned for entry in victims)
+            and not self._room.staying.surveyed()
+        ):
             self._put_off, self.looking = pinned, True
             return
         outcome = memory.scanned(pinned, now, self._spares(pinned))
@@ -345,7 +350,7 @@ class Reclaim:
             return not self._memory.over_budget()
         if not any(entry.span_id in pinned for entry in victims):
             return False
-        return self._room.obstacle(self._attempt.need) is not None
+        return self._room.staying.obstacle(self._attempt.need) is not None
 
     def _time_rescan(self, now: float, *, something_freed: bool) -> None:
         if not self._waits_for_pins:

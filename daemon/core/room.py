@@ -1,9 +1,7 @@
 """What must go so that a put fits: chosen by the policy, without touching anything.
 
-Knows the budgets, the ring's holes, the index's buckets, and what must stay: spans being filled, spans pinned by
-message, and spans that the last scan found pinned. That last set is a hint only (whether a victim may be reused is
-decided by a scan after it was unpublished), but one that keeps entries in use from flickering. What comes before any of
-these in a cached sequence must stay too, and what follows a victim goes with it.
+Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `staying`; what follows a victim
+in a cached sequence goes with it.
 
 Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
 put that cannot fit costs nobody an entry. A round looks at a bounded number of entries. What must stay is walked only
@@ -13,20 +11,20 @@ when the quick way fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from ...shm.allocator import Window
 from .clearing import Clearing
 from .coldest import LOOKS_MAX, Coldest
-from .entries import EntryState, SpanEntry
+from .entries import SpanEntry
 from .holdings import Capacity, Holding
 from .moving import Moving
+from .need import Need
 from .pins import Pins
 from .span_table import SpanTable
-from .survey import SURVEYED_MAX, Survey
+from .staying import Staying
 from .windows import ANCHORS_MAX, Prices, Windows
 
 VICTIMS_MAX: Final = 96
@@ -39,20 +37,6 @@ SPARE_SHARE: Final = 50
 """Rather than something warm, the coldest go as well, until a put's bytes and a half and this part of the ring are
 free."""
 SPARE_STEPS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a put takes. An empty need (no key) stands for bringing the store back under its budgets."""
-
-    key: bytes | None = None
-    span_bytes: int = 0
-    tokens: int = 0
-    uid: int = 0
-
-    @property
-    def entries(self) -> int:
-        return 0 if self.key is None else 1
 
 
 @dataclass(slots=True)
@@ -90,14 +74,8 @@ class Room:
 
     def __init__(self, memory: SpanTable, pins: Pins) -> None:
         self._memory = memory
-        self._pins = pins
-        self._kept: set[SpanEntry] = set()
-        self._kept_for: tuple[AbstractSet[int], int] | None = None
-        self._awaited: set[SpanEntry] = set()
-        self._awaited_for = -1
-        self._survey: Survey | None = None
-        self._surveyed_for: tuple[AbstractSet[int], int] | None = None
-        self._coldest = Coldest(memory, pins, self.may_go)
+        self.staying = staying = Staying(memory, pins)
+        self._coldest = Coldest(memory, pins, staying.may_go)
 
     @property
     def more(self) -> bool:
@@ -138,7 +116,7 @@ class Room:
                     return gathered
                 window = self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
-                    if not self.surveyed():
+                    if not self.staying.surveyed():
                         return Choice(looking=True)
                     window = self._window_between_pins(need)
                 if window is None:
@@ -169,7 +147,7 @@ class Room:
         self._coldest.begin()
         clearing = Clearing(
             memory.ring,
-            lambda o: memory.at(o).child_count == 0 and self.may_go(memory.at(o)),
+            lambda o: memory.at(o).child_count == 0 and self.staying.may_go(memory.at(o)),
             lambda o: memory.policy.rank(memory.at(o).number),
             VICTIMS_MAX,
         )
@@ -182,68 +160,6 @@ class Room:
             seen += 1
         cursor.skip = 0 if clearing.spans else cursor.skip + seen
         return Choice(self._with_children({memory.at(offset): reason for offset in clearing.spans}))
-
-    def surveyed(self) -> bool:
-        """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
-        if self._is_soon_surveyed:
-            return True
-        now_for = self._memory.last_pinned, self._pins.changes
-        known_for = self._surveyed_for
-        is_fresh = known_for is not None and known_for[0] is now_for[0] and known_for[1] == now_for[1]
-        if self._survey is None or (self._survey.done and not is_fresh):
-            self._survey, self._surveyed_for = self._begin_survey(), now_for
-        # Once it is done it serves, be it old by then: pins come and go all the time.
-        self._survey.go_on()
-        return self._survey.done
-
-    @property
-    def knows(self) -> bool:
-        """Whether `obstacle` may be asked, though what it goes by may be old."""
-        return self._is_soon_surveyed or (self._survey is not None and self._survey.done)
-
-    def obstacle(self, need: Need) -> str | None:
-        """What keeps a put out even if everything goes that may, by name; None where nothing does, or nothing is known
-        yet (`surveyed`)."""
-        memory = self._memory
-        budget = memory.budget
-        survey = self._stays()
-        if survey is None:
-            return None
-        filling = [*memory.filling]
-        if survey.entries + len(filling) + need.entries > budget.max_entries:
-            return "max_entries"
-        stays_bytes = survey.size_bytes + memory.filling_bytes
-        if stays_bytes + need.span_bytes > budget.max_bytes:
-            return "max_bytes"
-        if need.key is not None and stays_bytes + need.span_bytes > budget.put_bytes_max:
-            return "resident_bytes_max"
-        tokens = survey.tokens + sum(entry.tokens for entry in filling)
-        if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
-            return "max_tokens"
-        if need.key is not None:
-            if not len(survey.gaps(need.span_bytes, filling)[0]):
-                return "ring"
-            if not any(entry is None or not self._must_stay(entry) for entry in self._bucket(need.key)):
-                return "index bucket"
-        return None
-
-    def staying_bytes(self) -> int:
-        """Bytes of what must stay, by what is known."""
-        survey = self._stays()
-        return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
-
-    def _must_stay(self, entry: SpanEntry) -> bool:
-        if entry.state is EntryState.FILLING or entry.span_id in self._memory.last_pinned:
-            return True
-        if entry.state is not EntryState.LIVE:
-            return False
-        if self._pins.holds(entry.span_id):
-            return True
-        return entry.prefix_bytes > 0 and (entry in self._awaited_pieces() or entry in self._kept_pieces())
-
-    def may_go(self, entry: SpanEntry) -> bool:
-        """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
-        return entry.state is EntryState.LIVE and not self._must_stay(entry)
 
     def leaves_first(
         self, wanted: Iterable[SpanEntry], test: Callable[[SpanEntry], bool], most: int
@@ -280,50 +196,6 @@ class Room:
                 whole[each] = reason
         return whole
 
-    def _kept_pieces(self) -> set[SpanEntry]:
-        """The pieces of sequences that come before something that is pinned."""
-        memory = self._memory
-        kept_for = (memory.last_pinned, self._pins.changes)
-        if kept_for != self._kept_for:
-            pinned = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
-            self._kept = memory.sequences.before(pinned)
-        # The very set, also where it is an equal one: comparing it with itself costs nothing.
-        self._kept_for = kept_for
-        return self._kept
-
-    def _awaited_pieces(self) -> set[SpanEntry]:
-        """The pieces that something is to follow which is on its way, and what comes before them."""
-        sequences = self._memory.sequences
-        if sequences.changes != self._awaited_for:
-            awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
-            self._awaited, self._awaited_for = awaited | sequences.before(awaited), sequences.changes
-        return self._awaited
-
-    @property
-    def _is_soon_surveyed(self) -> bool:
-        """Whether what must stay is so little that it is looked at whenever it is asked for."""
-        return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
-
-    def _stays(self) -> Survey | None:
-        """What must stay, puts in flight excepted; None where that is not known yet."""
-        if not self._is_soon_surveyed:
-            return self._survey if self.knows else None
-        survey = self._begin_survey()
-        while not survey.done:
-            survey.go_on()
-        return survey
-
-    def _begin_survey(self) -> Survey:
-        """Walks pins and the sequences that lead to them, not entries."""
-        memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
-        besides = (number for number in list(pins.spans()) if number not in pinned)
-        pieces = (each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each))
-        spans = chain(map(memory.span, chain(pinned, besides)), pieces)
-        return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
-
-    def _is_pinned(self, entry: SpanEntry) -> bool:
-        return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
-
     def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
         """A window in which nothing but withdrawn pages is in the way, for a put within the budgets: exchanging pages
         costs nobody an entry. Once in an attempt: what it takes may not be to be had."""
@@ -339,7 +211,7 @@ class Room:
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
             return None
         if ring.free_bytes < need.span_bytes:
-            if self.knows and self.obstacle(need) is not None:
+            if self.staying.knows and self.staying.obstacle(need) is not None:
                 return None
             choice = self._meet_budgets(need, Choice(), cursor, owners)
             choice.victims = self._with_children(choice.victims)
@@ -351,7 +223,7 @@ class Room:
         prices = Prices(memory)
         # The coldest is asked for first.
         prices.of(coldest)
-        plan = Moving(memory, prices, self.may_go, self._of(owners)).best(need.span_bytes)
+        plan = Moving(memory, prices, self.staying.may_go, self._of(owners)).best(need.span_bytes)
         if plan is None or not plan.moves:
             # No move helps. Windows choose as well, and let more go at once, so that one scan serves many puts.
             return None
@@ -388,8 +260,8 @@ class Room:
     def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
         """Whether an entry may go, and is of one of the owners."""
         if owners is None:
-            return self.may_go
-        return lambda entry: entry.owner_uid in owners and self.may_go(entry)
+            return self.staying.may_go
+        return lambda entry: entry.owner_uid in owners and self.staying.may_go(entry)
 
     def _window_of(self, need: Need, windows: Windows, owners: frozenset[int]) -> Window | None:
         """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
@@ -402,10 +274,10 @@ class Room:
 
     def _window_between_pins(self, need: Need) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
-        survey = self._stays()
-        if survey is None or self.obstacle(need) is not None:
+        survey = self.staying.survey()
+        if survey is None or self.staying.obstacle(need) is not None:
             return None
-        windows = Windows(self._memory, need.span_bytes, self.may_go, VICTIMS_MAX)
+        windows = Windows(self._memory, need.span_bytes, self.staying.may_go, VICTIMS_MAX)
         lows, highs = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
         if not len(lows):
             return None
@@ -416,17 +288,12 @@ class Room:
         # Whatever stands in the widest gap is warm; but it is all there is.
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
-    def _bucket(self, key: bytes) -> list[SpanEntry | None]:
-        """What stands where `key` may stand."""
-        index = self._memory.index
-        return [self._memory.span(index.read(slot).span_id) for slot in index.slots_for(key)]
-
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
-        return any(entry is None or entry in choice.victims for entry in self._bucket(key))
+        return any(entry is None or entry in choice.victims for entry in self.staying.bucket(key))
 
     def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> SpanEntry | None:
         test = self._of(owners)
-        may_go = [entry for entry in self._bucket(key) if entry is not None and test(entry)]
+        may_go = [entry for entry in self.staying.bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: (entry.child_count > 0, rank(entry.number)), default=None)
 
@@ -454,9 +321,9 @@ class Room:
             cursor.skip += seen
         if max(over.values()) <= 0 or need.key is None:
             return choice
-        if not self.surveyed():
+        if not self.staying.surveyed():
             return Choice(looking=True)
-        if self.obstacle(need) is not None:
+        if self.staying.obstacle(need) is not None:
             return Choice()
         if not victims and self.more:
             return Choice(looking=True)

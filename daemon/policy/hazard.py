@@ -33,11 +33,13 @@ from xxhash import xxh3_64_intdigest
 from .ages import Ages
 from .candidate import Candidate
 from .clock import Clock
+from .costs import Costs
 from .explained import Explained, traits
 from .ghosts import GHOST_COLUMNS, PLACES_MIN, Ghost, Ghosts
 from .hazards import BOUNDS, Hazards, Row, bucket
 from .records import Records, Slots
 from .replacement import Replacement
+from .traits import GAPS, OFTEN_MAX, TRAITS, gap_of, often, traits_of
 from .victim_pool import Floats, Rank, VictimPool
 
 WINDOW_SHARE: Final = 1 / 8
@@ -54,15 +56,8 @@ COMPETES_SHARE: Final = 16
 """A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
 JUDGES_MIN: Final = 16
 """Among fewer entries nobody is turned away: each would be a large part."""
-OFTEN_MAX: Final = 4
-"""Of what was used more than two to the power of this, all is alike."""
-FAR: Final = 8
-"""Pieces deeper in a sequence than this are all alike."""
-GAPS: Final = 8
 FINISHED_ODDS: Final = 0.05
 """Of what belongs to an agent that has finished to be used again, against others', before more is known."""
-TOLD: Final = 0.999
-"""What a new report of milliseconds leaves of those before."""
 TICK: Final = 2.0**-20
 """By so much of a mean pause at least each use is later than the one before."""
 USES_MAX: Final = 65_535
@@ -71,7 +66,6 @@ _NOBODY, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
 _STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
 _AGENTS: Final = 1 << 16
 """Agents are told apart by a hash: 0 is nobody's, 1 several agents'."""
-_TRAITS: Final = (OFTEN_MAX + 1) * 3 * GAPS
 _BOUNDS: Final = np.array(BOUNDS)
 _VERSION: Final = 1
 
@@ -83,7 +77,7 @@ class Hazard(Replacement, name="hazard"):
         self._records = Records()
         self._ghosts = Ghosts()
         self._hazards = Hazards()
-        self._rows = np.full((_FINISHED + 1, _TRAITS), -1, np.int64)
+        self._rows = np.full((_FINISHED + 1, TRAITS), -1, np.int64)
         self._states = bytearray([_RUNNING]) * _AGENTS
         self._states[0], self._states[1] = _NOBODY, _SHARED
         self._ages = Ages(self._reached, self._used)
@@ -94,7 +88,7 @@ class Hazard(Replacement, name="hazard"):
         # Worths are as of then; after so many uses, or bytes put, they are as of another time.
         self._as_of, self._window_from, self._due, self._due_bytes = 0.0, 0.0, 0, 0
         self._bytes, self._put_bytes = 0, 0
-        self._told_ms, self._told_tokens, self._mean_cost = 0.0, 0.0, 0.0
+        self._costs = Costs()
         # The gap of what was used last: a piece that is added to a sequence has that of the one before.
         self._last_gap = 0
 
@@ -147,11 +141,11 @@ class Hazard(Replacement, name="hazard"):
         ghost = self._ghosts.get(digest)
         agent = _agent(new.agent)
         if ghost is None:
-            of = _traits_of(1, new.depth, self._last_gap)
+            of = traits_of(1, new.depth, self._last_gap)
         else:
-            of = _traits_of(ghost.uses + 1, new.depth, _gap(self._clock.now - ghost.used_at))
+            of = traits_of(ghost.uses + 1, new.depth, gap_of(self._clock.now - ghost.used_at))
             agent = agent if ghost.agent in (_NOBODY, agent) else _SHARED
-        worth = self._row(of, agent).index[0] * self._weight(new)
+        worth = self._row(of, agent).index[0] * self._costs.weight(new)
         if worth >= self.rank(victim)[0]:
             return True
         self._remember(digest, self._put(new, digest, ghost))
@@ -199,7 +193,7 @@ class Hazard(Replacement, name="hazard"):
             "clock": self._clock.learned(),
             "used_at": self._used_at,
             "put_bytes": self._put_bytes,
-            "costs": [self._told_ms, self._told_tokens, self._mean_cost],
+            "costs": self._costs.learned(),
             "states": bytes(self._states),
             "uses": self._hazards.uses,
             "classes": self._hazards.counts(),
@@ -221,7 +215,7 @@ class Hazard(Replacement, name="hazard"):
             if told["version"] != _VERSION or len(told["states"]) != _AGENTS:
                 raise ValueError("of another version")
             self._states[2:] = bytes(min(state, _FINISHED) for state in told["states"][2:])
-            self._told_ms, self._told_tokens, self._mean_cost = map(float, told["costs"])
+            self._costs.learn(told["costs"])
             self._put_bytes = int(told["put_bytes"])
             self._clock.learn(told["clock"])
             self._learn_classes(told["uses"], told["classes"])
@@ -245,15 +239,15 @@ class Hazard(Replacement, name="hazard"):
         """What is known of a candidate, which was remembered as `ghost`, after its first use."""
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
         before = ghost or Ghost(0.0, 0, 0, _NOBODY, 0.0)
-        of = _traits_of(1, new.depth, gap)
-        return self._use(digest, before._replace(traits=of, weight=self._weight(new)), new.agent)
+        of = traits_of(1, new.depth, gap)
+        return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent)
 
     def _use(self, digest: int, before: Ghost, agent: str) -> Ghost:
         """What is known after a use, also the first, of something of which that was known before it."""
         unused = self._clock.now - before.used_at if before.uses else 0.0
         uses = min(before.uses + 1, USES_MAX)
-        gap = _gap(unused) if unused > 0 else before.traits % GAPS
-        of = _often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
+        gap = gap_of(unused) if unused > 0 else before.traits % GAPS
+        of = often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
         number = self._owned(before.agent, agent)
         self._used_at = max(self._clock.now, self._used_at + TICK)
         self._ages.use(digest, of, number, self._used_at, again=unused > 0)
@@ -335,7 +329,7 @@ class Hazard(Replacement, name="hazard"):
         row, at = self._row(ghost.traits, ghost.agent), bucket(self._as_of - ghost.used_at)
         worth = self._worth(ghost)
         deep, state = ghost.traits // GAPS % 3, self._states[ghost.agent]
-        like = traits(_often(ghost.uses), OFTEN_MAX, deep, state)
+        like = traits(often(ghost.uses), OFTEN_MAX, deep, state)
         return Explained(worth, ghost.uses, like, row.comes_back(at), in_window)
 
     def _remember(self, digest: int, ghost: Ghost) -> None:
@@ -347,18 +341,6 @@ class Hazard(Replacement, name="hazard"):
         return max(PLACES_MIN, REMEMBERED_SHARE * len(self._records))
 
     # What it is
-
-    def _weight(self, new: Candidate) -> float:
-        """cost / bytes."""
-        cost = new.cost_ms
-        if cost > 0 and new.tokens:
-            self._told_ms = TOLD * self._told_ms + cost
-            self._told_tokens = TOLD * self._told_tokens + new.tokens
-        elif cost <= 0 and new.tokens:
-            cost = new.tokens * (self._told_ms / self._told_tokens if self._told_tokens else 1.0)
-        if cost > 0:
-            self._mean_cost = cost if not self._mean_cost else TOLD * self._mean_cost + (1 - TOLD) * cost
-        return (cost or self._mean_cost or 1.0) / max(new.size_bytes, 1)
 
     def _row(self, of: int, agent: int) -> Row:
         state = self._states[agent]
@@ -377,10 +359,10 @@ class Hazard(Replacement, name="hazard"):
         self._hazards.uses = int(uses)
         for name, _ in classes:
             if len(name) == 3:
-                often, state, more = name
-                if not (0 <= often <= OFTEN_MAX and 0 <= state <= _FINISHED and 0 <= more < 3 * GAPS):
+                uses_class, state, more = name
+                if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= _FINISHED and 0 <= more < 3 * GAPS):
                     raise ValueError("no class")
-                self._row_in(often * 3 * GAPS + more, state)
+                self._row_in(uses_class * 3 * GAPS + more, state)
         for name, counts in classes:
             self._hazards.learn(tuple(name), counts)
 
@@ -390,7 +372,7 @@ class Hazard(Replacement, name="hazard"):
         packed = [array(column.typecode, data) for column, data in zip(typed, columns, strict=True)]
         if len({len(column) for column in packed}) > 1 or not 0 <= used_at <= clock + 1:
             raise ValueError("columns of unequal lengths, or another time")
-        told = {span: rest for span, *rest in zip(*packed, strict=True) if rest[0] <= used_at and rest[4] < _TRAITS}
+        told = {span: rest for span, *rest in zip(*packed, strict=True) if rest[0] <= used_at and rest[4] < TRAITS}
         self._used_at = used_at
         for slot in known.slots().tolist():
             rest = told.get(known.span[slot])
@@ -409,19 +391,3 @@ def _digest(key: bytes) -> int:
 def _agent(name: str) -> int:
     """The number of the agent of that name; 0 for nobody."""
     return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NOBODY
-
-
-def _often(uses: int) -> int:
-    """Uses count by powers of two."""
-    return min((uses - 1).bit_length(), OFTEN_MAX)
-
-
-def _gap(unused: float) -> int:
-    """Gaps count by powers of eight."""
-    return min((int(unused * 20).bit_length() + 2) // 3, GAPS - 1)
-
-
-def _traits_of(uses: int, depth: int, gap: int) -> int:
-    """Uses, depth (first, near, far) and gap as one number."""
-    deep = 0 if not depth else 1 if depth < FAR else 2
-    return (_often(uses) * 3 + deep) * GAPS + gap

@@ -1,0 +1,145 @@
+"""What must stay in the ring, and what keeps a put out even if everything else goes.
+
+These stay: spans being filled, spans pinned by message, spans that the last scan found pinned, and whatever comes
+before any of these, or before a put on its way, in a cached sequence. What the last scan found is a hint only: a scan
+after a victim was unpublished decides whether its span may be reused. The hint keeps entries in use from flickering.
+
+What stays is walked only when somebody asks what keeps a put out: at once where it is little, in slices where it is
+much (`survey`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from itertools import chain
+
+from .entries import EntryState, SpanEntry
+from .need import Need
+from .pins import Pins
+from .span_table import SpanTable
+from .survey import SURVEYED_MAX, Survey
+
+
+class Staying:
+    """What stays of `memory`."""
+
+    def __init__(self, memory: SpanTable, pins: Pins) -> None:
+        self._memory = memory
+        self._pins = pins
+        self._kept: set[SpanEntry] = set()
+        self._kept_for: tuple[AbstractSet[int], int] | None = None
+        self._awaited: set[SpanEntry] = set()
+        self._awaited_for = -1
+        self._survey: Survey | None = None
+        self._surveyed_for: tuple[AbstractSet[int], int] | None = None
+
+    def surveyed(self) -> bool:
+        """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
+        if self._is_little:
+            return True
+        now_for = self._memory.last_pinned, self._pins.changes
+        known_for = self._surveyed_for
+        is_fresh = known_for is not None and known_for[0] is now_for[0] and known_for[1] == now_for[1]
+        if self._survey is None or (self._survey.done and not is_fresh):
+            self._survey, self._surveyed_for = self._begin_survey(), now_for
+        # Once it is done it serves, be it old by then: pins come and go all the time.
+        self._survey.go_on()
+        return self._survey.done
+
+    @property
+    def knows(self) -> bool:
+        """Whether `obstacle` may be asked, though what it goes by may be old."""
+        return self._is_little or (self._survey is not None and self._survey.done)
+
+    def obstacle(self, need: Need) -> str | None:
+        """What keeps a put out even if everything goes that may, by name; None where nothing does, or nothing is known
+        yet (`surveyed`)."""
+        memory = self._memory
+        budget = memory.budget
+        survey = self.survey()
+        if survey is None:
+            return None
+        filling = [*memory.filling]
+        if survey.entries + len(filling) + need.entries > budget.max_entries:
+            return "max_entries"
+        stays_bytes = survey.size_bytes + memory.filling_bytes
+        if stays_bytes + need.span_bytes > budget.max_bytes:
+            return "max_bytes"
+        if need.key is not None and stays_bytes + need.span_bytes > budget.put_bytes_max:
+            return "resident_bytes_max"
+        tokens = survey.tokens + sum(entry.tokens for entry in filling)
+        if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
+            return "max_tokens"
+        if need.key is not None:
+            if not len(survey.gaps(need.span_bytes, filling)[0]):
+                return "ring"
+            if not any(entry is None or not self._must_stay(entry) for entry in self.bucket(need.key)):
+                return "index bucket"
+        return None
+
+    def staying_bytes(self) -> int:
+        """Bytes of what must stay, by what is known."""
+        survey = self.survey()
+        return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
+
+    def _must_stay(self, entry: SpanEntry) -> bool:
+        if entry.state is EntryState.FILLING or entry.span_id in self._memory.last_pinned:
+            return True
+        if entry.state is not EntryState.LIVE:
+            return False
+        if self._pins.holds(entry.span_id):
+            return True
+        return entry.prefix_bytes > 0 and (entry in self._awaited_pieces() or entry in self._kept_pieces())
+
+    def may_go(self, entry: SpanEntry) -> bool:
+        """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
+        return entry.state is EntryState.LIVE and not self._must_stay(entry)
+
+    def _kept_pieces(self) -> set[SpanEntry]:
+        """The pieces of sequences that come before something that is pinned."""
+        memory = self._memory
+        kept_for = (memory.last_pinned, self._pins.changes)
+        if kept_for != self._kept_for:
+            pinned = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
+            self._kept = memory.sequences.before(pinned)
+        # The very set, also where it is an equal one: comparing it with itself costs nothing.
+        self._kept_for = kept_for
+        return self._kept
+
+    def _awaited_pieces(self) -> set[SpanEntry]:
+        """The pieces that something is to follow which is on its way, and what comes before them."""
+        sequences = self._memory.sequences
+        if sequences.changes != self._awaited_for:
+            awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
+            self._awaited, self._awaited_for = awaited | sequences.before(awaited), sequences.changes
+        return self._awaited
+
+    @property
+    def _is_little(self) -> bool:
+        """Whether what must stay is so little that it is looked at whenever it is asked for."""
+        return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
+
+    def survey(self) -> Survey | None:
+        """What must stay, puts in flight excepted. None: that is not known yet (`surveyed`)."""
+        if not self._is_little:
+            return self._survey if self.knows else None
+        survey = self._begin_survey()
+        while not survey.done:
+            survey.go_on()
+        return survey
+
+    def _begin_survey(self) -> Survey:
+        """Walks pins and the sequences that lead to them, not entries."""
+        memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
+        besides = (number for number in list(pins.spans()) if number not in pinned)
+        pieces = (each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each))
+        spans = chain(map(memory.span, chain(pinned, besides)), pieces)
+        return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
+
+    def _is_pinned(self, entry: SpanEntry) -> bool:
+        return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
+
+    def bucket(self, key: bytes) -> list[SpanEntry | None]:
+        """What stands where `key` may stand."""
+        index = self._memory.index
+        return [self._memory.span(index.read(slot).span_id) for slot in index.slots_for(key)]
