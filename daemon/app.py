@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import uvloop
@@ -84,6 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What serves together: the store's core and the actors."""
+
+    core: Store
+    store: StoreActor
+    governor: GovernorActor
+    pressure: PressureActor
+    watchers: Watchers
+
+
 class _Daemon:
     def __init__(self, config: Config, argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
         self._config = config
@@ -116,30 +128,71 @@ class _Daemon:
             self._notifier.close()
 
     async def _serve(self, memory: Segments, sockets: Sockets, began: float) -> None:
-        config = self._config
-        ring_bytes, max_entries = memory.superblock.limit_bytes, memory.superblock.max_entries
-        for notice in memory.notices:
-            _log.warning("found at the start", what=notice)
-        if memory.shortage:
-            _log.error("the ring stays smaller than configured", have_bytes=ring_bytes, why=memory.shortage)
-        namespaces_max = memory.superblock.geometry.namespaces_max
-        if namespaces_max != config.limits.namespaces_max:
-            _log.warning(
-                "limits.namespaces_max is what it was when the memory was made; tensorctl purge frees the memory",
-                have=namespaces_max,
-                configured=config.limits.namespaces_max,
+        _warn_of_sizes(memory, self._config)
+        policy = by_name(self._config.policy)
+        ring_bytes = memory.superblock.limit_bytes
+        parts = self._assembled(memory, self._store(memory, policy))
+        _take_over(memory, parts, policy)
+        documents = Documents(parts.store.inbox, parts.governor.inbox)
+        stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
+        sessions: set[Session] = set()
+        listeners = self._listeners(memory, sockets, parts, documents, sessions)
+        metrics = MetricsServer(sockets.metrics, documents.status)
+        self._catch_signals(parts.store, parts.governor)
+        serving = asyncio.create_task(parts.store.run())
+        stalls.start()
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(listener.run()) for listener in listeners]
+            running.append(tasks.create_task(parts.governor.run()))
+            running.append(tasks.create_task(parts.pressure.run()))
+            running.append(tasks.create_task(metrics.run()))
+            running.append(tasks.create_task(self._watchdog()))
+            running.append(tasks.create_task(self._grow(memory, parts.store)))
+            running.append(tasks.create_task(_scrub(memory, parts.store)))
+            running.append(tasks.create_task(_keep_learned(memory, policy)))
+            running.append(tasks.create_task(_fail_with(serving)))
+            _log.info(
+                "serving",
+                instance=self._config.instance,
+                socket=sockets.control.getsockname(),
+                ring_bytes=ring_bytes,
+                epoch=memory.superblock.epoch,
+                recovered=memory.recovered,
+                after_s=round(time.monotonic() - began, 3),
             )
-        policy = by_name(config.policy)
-        store = Store(
+            status = notify.status(f"serving {ring_bytes} bytes as {self._config.instance}")
+            self._notifier.send(notify.READY, status)
+            await self._stop.wait()
+            self._notifier.send(notify.STOPPING)
+            _log.info("stopping", drop=self._drop)
+            for listener in listeners:
+                listener.stop_accepting()
+            if not self._drop:
+                await ending.finish(sessions, parts.store)
+            for task in running:
+                task.cancel()
+        stalls.stop()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        if not self._drop:
+            _save(memory, policy.name, list(policy.learned()))
+
+    def _store(self, memory: Segments, policy: Replacement) -> Store:
+        """The store's core over the memory, as yet without what a former daemon left."""
+        return Store(
             memory.index,
             SpanAllocator(memory.ready_bytes),
             policy,
-            store_limits(config, ring_bytes, max_entries),
+            store_limits(self._config, memory.superblock.limit_bytes, memory.superblock.max_entries),
             memory.superblock.epoch,
             read=memory.read,
             seed=secrets.randbits(128),
             quotas=self._quotas,
         )
+
+    def _assembled(self, memory: Segments, store: Store) -> _Parts:
+        """The actors, each with what it tells the others."""
+        config = self._config
         watchers = Watchers(config.queues.watch_outbox_max)
         actor = StoreActor(
             store,
@@ -164,31 +217,27 @@ class _Daemon:
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
         )
-        stalls = StallTrigger(config.gauges.psi_stall_s, pressure.sample_now, _log)
-        documents = Documents(actor.inbox, governor.inbox)
-        if memory.recovered:
-            store.recover(memory.found(), boot_s(), memory.missing)
-            _recall(memory, policy)
-            actor.inbox.tell_now(Grown(memory.ready_bytes))
-        else:
-            actor.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
-        told_limits = wire_limits(config, ring_bytes)
+        return _Parts(store, actor, governor, pressure, watchers)
+
+    def _listeners(
+        self, memory: Segments, sockets: Sockets, parts: _Parts, documents: Documents, sessions: set[Session]
+    ) -> list[Listener]:
+        """The listeners of the control and the status socket. `sessions` is kept: the clients that are connected."""
+        config = self._config
+        told_limits = wire_limits(config, memory.superblock.limit_bytes)
         welcome = welcome_for(config.instance, memory.superblock.epoch, told_limits)
 
-        sessions: set[Session] = set()
-
         async def serve_client(number: int, accepted: socket.socket) -> None:
-            limits = self._config.limits
             session = Session(
                 number,
                 AsyncChannel(accepted, Connection.control_server(told_limits), read_bytes=READ_BYTES),
                 peer_of(accepted),
-                actor.inbox,
-                governor.inbox,
+                parts.store.inbox,
+                parts.governor.inbox,
                 self._quotas.rates,
                 welcome=welcome,
                 outbox_max=config.queues.session_outbox_max,
-                hello_s_max=limits.hello_s_max,
+                hello_s_max=self._config.limits.hello_s_max,
             )
             sessions.add(session)
             try:
@@ -199,50 +248,12 @@ class _Daemon:
         async def serve_reader(number: int, accepted: socket.socket) -> None:
             channel = AsyncChannel(accepted, Connection.status_server(told_limits), read_bytes=READ_BYTES)
             uid, rates = peer_of(accepted).uid, self._quotas.rates
-            await StatusSession(number, uid, channel, documents, watchers, rates).run()
+            await StatusSession(number, uid, channel, documents, parts.watchers, rates).run()
 
-        listeners = [
+        return [
             Listener(sockets.control, "clients", self._quotas, serve_client),
             Listener(sockets.status, "status_clients", self._quotas, serve_reader),
         ]
-        metrics = MetricsServer(sockets.metrics, documents.status)
-        self._catch_signals(actor, governor)
-        serving = asyncio.create_task(actor.run())
-        stalls.start()
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(listener.run()) for listener in listeners]
-            running.append(tasks.create_task(governor.run()))
-            running.append(tasks.create_task(pressure.run()))
-            running.append(tasks.create_task(metrics.run()))
-            running.append(tasks.create_task(self._watchdog()))
-            running.append(tasks.create_task(self._grow(memory, actor)))
-            running.append(tasks.create_task(_scrub(memory, actor)))
-            running.append(tasks.create_task(_keep_learned(memory, policy)))
-            running.append(tasks.create_task(_fail_with(serving)))
-            _log.info(
-                "serving",
-                instance=config.instance,
-                socket=sockets.control.getsockname(),
-                ring_bytes=ring_bytes,
-                epoch=memory.superblock.epoch,
-                recovered=memory.recovered,
-                after_s=round(time.monotonic() - began, 3),
-            )
-            self._notifier.send(notify.READY, notify.status(f"serving {ring_bytes} bytes as {config.instance}"))
-            await self._stop.wait()
-            self._notifier.send(notify.STOPPING)
-            _log.info("stopping", drop=self._drop)
-            for listener in listeners:
-                listener.stop_accepting()
-            if not self._drop:
-                await ending.finish(sessions, actor)
-            for task in running:
-                task.cancel()
-        stalls.stop()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        if not self._drop:
-            _save(memory, policy.name, list(policy.learned()))
 
     def _catch_signals(self, actor: StoreActor, governor: GovernorActor) -> None:
         loop = asyncio.get_running_loop()
@@ -296,6 +307,32 @@ class _Daemon:
                 await actor.inbox.tell(Grown(ready, error))
                 return
             await actor.inbox.tell(Grown(ready))
+
+
+def _warn_of_sizes(memory: Segments, config: Config) -> None:
+    """Logs where the memory is not as configured, and what the start found."""
+    for notice in memory.notices:
+        _log.warning("found at the start", what=notice)
+    if memory.shortage:
+        have_bytes = memory.superblock.limit_bytes
+        _log.error("the ring stays smaller than configured", have_bytes=have_bytes, why=memory.shortage)
+    namespaces_max = memory.superblock.geometry.namespaces_max
+    if namespaces_max != config.limits.namespaces_max:
+        _log.warning(
+            "limits.namespaces_max is what it was when the memory was made; tensorctl purge frees the memory",
+            have=namespaces_max,
+            configured=config.limits.namespaces_max,
+        )
+
+
+def _take_over(memory: Segments, parts: _Parts, policy: Replacement) -> None:
+    """Takes over the entries that a former daemon left, or else has the first piece of the ring allocated."""
+    if memory.recovered:
+        parts.core.recover(memory.found(), boot_s(), memory.missing)
+        _recall(memory, policy)
+        parts.store.inbox.tell_now(Grown(memory.ready_bytes))
+    else:
+        parts.store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
 
 
 async def _scrub(memory: Segments, actor: StoreActor) -> None:
