@@ -1,7 +1,12 @@
-"""Claims for callers that must not wait, or that store through another client.
+"""One single-flight claim, from the request to its end: the states that every way to compute once goes through.
 
-Owns: one claim, from the request to its end. Does not own: the decision which client computes (the daemon's); `once.py`
-drives claims for callers that compute in place and may wait.
+    asked ─→ waiting ─→ hit        stored by another client
+      │         ├─────→ compute ─→ hit, once it is stored; alone, if it is not
+      └─────────┴─────→ alone
+
+Owns: the states. Does not own: the decision which client computes (the daemon's), nor waiting. `once.py` drives a claim
+for a caller that computes in place and may wait, `vllm/claims.py` for the requests of an engine,
+`transformers/calls.py` for the items of a call.
 Invariants: a claim that is granted after its end is given back at once, however late the answer comes.
 """
 
@@ -70,6 +75,13 @@ class Claim:
         return claimed.answer
 
     @property
+    def answer(self) -> PendingRequest:
+        """The future of the daemon's answer, for a caller that waits. `state` says what follows from it. For the
+        library.
+        """
+        return self._answer
+
+    @property
     def expected_at(self) -> float:
         """In the state "waiting": when the computing client expects to have stored the payload, by time.monotonic; 0 if
         unknown.
@@ -81,6 +93,20 @@ class Claim:
         """Names the claim in a put by another client of the same user; 0 while it is not granted."""
         claimed = _outcome(self._answer) if self._answer.done() and self._ended is None else None
         return claimed.token if claimed is not None and claimed.answer == "compute" else 0
+
+    def wait_no_longer(self) -> State:
+        """Ends a claim that the daemon has not decided, and leaves any other as it is. For the library.
+
+        Returns:
+            The state: "compute" if the claim was granted in this moment.
+        """
+        # The link gives back a claim that is granted to a cancelled request.
+        self._answer.cancel()
+        return self.state
+
+    def end(self, *, stored: bool) -> None:
+        """Ends the claim as `stored` does, or as `abandon` does. For the library."""
+        self._end("hit" if stored else "alone")
 
     def stored(self) -> None:
         """Ends the claim because the key was stored, by any client. The client renews it no more."""

@@ -1,6 +1,7 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio. Does not own: waiting and computing. The generator yields
+Owns: the order of the steps, for threads and for asyncio. Does not own: the states of a claim (claim.py), waiting and
+computing. The generator yields
 each step, and its driver sends the outcome in.
 Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import TensordError
 from ...ipc import messages
 from ...ipc.schema import COST_MS_MAX
+from .claim import Claim
 from .lease import Lease
 from .link import Link
 from .puts import Put
@@ -66,47 +69,24 @@ def compute_once(
     if lease is not None:
         tally.found += 1
         return lease.value
-    token: int | None = None
-    asked = link.ask(lambda number: messages.RequestClaim(number, key), timeout_s)
+    claim = Claim(link, key, timeout_s)
     try:
-        claimed: messages.Claimed | None = yield AwaitAnswer(asked)
-    except TensordError:
-        # No daemon, a limit was reached, or no answer in time. The value is computed without a claim.
-        claimed = _late(asked)
-    except BaseException:
-        claimed = _late(asked)
-        _abandon(link, claimed.token if claimed is not None and claimed.answer == "compute" else None)
-        raise
-    if claimed is not None and claimed.answer == "hit":
-        lease = look_up(key)
-        if lease is not None:
-            tally.waited += 1
-            return lease.value
-    if claimed is not None and claimed.answer == "compute":
-        token = claimed.token
-    try:
+        with suppress(TensordError):
+            # No daemon, a limit was reached, or no answer in time: the value is computed without a claim.
+            yield AwaitAnswer(claim.answer)
+        if claim.wait_no_longer() == "hit":
+            lease = look_up(key)
+            if lease is not None:
+                tally.waited += 1
+                return lease.value
+        token = claim.token or None
         began_s = time.perf_counter()
         value = yield Compute()
         cost_ms = min((time.perf_counter() - began_s) * 1000, COST_MS_MAX)
         tally.computed += 1
         put: Put = yield StoreValue(value, token, cost_ms)
     except BaseException:
-        _abandon(link, token)
+        claim.abandon()
         raise
-    if put.state in ("lost", "refused"):
-        _abandon(link, token)
-    elif token is not None:
-        link.drop_claim(token)
+    claim.end(stored=put.state not in ("lost", "refused"))
     return value
-
-
-def _late(asked: Future[messages.Claimed]) -> messages.Claimed | None:
-    """The answer that arrived while the wait for it ended, which may be a grant; None if there is none."""
-    if asked.cancel() or asked.exception() is not None:
-        return None
-    return asked.result()
-
-
-def _abandon(link: Link, token: int | None) -> None:
-    if token is not None:
-        link.give_back(token)

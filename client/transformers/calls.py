@@ -256,10 +256,7 @@ class Encoder:
                 with suppress(TensordError):
                     put.wait(max(0.0, deadline - time.monotonic()))
         for key in split:
-            if self._cache.contains(key):
-                claims[key].stored()
-            else:
-                claims[key].abandon()
+            claims[key].end(stored=self._cache.contains(key))
 
     def _sent(self, split: dict[bytes, Part]) -> list[Put]:
         """Starts the puts. After a put that found no room, no further put is tried."""

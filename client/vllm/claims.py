@@ -4,9 +4,8 @@ Owns: one claim a key, for all requests of the engine that want it, and the end 
 connection to the daemon. The step's thread asks and reads states. The background thread talks to the daemon and alone
 uses a client's `Claim`.
 
-    asked ─→ waiting ─→ hit        the entry is pinned already
-      │         ├─────→ compute ─→ (encoded here) saving ─→ over
-      └─────────┴─────→ alone
+    asked, waiting, hit, compute, alone    as of `core/claim.py`; in state hit the entry is pinned already
+    compute ─→ (encoded here) saving ─→ over
     over: the last request has left, or the output is stored or refused, or SAVE_S have passed
 
 Invariants: a claim that is over is given back, whenever its answer arrives. If the daemon has not answered for
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ..core.cache import Client
 from ..core.claim import Claim
+from ..core.claim import State as ClaimState
 from ..core.lease import Lease
 from .background import IDLE_S, SOON_S, Background
 
@@ -34,7 +34,7 @@ SAVE_S: Final = 30.0
 other engines need not wait."""
 _SAVING_S: Final = 0.02
 
-State = Literal["asked", "waiting", "compute", "hit", "alone", "saving", "over"]
+State = ClaimState | Literal["saving", "over"]
 
 
 class Wanted:
@@ -220,7 +220,4 @@ class EncodeClaims:
         self._saving.pop(wanted.key, None)
         if wanted.claim is None or wanted is self._silent:
             return
-        if client.contains(wanted.key):
-            wanted.claim.stored()
-        else:
-            wanted.claim.abandon()
+        wanted.claim.end(stored=client.contains(wanted.key))
