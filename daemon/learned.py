@@ -73,7 +73,8 @@ def load(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
         with os.fdopen(fd, "rb") as file:
             packed = file.read(LEARNED_BYTES_MAX + 1)
         found = msgspec.msgpack.decode(packed, type=_Learned)
-    except (TensordError, OSError, msgspec.MsgspecError):
+    except (TensordError, OSError, ValueError, msgspec.MsgspecError):
+        # ValueError: a text that is not UTF-8.
         return None
     whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == _checksum(found.data)
     fits = (found.format, found.instance_id, found.policy) == (FORMAT, instance_id, policy)

@@ -110,7 +110,8 @@ def _read(place: Path, looks: Looks, form: str, owner: int) -> str | None:
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid(), owner):
             return None
         note = msgspec.msgpack.decode(os.read(descriptor, _NOTE_BYTES_MAX), type=_Note)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, msgspec.MsgspecError):
+        # ValueError: a text that is not UTF-8.
         return None
     finally:
         os.close(descriptor)

@@ -49,8 +49,9 @@ def test_every_damaged_or_shortened_byte_makes_it_ignored(instance: str) -> None
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
         assert learned.load(instance, RING, "lru") is None
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
-        assert learned.load(instance, RING, "lru") is None
+        for flipped in (0x55, 0x80, 0xFF):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
+            assert learned.load(instance, RING, "lru") is None
     path.write_bytes(whole)
     assert learned.load(instance, RING, "lru") == [b"learned", b""]
 

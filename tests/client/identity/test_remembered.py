@@ -101,6 +101,11 @@ def bent(path: Path) -> None:
     path.write_bytes(content.replace(b"digest of weights", b"digest of weighty"))
 
 
+def no_text(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"digest of weights", b"\xff" * len(b"digest of weights")))
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -128,7 +133,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("damage", [cut, bent, empty, longer, huge, linked, folder, pipe])
+@pytest.mark.parametrize("damage", [cut, bent, no_text, empty, longer, huge, linked, folder, pipe])
 def test_a_damaged_note_is_none(weights: Path, digests: Digests, damage: Callable[[Path], None]) -> None:
     remembered(weights, "1", digests)
     damage(note(weights))
