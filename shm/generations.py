@@ -190,6 +190,6 @@ def _refusal(key: bytes, current: int) -> Invalidated | None:
         return None
     return Invalidated(
         f"the key {key.hex()[:16]}… is of generation {made_at}, and its namespace is at generation {current} since its "
-        "weights have changed: nothing is stored under it any more. Compute without sharing; or start again with "
+        "weights have changed: no entry is stored under it any more. Compute without sharing, or restart with "
         "Client.current(namespace), called before the new weights are loaded"
     )

@@ -110,9 +110,9 @@ def _tokens(header: bytes) -> list[Any]:
         unpacker.feed(b"\xc3")
         whole = [token is True for token in unpacker] == [True]
     except (ValueError, UnpackException) as error:
-        raise BadTree(f"a tree header is no sequence of msgpack scalars: {type(error).__name__} {error}") from None
+        raise BadTree(f"a tree header is not a sequence of msgpack scalars: {type(error).__name__} {error}") from None
     if not whole or not set(map(type, tokens)) <= _TOKENS:
-        raise BadTree("a tree header ends within a scalar, or holds something else")
+        raise BadTree("a tree header ends within a scalar, or has a value of another type")
     if not tokens or type(tokens[0]) is not int or tokens[0] != FORMAT:
         raise BadTree(f"a tree header has format {tokens[:1]!r:.40}, this tensord reads {FORMAT}")
     return tokens
@@ -174,7 +174,7 @@ class _Reader:
             keys.append(key)
             children.append(self.node(depth + 1))
         if len(set(keys)) != count:
-            raise BadTree("a dict in a tree has one key twice")
+            raise BadTree("a dict in a tree has a duplicate key")
         return DictNode(keys, children)
 
     def _array(self, tag: int) -> LeafAt:

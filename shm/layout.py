@@ -238,7 +238,7 @@ class Superblock:
                 "run the version that wrote them, or free them with `tensorctl purge --instance NAME`"
             )
         if not 0 < buckets <= 1 << 32 or buckets & (buckets - 1):
-            raise LayoutMismatch(f"the superblock names {buckets} buckets, which is no power of two")
+            raise LayoutMismatch(f"the superblock names {buckets} buckets, which is not a power of two")
         if not 0 < namespaces <= 1 << 32:
             raise LayoutMismatch(f"the superblock names room for the generations of {namespaces} namespaces")
         geometry = IndexGeometry(buckets, namespaces)
@@ -250,7 +250,7 @@ class Superblock:
         ]
         offsets.append(generations_at)
         if offsets != expected:
-            raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version, {expected}")
+            raise LayoutMismatch(f"the superblock's offsets {offsets} are not those of its version: {expected}")
         return cls(instance, epoch, ring, geometry, limit_bytes, max_entries)
 
 
@@ -339,7 +339,7 @@ def expiry_word(expires_s: float) -> int:
 def _expires_s(word: int) -> float:
     high = word >> _EXPIRY_CHECK_BITS
     if word != high << _EXPIRY_CHECK_BITS | _expiry_check(high):
-        raise Corrupt(f"the word that says when an entry ends is damaged: {word:#x}")
+        raise Corrupt(f"the time of expiry in a span header is damaged: {word:#x}")
     [expires_s] = _DOUBLE.unpack(_WORD.pack(high << _EXPIRY_CHECK_BITS))
     return float(expires_s)
 

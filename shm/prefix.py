@@ -161,7 +161,7 @@ class Piece:
         if size != HEADER_BYTES + items * MEDIA_BYTES + count * TOKEN_BYTES:
             raise BadPrefix(f"a record of {size} bytes says that it has {items} media and {count} tokens")
         if start + count >= 1 << 48:
-            raise BadPrefix(f"a record begins at token {start} with {count} tokens, behind any sequence's end")
+            raise BadPrefix(f"a record begins at token {start} with {count} tokens, past the limit of 2 ** 48")
         if items > MEDIA_MAX:
             raise BadPrefix(f"a record of {items} media; {MEDIA_MAX} are possible")
         media = unpacked_media(memoryview(record)[HEADER_BYTES : HEADER_BYTES + MEDIA_BYTES * items])

@@ -112,7 +112,7 @@ def create(name: str, size_bytes: int) -> int:
     try:
         segment = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=SEGMENT_MODE, size=size_bytes)
     except posix_ipc.ExistentialError:
-        raise NameTaken(f"cannot create {SHM_FOLDER}{name}: {_whose(name)} stands there already") from None
+        raise NameTaken(f"cannot create {SHM_FOLDER}{name}: there is {_whose(name)} already") from None
     except (posix_ipc.Error, OSError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
         kind = NotEnoughMemory if full else SegmentError
@@ -217,7 +217,7 @@ def claim_instance(instance: str, *, uid: int | None = None) -> int:
             return fd
         # A purge removed the file between the open and the lock.
         os.close(fd)
-    raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop that one, or set another --instance")
+    raise InstanceBusy(f"instance {instance!r} is served by another tensord; stop it, or set another --instance")
 
 
 def _path(name: str) -> Path:
@@ -388,7 +388,7 @@ def check_inbox(fd: int, size_bytes: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        raise SegmentError("an inbox must be a memfd; this descriptor is something else") from None
+        raise SegmentError("an inbox must be a memfd; this descriptor is of another file") from None
     if seals & INBOX_SEALS != INBOX_SEALS:
         raise SegmentError(f"an inbox must be sealed against SHRINK, GROW and SEAL; its seals are {seals:#x}")
     there = os.fstat(fd).st_size
@@ -408,5 +408,5 @@ def _filesystem(fd: int) -> int:
     statfs = ctypes.create_string_buffer(256)
     if _libc.fstatfs(fd, statfs):
         number = ctypes.get_errno()
-        raise SegmentError(f"an inbox's file system cannot be told: {os.strerror(number)}")
+        raise SegmentError(f"an inbox's file system is unknown: {os.strerror(number)}")
     return int.from_bytes(statfs.raw[:8], "little")

@@ -190,7 +190,7 @@ class Daemon:
                 if not isinstance(message, messages.Event):
                     raise DaemonUnavailable(
                         f"the daemon answered {type(message).__name__}, expected {kind.__name__}: "
-                        "its version is another; see `tensorctl doctor`"
+                        "it has another version; see `tensorctl doctor`"
                     )
         except TimedOut:
             self.close()
@@ -219,6 +219,6 @@ def understood(what: str) -> Iterator[None]:
         yield
     except KeyError as missing:
         raise VersionMismatch(
-            f"the daemon's {what} has no {missing}: its version is not this tensorctl's; --json shows what it has, "
+            f"the daemon's {what} has no {missing}: it has another version than tensorctl; --json shows its fields, "
             "`tensorctl doctor` both versions"
         ) from None

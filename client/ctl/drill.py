@@ -72,10 +72,10 @@ def heading(readings: Sequence[DrillReading], *, act: bool, speed: float, there:
     if act:
         said = (
             f"ACTING: {count} made-up readings replace {named} for {lasts}. Entries go and puts are refused, as if "
-            "they were true. When this command ends, however it does, the gauge itself stands again."
+            "they were true. When this command ends, for any reason, the gauge's own readings apply again."
         )
     else:
-        said = f"Asking only: {count} made-up readings of {named}, {lasts}. Nothing changes; --act would make it so."
+        said = f"Asking only: {count} made-up readings of {named}, {lasts}. Nothing changes without --act."
     return f"{said}\n\n{_row(_HEAD)}"
 
 
@@ -149,4 +149,4 @@ def drill(daemon: Daemon, file: Path, act: bool, speed: float) -> None:
         )
         click.echo(line(reading, daemon.order(make, messages.Drilled)))
     if act:
-        click.echo("\nThe drill ends: the gauges themselves stand again.")
+        click.echo("\nThe drill has ended. The gauges' own readings apply again.")

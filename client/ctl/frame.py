@@ -150,9 +150,9 @@ def _remarks(gauge: Document) -> str:
     if gauge["source"] in _MADE_UP:
         said.append("DRILL: made-up readings" if gauge["source"] == "drill" else "read from a FILE")
     if gauge["stale"]:
-        said.append("STALE: cannot be read, its last value stands")
+        said.append("STALE: cannot be read, its last value is used")
     if gauge["refuses"]:
-        said.append("REFUSES what is new")
+        said.append("REFUSES new entries")
     return "; ".join(said)
 
 

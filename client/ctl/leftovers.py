@@ -96,7 +96,7 @@ def remove(instance: str) -> Leftover:
         fd = segments.claim_instance(instance, uid=None if there is None else there.uid)
     except InstanceBusy:
         raise InstanceBusy(
-            f"instance {instance!r} is served by a running tensord: stop it first; SIGINT makes it free its memory"
+            f"instance {instance!r} is served by a running tensord: stop it first; with SIGINT it frees its memory"
         ) from None
     try:
         # The lock file is removed last, since it excludes other processes.
@@ -162,5 +162,5 @@ def owned_by(uid: int, found: Leftover) -> None:
     """
     if uid not in (0, found.uid):
         raise SegmentError(
-            f"instance {found.instance!r} belongs to uid {found.uid}, and this is uid {uid}: run it as that user"
+            f"instance {found.instance!r} belongs to uid {found.uid}, you are uid {uid}: run it as that user"
         )

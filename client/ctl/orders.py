@@ -40,7 +40,9 @@ def limit(daemon: Daemon, limit_bytes: int) -> None:
     done = daemon.order(lambda number: messages.Limit(number, limit_bytes), messages.Limited)
     click.echo(f"limit {size(done.before_bytes)} -> {size(done.after_bytes)}")
     if done.after_bytes < limit_bytes:
-        click.echo(f"{size(limit_bytes)} is more than the ring has: set ring_bytes and restart the daemon for more")
+        click.echo(
+            f"{size(limit_bytes)} is more than the size of the ring: for more, set ring_bytes and restart the daemon"
+        )
 
 
 @click.command()

@@ -60,7 +60,7 @@ class _File(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("'' is no path; name one, or leave the option out", param, ctx)
+            self.fail("'' is not a path; give a path, or leave the option out", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -70,7 +70,7 @@ class Factor(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         if math.isnan(found):
-            self.fail(f"{value!r} is no number from {self.min:g} to {self.max:g}", param, ctx)
+            self.fail(f"{value!r} is not a number from {self.min:g} to {self.max:g}", param, ctx)
         return found
 
 

@@ -25,7 +25,7 @@ def freed_text(found: Leftover) -> str:
     lines = [table(("FREED", "SIZE"), rows, right=(1,)), "", f"{size(found.taken_bytes)} of instance {found.instance}"]
     if found.views:
         lines.append(
-            f"{found.views} of its lanes are still held: what those processes view is freed when they let go of it"
+            f"{found.views} of its lanes are still held: memory in use by their processes is freed when they release it"
         )
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ def purge(instance: str | None) -> None:
         return
     others = leftovers.instances()
     told = f"nothing of instance {instance!r} is in /dev/shm"
-    told += f"; of others there is: {', '.join(others)}" if others else ", nor of any other"
+    told += f"; there are segments of: {', '.join(others)}" if others else ", and of no other instance"
     if named:
         raise BadConfiguration(told)
     click.echo(told)

@@ -230,9 +230,9 @@ def _gauge(gauge: dict[str, Any]) -> str:
     if gauge["source"] == "file":
         said[1] = "from a FILE, and no measurement"
     if gauge["stale"]:
-        said.append("STALE: it cannot be read, its last value stands")
+        said.append("STALE: it cannot be read, its last value is used")
     if gauge["refuses"]:
-        said.append("REFUSES what is new")
+        said.append("REFUSES new entries")
     return "; ".join(said)
 
 

@@ -15,21 +15,21 @@ from .parameters import KEY, stored_or_gone
 from .tables import age, number, pairs, share
 
 _HELD: Final = {
-    "pin": "a client has pinned it for a time: it does not go before that is over",
-    "lease": "a reader held it when pins were last looked at: it does not go while a reader holds it",
+    "pin": "a client has pinned it for a time: it stays until then",
+    "lease": "a reader held it at the last scan of pins: it stays while a reader holds it",
 }
 _REASONS: Final = {
-    "capacity": "made room for the bytes of others",
-    "entries": "made room for others: max_entries was reached",
-    "tokens": "made room for others: max_tokens was reached",
-    "index_bucket": "made room for another key whose places in the index were all taken",
-    "pressure": "the host was short of memory, and the ring gave some back",
-    "emergency": "the host was nearly out of memory, and nobody had used the entry for pressure.critical_idle_s",
-    "ttl": "its time to live was over",
-    "explicit": "a client evicted it, or what it follows in a sequence",
+    "capacity": "evicted to make room for other entries",
+    "entries": "evicted for other entries: max_entries was reached",
+    "tokens": "evicted for other entries: max_tokens was reached",
+    "index_bucket": "evicted for another key, whose index buckets were full",
+    "pressure": "the host was short of memory, and the ring returned some memory",
+    "emergency": "the host was nearly out of memory, and the entry was unused for pressure.critical_idle_s",
+    "ttl": "its time to live had ended",
+    "explicit": "a client evicted it, or its parent in a sequence",
     "cleared": "its namespace, or everything, was cleared",
     "invalidated": "its namespace was invalidated",
-    "corrupt": "its bytes were not what had been stored",
+    "corrupt": "its bytes did not match their checksum",
 }
 
 
@@ -59,7 +59,7 @@ def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     worth = f"{standing['worth']:.3g} by policy {told['policy']}: what is worth least goes first"
     rows = [("worth", worth), *_like(standing)]
     if standing["in_window"]:
-        rows.append(("window", "it was put so lately that it goes only if nothing else may"))
+        rows.append(("window", "it was put so recently that it goes only if no other entry may"))
     compared = standing["compared"]
     colder = (
         f"{share(standing['colder'], compared)} of {number(compared)} other entries that may go"
@@ -70,7 +70,7 @@ def standing_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     if standing["held"]:
         rows.append(("held", _HELD.get(standing["held"], standing["held"])))
     if standing["children"]:
-        rows.append(("followed", f"by {number(standing['children'])}: a block goes after all that follow it"))
+        rows.append(("followed", f"by {number(standing['children'])}: a block goes after all of its children"))
     before = standing["before"]
     if standing["place"] == 1 and not standing["held"]:
         rows.append(("place", "it goes next"))
@@ -90,7 +90,7 @@ def _of_what_is_not_stored(told: dict[str, Any]) -> list[tuple[str, str]]:
         case "gone":
             return [("state", "not stored; the policy remembers the key")]
     if told["records"] < told["records_max"]:
-        return [("state", "never seen: it is not stored, and was not since the daemon began")]
+        return [("state", "never seen: it is not stored, and was not since the daemon started")]
     known = number(told["records"])
     return [("state", f"not seen: it is not stored, and not among the last {known} entries that went")]
 
@@ -118,7 +118,7 @@ def _like(told: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     back = told["comes_back"]
     words = (
-        "too few entries like it are known to say how many come back"
+        "too few similar entries are known to estimate how many come back"
         if back is None
         else f"entries like it come back in {100 * back:.0f} % of cases"
     )

@@ -117,7 +117,7 @@ class DeviceCache:
             return registration
         size_bytes = self._device.size_of(tensors)
         if size_bytes <= 0:
-            raise UsageError(f"tensors hold no memory of {self._device.name}: put tensors that lie there")
+            raise UsageError(f"the tensors use no memory of {self._device.name}: put tensors that lie on it")
         blocked = self._blocked()
         if blocked is not None and key not in self._entries:
             with self._entries.lock:

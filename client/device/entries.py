@@ -134,7 +134,7 @@ class DeviceEntry:
     def give_up(self) -> None:
         """Settles the registration as lost, unless the daemon's answer is outstanding. The entry has left the cache."""
         if not self.said and self.registration.state == "sent":
-            self.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon was told of it"))
+            self.registration.settle("lost", DaemonUnavailable("it left the cache before the daemon knew it"))
 
 
 class DeviceLease:

@@ -95,7 +95,7 @@ class Moves:
             try:
                 moved.freed_bytes = self._device.give_back()
             except Exception as error:
-                _log.exception("%s did not take memory back", self._device.name)
+                _log.exception("%s: memory could not be returned to the driver", self._device.name)
                 moved.error = error
         return moved
 

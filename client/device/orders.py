@@ -98,7 +98,7 @@ class OrderRunner:
     def told(self, order: messages.Order, connected: Connected) -> None:
         """Queues an order. Called in the link's thread."""
         if self._taken >= ORDERS_MAX:
-            _log.warning("order %d for %s is not taken: %d wait", order.order, order.device, ORDERS_MAX)
+            _log.warning("order %d for %s is dropped: %d orders are waiting", order.order, order.device, ORDERS_MAX)
             return
         self._taken += 1
         self._post(partial(self._on_order, order, connected))

@@ -181,7 +181,7 @@ def _text_form(name: str, value: Any) -> Any:
         return ["partial", _text_form(name, value.func), _text_form(name, value.args), _text_form(name, value.keywords)]
     # The result of torch.compile has the same name for every backend.
     if isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
-        raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not say with which backend")
+        raise UnsupportedLeaf(f"a module's attribute {name} was compiled, and its name does not contain the backend")
     is_theirs = isinstance(value, _FUNCTIONS) and str(value.__module__).startswith(("torch.", "transformers."))
     if is_theirs and is_named(value):
         return f"{value.__module__}.{value.__qualname__}"

@@ -79,7 +79,7 @@ class Fingerprint:
         names = " and ".join(type(part).__name__ for part in parts.values())
         text = (
             f"{names}: {total_bytes} bytes of its weights were made under torch.inference_mode(), where torch counts "
-            f"no changes (limit {_UNCOUNTED_BYTES_MAX}); nothing of it is shared. Make or load the model outside of "
+            f"no changes (limit {_UNCOUNTED_BYTES_MAX}); its outputs are not shared. Make or load the model outside of "
             "inference_mode(), or under torch.no_grad()"
         )
         if not self._told:

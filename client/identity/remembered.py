@@ -65,7 +65,7 @@ def remembered(path: Path, form: str, compute: Callable[[Path], str]) -> str:
     digest = compute(path)
     after = path.stat()
     if _looks(after) != looks:
-        raise OSError(f"{path} was written while it was read; start again when it is whole")
+        raise OSError(f"{path} was written while it was read; start again when it is complete")
     if time.time_ns() - after.st_ctime_ns >= SETTLED_S * 1e9:
         for place in places:
             with suppress(OSError):

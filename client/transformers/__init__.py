@@ -55,7 +55,7 @@ def cached(model: Model, cache: Client, namespace: Namespace | None = None, *, e
     for module, point in found:
         if point.method in vars(module):
             raise UsageError(
-                f"{type(module).__name__}.{point.method} was replaced in this instance, as accelerate's hooks do it; "
+                f"{type(module).__name__}.{point.method} was replaced in this instance, as by accelerate's hooks; "
                 "call cached() before that"
             )
     for module, point in found:

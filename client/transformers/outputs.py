@@ -76,7 +76,7 @@ class CallItems:
         if isinstance(node, ModelOutput):
             name = type(node).__name__
             if self._class(name) is not type(node):
-                raise NotSplittable(f"{name} is none of the model's own output classes")
+                raise NotSplittable(f"{name} is not one of the model's own output classes")
             fields = {field: self._split(child, field) for field, child in node.items()}
             return [["output", name, {field: parts[at] for field, parts in fields.items()}] for at in range(count)]
         if type(node) is list or type(node) is tuple:

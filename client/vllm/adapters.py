@@ -53,7 +53,7 @@ def tell_engine(core: Any) -> None:
     try:
         reported = core.model_executor.collective_rpc(held_by)
     except Exception:
-        _log.debug("the workers' adapters cannot be looked at", exc_info=True)
+        _log.debug("tensord: the workers' adapters could not be queried", exc_info=True)
         reported = []
     take(dict(enumerate(reported)))
 

@@ -78,8 +78,8 @@ class TensordEncoderCacheManager(_NotifiesOnReset, theirs.EncoderCacheManager):
         given = vllm_config.ec_manager_config.manager_config
         if given:
             raise BadConfiguration(
-                f"manager_config is {given!r}, and tensord's encoder cache manager has no settings: leave it out; "
-                "the connector's stand in ec_connector_extra_config"
+                f"manager_config is {given!r}, and tensord's encoder cache manager has no settings: remove it; "
+                "the connector's settings are in ec_connector_extra_config"
             )
         # vLLM uses the configured class for every model, but models with an encoder and a decoder need another one.
         if vllm_config.model_config.is_encoder_decoder:

@@ -127,14 +127,14 @@ def _data(name: str, data: Any) -> Any:
         if data.device.type != "cpu" or data.layout is not torch.strided or data.requires_grad:
             raise UnsupportedLeaf(
                 f"{name} is a tensor on {data.device}, {data.layout}, requires_grad={data.requires_grad}; "
-                "plain ones on the CPU without gradients are stored"
+                "only plain tensors on the CPU without gradients can be stored"
             )
         return data
     if kind in (list, tuple):
         return kind(_data(name, part) for part in data)
     if kind in (int, float, bool, type(None)):
         return data
-    raise UnsupportedLeaf(f"{name} has a {kind.__module__}.{kind.__qualname__}, which is neither tensor nor number")
+    raise UnsupportedLeaf(f"{name} has a {kind.__module__}.{kind.__qualname__}, which is neither a tensor nor a number")
 
 
 def _field(name: str, field: Any) -> list[Any]:
@@ -146,7 +146,9 @@ def _field(name: str, field: Any) -> list[Any]:
     elif kind is MultiModalSharedField:
         described = ["shared", field.keep_on_cpu, field.batch_size]
     else:
-        raise UnsupportedLeaf(f"{name} is of the field class {kind.__module__}.{kind.__qualname__}, which is not known")
+        raise UnsupportedLeaf(
+            f"{name} is of the field class {kind.__module__}.{kind.__qualname__}, which is not supported"
+        )
     _check_kind(field, kind)
     return described
 
@@ -229,7 +231,9 @@ def _embeds(full: list[int], is_embed: Any) -> Any:
         return ["is", _tokens(_made_from(is_embed, "embed_token_ids"))]
     mask = is_embed(full)
     if type(mask) is not torch.Tensor or mask.dtype is not torch.bool or tuple(mask.shape) != (len(full),):
-        raise UnsupportedLeaf(f"a prompt update's is_embed yields no mask of {len(full)} bools for its own tokens")
+        raise UnsupportedLeaf(
+            f"a prompt update's is_embed does not return a mask of {len(full)} bools for its own tokens"
+        )
     return ["mask", mask.cpu().numpy()]
 
 
@@ -263,13 +267,15 @@ def _made_from(function: Any, name: str) -> Any:
     """
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     if name not in cells:
-        raise UnsupportedLeaf(f"a prompt update's function of vLLM's own has no {name!r} that it was made from")
+        raise UnsupportedLeaf(f"a prompt update's function from vLLM has no variable {name!r} in its closure")
     return cells[name].cell_contents
 
 
 def _tokens(tokens: Any) -> np.ndarray[Any, Any]:
     if type(tokens) is not list or not all(type(token) is int for token in tokens):
-        raise UnsupportedLeaf(f"a prompt update has tokens of type {type(tokens).__qualname__}; a list of int is known")
+        raise UnsupportedLeaf(
+            f"a prompt update has tokens of type {type(tokens).__qualname__}; only a list of int is supported"
+        )
     return np.array(tokens, np.int64)
 
 

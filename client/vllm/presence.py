@@ -143,5 +143,5 @@ def _remedy(error: TensordError) -> str:
         case TimedOut():
             return ": it is stopped or busy; see `tensorctl health`"
         case ProtocolError():
-            return ": if that is no tensord daemon, name another socket by tensord.socket or TENSORD_SOCKET"
+            return ": if that is not a tensord daemon, name another socket with tensord.socket or TENSORD_SOCKET"
     return ""

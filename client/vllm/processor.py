@@ -437,7 +437,7 @@ def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature
     data: Any = elem.data
     whole = len(item) == 1 and type(data) is list and len(data) in (_REFERENCE_BYTES, _REFERENCE_BYTES + _SCOPE_BYTES)
     if not whole or not all(type(byte) is int and 0 <= byte < 256 for byte in data):
-        raise UsageError(f"what was sent with the hash {mm_hash!r} is no whole reference; send the item itself")
+        raise UsageError(f"the data sent with the hash {mm_hash!r} is not a complete reference; send the item itself")
     packed = bytes(data)
     key, handle, loan, scope = (packed[start:end] for start, end in pairwise(_PARTS))
     return scope, Feature(_hash(scope, mm_hash), Reference(key, handle, loan))

@@ -16,18 +16,18 @@ from vllm.v1.metrics.utils import create_metric_per_engine
 COUNTERS: Final = {
     "hits": "Encoder inputs taken from tensord instead of being encoded.",
     "misses": "Encoder inputs that this engine encoded.",
-    "waits": "Requests put off because another engine was encoding one of their inputs.",
-    "wait_timeouts": "Requests that waited for another engine in vain, and encoded the input themselves.",
-    "overtaken": "Requests that did not wait for another engine, since this one was to be done sooner.",
-    "canaries": "Hits that were encoded all the same and compared.",
-    "canary_failures": "Hits that differed from what this engine encodes: sharing ended. Must stay 0.",
-    "mismatches": "Stored outputs whose rows, width or dtype were not those that the request expects.",
-    "mismatch_form": "Mismatches: what is stored is no array of two dimensions.",
+    "waits": "Requests deferred because another engine was encoding one of their inputs.",
+    "wait_timeouts": "Requests that waited for another engine too long, and encoded the input themselves.",
+    "overtaken": "Requests that did not wait for another engine, since this engine would finish sooner.",
+    "canaries": "Hits that were encoded anyway and compared.",
+    "canary_failures": "Hits that differed from this engine's own output: sharing ended. Must stay 0.",
+    "mismatches": "Stored outputs whose rows, width or dtype differ from those that the request expects.",
+    "mismatch_form": "Mismatches: the stored output is not an array of two dimensions.",
     "mismatch_rows": "Mismatches: another number of rows.",
     "mismatch_width": "Mismatches: another width.",
     "mismatch_dtype": "Mismatches: another dtype.",
     "unshared": "Encoder inputs that have no name to share them by.",
-    "late": "Encoder inputs not looked up because the connector's thread was kept waiting.",
+    "late": "Encoder inputs not looked up because the connector's thread was busy.",
     "loads": "Encoder outputs copied into a worker.",
     "load_bytes": "Bytes of encoder outputs copied into a worker.",
     "inline": "Encoder outputs sent to workers by value, because one had not mapped the ring yet.",
@@ -35,12 +35,12 @@ COUNTERS: Final = {
     "saves": "Encoder outputs stored.",
     "save_bytes": "Bytes of encoder outputs stored.",
     "refused": "Encoder outputs that the daemon did not store.",
-    "dropped": "Encoder outputs not stored because too many were on their way.",
+    "dropped": "Encoder outputs not stored because too many were in flight.",
     "errors": "Errors in the connector's threads; the log has the first of each kind.",
 }
 
 CONNECTED: Final = "connected"
-_CONNECTED_TEXT: Final = "1 while the engine is connected to tensord and that answers, as of the engine's last step."
+_CONNECTED_TEXT: Final = "1 while the engine is connected to a daemon that answers, as of the engine's last step."
 
 
 class LookupCounts:

@@ -124,7 +124,7 @@ def _marks(collective_rpc: Callable[..., Any], core: Any, *, keep: bool) -> list
     try:
         marks: list[bytes] = collective_rpc(core, model_marks, None, (keep,))
     except Exception:
-        _log.debug("the model cannot be looked at", exc_info=True)
+        _log.debug("tensord: the model could not be compared", exc_info=True)
         return None
     return marks
 

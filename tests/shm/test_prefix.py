@@ -103,7 +103,7 @@ def test_too_few_bytes_are_no_record(size: int) -> None:
     [
         (0, 0, "begins with"),
         (4, 2, "version|begins with"),
-        (46, 1, "behind any"),
+        (46, 1, "past the limit"),
         (48, 6, "6 tokens"),
         (52, 3, "3 media"),
         (96 + 16, 3, "modality 3"),

@@ -182,8 +182,8 @@ def test_a_call_that_changes_the_model_ends_sharing_and_says_so_once_and_how_to_
             assert (one.generate(picture) == right) == (factor == 0.5)
             assert by_one() == 1
         stand.quiet()
-    assert one.log.count("It shares encoder outputs with none from here on") == 1
-    assert "To share again, start it anew from files" in one.log
+    assert one.log.count("it shares encoder outputs with no other engine") == 1
+    assert "To share again, restart it from files" in one.log
 
 
 def test_after_new_weights_nothing_that_the_old_ones_made_is_used(stand: Stand, others: tuple[Engine, Engine]) -> None:

@@ -255,7 +255,7 @@ def test_a_model_whose_files_are_not_to_be_found_is_shared_with_nobody(plain: Vl
     made = config(model)
     made.model_config.model = "/nowhere/at/all"
     assert processor(made) != processor(made)
-    with pytest.raises(Nameless, match=r"/nowhere/at/all .* give tensord\.revision"):
+    with pytest.raises(Nameless, match=r"/nowhere/at/all .* set tensord\.revision"):
         encoder(made)
     made = config(model)
     made.model_config.tokenizer = "/nowhere/at/all"

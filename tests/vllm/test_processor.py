@@ -527,11 +527,11 @@ def test_a_reference_that_is_no_whole_one_is_refused_on_both_sides(pair: Pair) -
     sent, _ = pair.p0.get_and_update_item((an_item(), UPDATES), hash := fresh())
     assert sent is not None
     for wrong in forged(sent):
-        with pytest.raises(ValueError, match="no whole reference"):
+        with pytest.raises(ValueError, match="not a complete reference"):
             pair.p0.validate_input_item(wrong, hash)
-        with pytest.raises(ValueError, match="no whole reference"):
+        with pytest.raises(ValueError, match="not a complete reference"):
             pair.p1.get_and_update_features([feature(hash, wrong)])
-        with pytest.raises(ValueError, match="no whole reference"):
+        with pytest.raises(ValueError, match="not a complete reference"):
             pair.p1.touch_receiver_cache_item(hash, wrong)
 
 

@@ -55,7 +55,7 @@ def socket(what: str, path: Path, node: FileStat | None, folder: FileStat | None
         return fail(
             check,
             f"{caller.name} may not enter {folder.path} ({_owner(folder)})",
-            f"chmod 0755 {folder.path}: the sockets' own mode says who may connect",
+            f"chmod 0755 {folder.path}: the mode of each socket decides who may connect",
         )
     if node is None:
         return fail(check, f"{path} is not there", "start the daemon, or name its socket with TENSORD_SOCKET")
@@ -83,9 +83,9 @@ def _kept_out(check: str, text: str, node: FileStat, caller: Caller) -> Finding:
     said = f"{text}: {caller.name} may not use it"
     if node.mode & 0o020 and node.group in caller.groups:
         why = f"{said}, though a member of {node.group}"
-        return fail(check, why, "log in anew: a session keeps the groups it began with")
+        return fail(check, why, "log in again: a session keeps the groups that it began with")
     if node.mode & 0o020:
-        return fail(check, said, f"usermod -aG {node.group} {caller.name}, then log in anew")
+        return fail(check, said, f"usermod -aG {node.group} {caller.name}, then log in again")
     return fail(check, said, "socket_mode = 0660 and socket_group in the configuration, SocketMode= in the socket unit")
 
 
@@ -149,8 +149,8 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
             findings.append(
                 warn(
                     check,
-                    f"{len(left.foreign)} files of other users stand under names of instance {left.instance}, "
-                    f"and are passed over: {names}",
+                    f"{len(left.foreign)} files of other users have names of instance {left.instance}, "
+                    f"and are ignored: {names}",
                     "remove them from /dev/shm, as their owner or as root",
                 )
             )
@@ -159,13 +159,13 @@ def leftover(found: Sequence[Leftover], served: str | None) -> list[Finding]:
         pieces = f"{len(left.pieces)} segments of uid {left.uid}"
         text = f"instance {left.instance} holds {size(left.taken_bytes)} in {pieces}"
         if left.served is None:
-            findings.append(ok(check, f"{text}; whether a daemon serves it only that user and root can tell"))
+            findings.append(ok(check, f"{text}; only that user and root can find out whether a daemon serves it"))
             continue
         findings.append(
             warn(
                 check,
                 f"{text}, and no daemon serves it",
-                f"start its daemon again, which takes it up, or `tensorctl purge --instance {left.instance}`",
+                f"start its daemon again, which continues with it, or `tensorctl purge --instance {left.instance}`",
             )
         )
     return findings or [ok(check, "no shared memory without a daemon")]

@@ -50,7 +50,7 @@ def shm(room: RingRoom) -> Finding:
             "/dev/shm",
             f"{there}; the ring of {size(room.ring_bytes)} needs {size(room.missing_bytes)} more",
             f"mount -o remount,size={_gib(room.shm_total_bytes + room.missing_bytes - room.shm_free_bytes)}G /dev/shm "
-            "(in a container: --shm-size), set a smaller ring_bytes, or free what others left there",
+            "(in a container: --shm-size), set a smaller ring_bytes, or remove other files there",
         )
     lanes = (room.shm_free_bytes - room.missing_bytes) // LANE_BYTES
     if lanes < _LANES_FEW:
@@ -71,13 +71,13 @@ def available(room: RingRoom) -> Finding:
         return fail(
             "memory",
             f"{there}; the ring of {size(room.ring_bytes)} needs {size(room.missing_bytes)} more",
-            "set a smaller ring_bytes, or free memory: the daemon refuses to start so",
+            "set a smaller ring_bytes, or free memory; otherwise the daemon refuses to start",
         )
     if left < _SCARCE * room.memory_bytes:
         return warn(
             "memory",
             f"{there}; with the ring of {size(room.ring_bytes)} {size(left)} are left",
-            "`tensorctl limit SIZE` or a smaller ring_bytes before the kernel has to kill something",
+            "`tensorctl limit SIZE` or a smaller ring_bytes before the kernel kills a process",
         )
     return ok("memory", f"{there}; the ring {_has(room)}")
 
@@ -85,7 +85,7 @@ def available(room: RingRoom) -> Finding:
 def cgroup(room: RingRoom) -> Finding:
     """Whether the limits of the daemon's cgroup, and of those above it, leave room for the ring."""
     if not room.cgroups:
-        return ok("cgroup", "no memory limit that can be seen from here")
+        return ok("cgroup", "no visible memory limit")
     tight = min(room.cgroups, key=lambda limited: limited.limit_bytes - limited.used_bytes)
     left = tight.limit_bytes - tight.used_bytes
     text = (
@@ -125,7 +125,7 @@ def sizes(configured: Mapping[str, int | None] | None, ring_bytes: int, max_entr
         return warn(
             check,
             f"{text}; max_entries is configured as {number(entries)}, and the index has no room for more",
-            "stop the daemon, `tensorctl purge`, which drops every entry, and start it: the index is made anew",
+            "stop the daemon, `tensorctl purge`, which drops every entry, and start it: it creates a new index",
         )
     return ok(check, text)
 
@@ -151,7 +151,7 @@ def membarrier(*, plain: bool, expedited: bool, in_use: str | None) -> Finding:
     if not plain and not expedited:
         return fail(
             "membarrier",
-            "the kernel, or a sandbox's filter, refuses membarrier(2), without which nothing can be reclaimed",
+            "the kernel, or a sandbox's filter, refuses membarrier(2), without which no memory can be reused",
             "Linux 4.16 or newer; allow the system call membarrier in the container's seccomp profile",
         )
     if not expedited:

@@ -24,20 +24,20 @@ def gauges(found: Sequence[Mapping[str, Any]] | None, hardware: Mapping[str, boo
         return warn(
             check,
             f"{text}; cannot be read any more: {', '.join(stale)}",
-            "the daemon's log says why; until then their last values stand",
+            "the daemon's log says why; until then their last values are used",
         )
     made_up = [f"{gauge['gauge']} is {_MADE_UP[gauge['source']]}" for gauge in found if gauge["source"] in _MADE_UP]
     if made_up:
         said = f"{', '.join(made_up)}: no measurement"
         return warn(check, said, "end the drill, or set gauges.device and gauges.host")
     if not any(gauge["gauge"] == HOST_GAUGE for gauge in found):
-        return warn(check, f"{text}; the ring will not shrink for others' sake", "gauges.host = auto")
+        return warn(check, f"{text}; the ring will not shrink when the host is short of memory", "gauges.host = auto")
     missing = [extra for extra, there in hardware.items() if there]
     if missing and not any(gauge["gauge"] != HOST_GAUGE for gauge in found):
         return warn(
             check,
             f"{text}; there is a GPU, and its memory use is unknown",
-            f"gauges.device = auto, and pip install 'tensord[{missing[0]}]' where the daemon is; its log says why not",
+            f"gauges.device = auto, and pip install 'tensord[{missing[0]}]' for the daemon; its log gives the reason",
         )
     return ok(check, text)
 
@@ -52,5 +52,5 @@ def metrics(path: Path | None, error: str | None) -> Finding:
     return warn(
         check,
         f"{path}: {error}",
-        "metrics.socket says where they are, metrics.mode and socket_group who may read them; docs/metrics.md",
+        "metrics.socket is their path; metrics.mode and socket_group decide who may read them; docs/metrics.md",
     )

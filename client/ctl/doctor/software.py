@@ -77,7 +77,7 @@ def gpus(bindings: Sequence[Binding], hardware: Mapping[str, bool]) -> list[Find
             findings.append(_absent(check, binding, needed=needed))
         else:
             why = binding.error or "it sees none"
-            text = f"{binding.package} {binding.version} is there, but no GPU by it: {why}"
+            text = f"{binding.package} {binding.version} is installed, but finds no GPU: {why}"
             remedy = "install the driver and its library, or give this user access to the device"
             findings.append(warn(check, text, remedy) if needed else ok(check, text))
     return findings
@@ -86,5 +86,5 @@ def gpus(bindings: Sequence[Binding], hardware: Mapping[str, bool]) -> list[Find
 def _absent(check: str, binding: Binding, *, needed: bool) -> Finding:
     text = f"{binding.package} is not installed"
     if not needed:
-        return ok(check, f"{text}, nor is there a GPU that needs it")
+        return ok(check, f"{text}, and no GPU needs it")
     return warn(check, f"{text}, but there is a GPU", f"pip install 'tensord[{binding.extra}]'")

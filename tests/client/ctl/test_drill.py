@@ -89,7 +89,7 @@ def test_a_file_that_is_no_text_or_not_there_is_refused(alone: Ctl, tmp_path: Pa
 def test_a_speed_that_is_no_number_and_an_empty_path_are_refused_by_name(alone: Ctl) -> None:
     for speed in ("nan", "inf", "-1"):
         assert speed in alone("drill", "--speed", speed, str(EXAMPLE), code=2).err
-    assert "'' is no path" in alone("drill", "", code=2).err
+    assert "'' is not a path" in alone("drill", "", code=2).err
 
 
 def test_without_a_daemon_nothing_is_said_to_be_played(alone: Ctl) -> None:

@@ -25,7 +25,7 @@ def test_a_gauge_is_shown_with_its_mode_share_and_source() -> None:
 
 def test_made_up_readings_are_said_to_be() -> None:
     assert "a DRILL: made-up readings" in line("gauge", OTHER)
-    assert any("REFUSES what is new" in line for line in lines())
+    assert any("REFUSES new entries" in line for line in lines())
     of_file = [documents.gauge("host", 1, 2, "normal", source="file")]
     assert "from a FILE, and no measurement" in line("gauge", "host", gauges=of_file)
 

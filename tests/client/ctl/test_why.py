@@ -53,7 +53,7 @@ def test_why_tells_how_a_stored_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     text = " ".join(ctl("why", _key(5).hex()[:40]).out.split())
     assert f"key {_key(5).hex()}" in text
     assert "used twice, last " in text
-    assert "class used 2 to 3 times; too few entries like it are known" in text
+    assert "class used 2 to 3 times; too few similar entries are known" in text
     assert f"colder {100 * colder / 9:.1f} % of 9 other entries that may go" in text
     assert f"place {colder} would go before it go first {_key(0).hex()}" in text
     assert "it goes next" in ctl("why", _key(0).hex()).out
@@ -64,7 +64,7 @@ def test_show_tells_how_an_entry_stands(daemon: Daemon, ctl: Ctl) -> None:
     told = " ".join(ctl("show", _key(2).hex()).out.split())
     assert "by policy hazard" in told
     assert "class not used since it was put" in told
-    assert "it was put so lately that it goes only if nothing else may" in told
+    assert "it was put so recently that it goes only if no other entry may" in told
     document = json.loads(ctl("show", "--json", _key(2).hex()).out)
     assert document.keys() == {"entry", "standing"}
     assert document["standing"] == {
@@ -82,7 +82,7 @@ def test_why_tells_when_and_why_an_entry_went(daemon: Daemon, ctl: Ctl) -> None:
     assert told["remembered"]["uses"] == 1
     text = " ".join(ctl("why", told["key"][:40]).out.split())
     assert "not stored any more" in text
-    assert "ago (capacity): made room for the bytes of others" in text
+    assert "ago (capacity): evicted to make room for other entries" in text
     assert "not used since; worth" in text
     assert "remembered 1 uses, its puts included" in text
     client.evict(_key(39))
@@ -99,7 +99,7 @@ def test_a_block_is_told_to_go_after_those_that_follow_it(daemon: Daemon, ctl: C
     entries = json.loads(ctl("ls", "--json").out)["entries"]
     root, *_, last = sorted(entries, key=lambda entry: entry["prefix"]["start"])
     assert root is not last
-    assert "a block goes after all that follow it" in " ".join(ctl("why", root["key"]).out.split())
+    assert "a block goes after all of its children" in " ".join(ctl("why", root["key"]).out.split())
     told = " ".join(ctl("why", last["key"]).out.split())
     assert "its agent runs" in told
     assert "it goes next" in told
@@ -175,18 +175,18 @@ GONE: dict[str, Any] = {
         (STORED, "its agent waits for a tool; entries like it come back in 31 % of cases"),
         (STORED, "25.0 % of 128 other entries that may go"),
         (STORED, "not among those that go next"),
-        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it goes only if nothing else may"),
+        ({**STORED, "standing": {**STANDING, "in_window": True}}, "it goes only if no other entry may"),
         ({**STORED, "standing": {**STANDING, "held": "pin"}}, "a client has pinned it for a time"),
         ({**STORED, "standing": {**STANDING, "held": "lease"}}, "a reader held it"),
-        ({**STORED, "standing": {**STANDING, "children": 2}}, "by 2: a block goes after all that follow it"),
+        ({**STORED, "standing": {**STANDING, "children": 2}}, "by 2: a block goes after all of its children"),
         ({**STORED, "standing": {**STANDING, "place": 3}}, "2 would go before it"),
         ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry may go"),
-        ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live was over"),
-        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: made room"),
+        ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live had ended"),
+        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted to make room"),
         ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, its puts included class used"),
-        (NOT_STORED, "never seen: it is not stored, and was not since the daemon began"),
+        (NOT_STORED, "never seen: it is not stored, and was not since the daemon started"),
         ({**NOT_STORED, "records": 100}, "not among the last 100 entries that went"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_stranger_is_told_which_group_to_join() -> None:
 def test_who_joined_the_group_after_logging_in_is_told_to_log_in_anew() -> None:
     found = access.socket("control", PATH, SOCKET, FOLDER, Caller(1000, "ann", frozenset({1000}), MEMBER.groups))
     assert found.level is Level.FAIL
-    assert found.remedy.startswith("log in anew")
+    assert found.remedy.startswith("log in again")
 
 
 def test_joining_a_group_is_not_advised_where_the_group_has_no_access_either() -> None:
