@@ -182,7 +182,7 @@ GONE: dict[str, Any] = {
         ({**STORED, "standing": {**STANDING, "place": 3}}, "2 would go before it"),
         ({**STORED, "standing": {**STANDING, "compared": 0}}, "no other entry may go"),
         ({**STORED, "gone": GONE}, "went before 1m00s ago (ttl): its time to live had ended"),
-        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted to make room"),
+        ({**NOT_STORED, "state": "leaving", "reason": "capacity"}, "leaving, unless a reader holds it: evicted"),
         ({**NOT_STORED, "state": "gone", "gone": GONE}, "stored 1h00m before, used once, last 1m10s before; worth 0.5"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "not stored; the policy remembers the key"),
         ({**NOT_STORED, "state": "gone", "remembered": STANDING}, "remembered 3 uses, its puts included class used"),
