@@ -32,72 +32,80 @@ Labelled = Iterable[tuple[Sequence[str], float]]
 # name without its prefix, the figure's name, help
 _DAEMON: Final = (
     ("uptime_seconds", "uptime_s", "Time since this daemon began to serve."),
-    ("epoch", "epoch", "Which incarnation of the daemon this is."),
-    ("recovered", "recovered", "1 if this daemon took over what a former one left."),
-    ("ring_bytes", "ring_bytes", "What the ring may take."),
-    ("ring_ready_bytes", "ring_ready_bytes", "Of the ring, what is allocated so far."),
+    ("epoch", "epoch", "Number of this daemon's life; it rises with each start."),
+    ("recovered", "recovered", "1 if this daemon took over the ring of an earlier one."),
+    ("ring_bytes", "ring_bytes", "Size of the ring."),
+    ("ring_ready_bytes", "ring_ready_bytes", "Bytes of the ring that are allocated so far."),
     ("index_bytes", "index_bytes", "Size of the index."),
     ("clients", "clients", "Connected clients."),
-    ("lanes", "lanes", "Lanes that somebody holds."),
-    ("lanes_orphaned", "lanes_orphaned", "Of the lanes, those whose connection has ended."),
-    ("leases", "pins", "Entries that readers keep in place, each counted once a reader."),
+    ("lanes", "lanes", "Lanes that processes use."),
+    ("lanes_orphaned", "lanes_orphaned", "Lanes whose connection has ended."),
+    ("leases", "pins", "Entries that readers pin, counted once for each reader."),
     ("inboxes_bytes", "inboxes_bytes", "Memory of all inboxes."),
 )
 _STORE: Final = (
     ("entries", "entries", "Entries in the host tier."),
     ("entries_max", "max_entries", "Entries that the host tier may have."),
-    ("tokens", "tokens", "Encoder tokens of the entries, as their clients count them."),
+    ("tokens", "tokens", "Encoder tokens of all entries, as clients count them."),
     ("namespaces", "namespaces", "Namespaces with entries."),
-    ("used_bytes", "used_bytes", "Of the ring, what is allocated to entries."),
-    ("limit_bytes", "max_bytes", "What entries may take of the ring."),
-    ("largest_free_bytes", "largest_free_bytes", "The largest entry that would fit without evicting any."),
+    ("used_bytes", "used_bytes", "Bytes of the ring that entries take."),
+    ("limit_bytes", "max_bytes", "Bytes of the ring that entries may take."),
+    ("largest_free_bytes", "largest_free_bytes", "Size of the largest entry that would fit without an eviction."),
     ("holes", "holes", "Free ranges of the ring."),
-    ("retired_bytes", "retired_bytes", "Memory of entries that are gone, and still viewed by somebody."),
-    ("resident_bytes", "resident_bytes", "Of the ring, what is in memory now."),
-    ("withdrawn_bytes", "withdrawn_bytes", "Of the ring, what was given back to the system under pressure."),
-    ("window_bytes", "window_bytes", "Of the entries, those put so lately that they go only if nothing else may."),
+    ("retired_bytes", "retired_bytes", "Memory of evicted entries that readers still view."),
+    ("resident_bytes", "resident_bytes", "Bytes of the ring that are in memory now."),
+    ("withdrawn_bytes", "withdrawn_bytes", "Bytes of the ring that were given back to the system under pressure."),
+    (
+        "window_bytes",
+        "window_bytes",
+        "Bytes of entries that were put so recently that they go only if nothing else may.",
+    ),
     ("message_pins", "pins", "Entries pinned for a time, by message."),
     ("message_pinned_bytes", "pinned_bytes", "Their bytes."),
     ("puts_in_flight", "puts_in_flight", "Puts that have begun and not ended."),
-    ("puts_waiting", "puts_waiting", "Of them, those that wait for room or for their turn."),
-    ("puts_announced", "puts_announced", "Puts of which no byte has come."),
-    ("announced_bytes", "announced_bytes", "Bytes that puts hold room for and have not sent."),
-    ("claims_held", "claims_held", "Missing keys that somebody computes."),
-    ("claims_waiting", "claims_waiting", "Clients that wait for one of them."),
+    ("puts_waiting", "puts_waiting", "Puts that wait for room or for their turn."),
+    ("puts_announced", "puts_announced", "Puts of which no byte has arrived."),
+    ("announced_bytes", "announced_bytes", "Bytes that puts have room for and have not sent."),
+    ("claims_held", "claims_held", "Missing keys that a client computes."),
+    ("claims_waiting", "claims_waiting", "Clients that wait for a missing key."),
     ("prefix_pieces", "prefix_pieces", "Blocks and snapshots of cached sequences."),
-    ("prefix_rebuilding", "prefix_rebuilding", "Of them, those that are not matched yet after a restart."),
-    ("prefix_queries_waiting", "prefix_queries_waiting", "Queries that wait until those are matched."),
+    ("prefix_rebuilding", "prefix_rebuilding", "Blocks and snapshots that are not matched yet after a restart."),
+    ("prefix_queries_waiting", "prefix_queries_waiting", "Queries that wait until these are matched."),
 )
 _STORE_TOTALS: Final = (
     ("put_bytes", "put_bytes", "Bytes stored by puts."),
-    ("evicted_bytes", "evicted_bytes", "Bytes of entries that went, for whatever reason."),
-    ("claims_granted", "claims_granted", "Claims given to somebody."),
-    ("claims_handed_over", "claims_handed_over", "Claims given on to one who waited."),
+    ("evicted_bytes", "evicted_bytes", "Bytes of entries that went, for any reason."),
+    ("claims_granted", "claims_granted", "Claims granted."),
+    ("claims_handed_over", "claims_handed_over", "Claims handed over to a waiting client."),
     ("scans", "scans", "Fences and scans of all lanes."),
-    ("republished", "republished", "Victims that a reader turned out to hold, and that stayed."),
+    ("republished", "republished", "Victims that stayed because a reader had pinned them."),
     ("moves", "moves", "Entries that were copied to another place of the ring, so that a put fits."),
     ("moved_bytes", "moved_bytes", "Their bytes."),
-    ("log_lost", "log_lost", "Of the hits, those that recency and frequency do not know of."),
+    ("log_lost", "log_lost", "Hits that recency and frequency do not know of."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
-    ("prefix_queries", "prefix_queries", "Questions for a cached prefix."),
-    ("prefix_hits", "prefix_hits", "Of them, those of which at least one token was cached."),
-    ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the sequences that were asked for."),
-    ("prefix_tokens_matched", "prefix_tokens_matched", "Of them, those that were cached."),
-    ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by questions that recency and frequency do not know of."),
-    ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted under a reader."),
-    ("found_corrupt", "found_corrupt", "Must stay 0: entries that were not what was stored."),
+    ("prefix_queries", "prefix_queries", "Queries for a cached prefix."),
+    ("prefix_hits", "prefix_hits", "Queries of which at least one token was cached."),
+    ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the queried sequences."),
+    ("prefix_tokens_matched", "prefix_tokens_matched", "Tokens of the queried sequences that were cached."),
+    ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by queries that recency and frequency do not know of."),
+    ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted while a reader had pinned them."),
+    ("found_corrupt", "found_corrupt", "Must stay 0: entries that differ from what was stored."),
 )
 _STORE_BY: Final = (
     ("puts", "puts", "outcome", "Puts that have ended."),
     ("evictions", "evictions", "reason", "Entries that went."),
     ("refusals", "refusals", "code", "Requests that the store refused, by the error's name."),
-    ("claims", "claims", "answer", "Claims that were asked for, by what was answered."),
+    ("claims", "claims", "answer", "Requests for a claim, by the daemon's answer."),
 )
 _DEVICE: Final = (
     ("entries", "entries", "Entries in the device tier."),
     ("entries_bytes", "bytes", "Their bytes."),
     ("tokens", "tokens", "Their encoder tokens."),
-    ("ordered_entries", "ordered_entries", "Entries that their owners were told to give up, and have not yet."),
+    (
+        "ordered_entries",
+        "ordered_entries",
+        "Entries that their owners were ordered to release, and have not released yet.",
+    ),
     ("ordered_bytes", "ordered_bytes", "Their bytes."),
     ("reserved_bytes", "reserved_bytes", "Free memory that clients have set aside."),
     ("owners", "owners", "Clients with entries on the device."),
@@ -106,29 +114,29 @@ _DEVICE: Final = (
 )
 _DEVICE_TOTALS: Final = (
     ("registered", "registered", "Entries that owners have registered."),
-    ("renewed", "renewed", "Registrations of what was there."),
-    ("promoted", "promoted", "Registrations of what had been offloaded."),
+    ("renewed", "renewed", "Registrations of entries that were there."),
+    ("promoted", "promoted", "Registrations of entries that had been offloaded."),
     ("offloaded", "offloaded", "Entries that went to the host tier."),
-    ("dropped", "dropped", "Entries that went, and to nowhere."),
+    ("dropped", "dropped", "Entries that went without a copy in the host tier."),
     ("released", "released", "Entries that their owners gave up by themselves."),
     ("gone_with_owner", "gone_with_owner", "Entries whose owner went."),
-    ("kept", "kept", "Entries that their owner could not give up when told."),
+    ("kept", "kept", "Entries that their owner could not release when ordered."),
     ("timed_out", "timed_out", "Entries whose owner did not answer in time."),
-    ("ordered", "ordered", "Entries that owners were told to give up."),
+    ("ordered", "ordered", "Entries that owners were ordered to release."),
     ("passes", "passes", "Times that victims were chosen."),
     ("offloaded_bytes", "offloaded_bytes", "Bytes of offloaded entries."),
     ("dropped_bytes", "dropped_bytes", "Bytes of dropped entries."),
-    ("freed_bytes", "freed_bytes", "Bytes that drivers got back, by their owners' word."),
+    ("freed_bytes", "freed_bytes", "Bytes given back to drivers, as owners report them."),
 )
 _QUEUEING: Final = (
-    ("arrivals_per_second", "arrivals_per_s", "Requests that arrive, by the clients' word."),
-    ("service_seconds", "service_s", "Mean time that serving one takes."),
-    ("blocks_per_request", "blocks_per_request", "Mean blocks that one holds meanwhile."),
+    ("arrivals_per_second", "arrivals_per_s", "Arriving requests, as clients report them."),
+    ("service_seconds", "service_s", "Mean time to serve a request."),
+    ("blocks_per_request", "blocks_per_request", "Mean number of blocks that a request holds meanwhile."),
     ("offered_load", "offered_load", "Requests served at once, in the mean (Erlang)."),
-    ("minimum_stable_blocks", "minimum_stable_blocks", "Blocks without which requests queue up without end."),
+    ("minimum_stable_blocks", "minimum_stable_blocks", "Blocks below which requests queue up without end."),
     ("utilisation_ratio", "utilisation", "Share of the device's blocks that requests hold, in the mean."),
     ("stable", "stable", "1 while the floor is below what the device has."),
-    ("samples", "samples", "Completed requests that these means are of."),
+    ("samples", "samples", "Completed requests in these means."),
 )
 
 
@@ -167,7 +175,7 @@ def families(status: Figures) -> Iterator[Metric]:
     yield _counter("requests_delayed", "Requests that waited for the rate of their uid.", (), [((), delayed)])
     yield _counter(
         "quota_refused",
-        "Requests and connections refused since a uid, or all together, had as many as may be, by what of.",
+        "Requests and connections refused by a quota of one uid or of all uids, by kind.",
         ("kind",),
         (((kind,), count) for kind, count in sorted(quotas["refusals"].items())),
     )
@@ -183,7 +191,10 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
     tiers = {"device": counters.get("used", 0), "host": store["hits"], "remote": 0, "miss": store["misses"]}
     yield _counter("queries", "Lookups.", (), [((), sum(tiers.values()))])
     yield _counter(
-        "hits", "Lookups by the tier that had it, or miss.", ("tier",), (((name,), n) for name, n in tiers.items())
+        "hits",
+        "Lookups by the tier that had the entry, or miss.",
+        ("tier",),
+        (((name,), n) for name, n in tiers.items()),
     )
 
 
@@ -197,8 +208,8 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
             "hits",
             "lookups",
         ),
-        ("requests_here_ratio", "Share of what was used or put that was here.", "here", "requests"),
-        ("requests_lru_ratio", "Share of the same that least recently used would have had.", "lru", "requests"),
+        ("requests_here_ratio", "Share of uses and puts whose key was stored.", "here", "requests"),
+        ("requests_lru_ratio", "Share of the same uses and puts that LRU would have had.", "lru", "requests"),
     ):
         samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
         yield _gauge(name, said, ("over",), samples)
@@ -207,7 +218,7 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
     yield _counter("sampled_requests", said, (), [((), since["requests"])])
     yield _counter(
         "sampled_hits",
-        "Of them, those that the store had, and those that least recently used would have had.",
+        "Those whose key the store had, and those whose key LRU would have had.",
         ("cache",),
         [(("store",), since["here"]), (("lru",), since["lru"])],
     )
@@ -216,9 +227,9 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
 def _histograms(departures: Figures) -> Iterator[Metric]:
     for name, figure, said in (
         ("residence_seconds", "residence_s", "How long entries had been stored when they went."),
-        ("idle_at_eviction_seconds", "idle_s", "How long nobody had used entries when they went."),
+        ("idle_at_eviction_seconds", "idle_s", "Time since the last use of entries when they went."),
         ("uses_at_eviction", "uses", "How often entries had been used after their put when they went."),
-        ("worth_at_eviction", "worth", "What entries were worth to the policy when they went, in its own unit."),
+        ("worth_at_eviction", "worth", "Worth of entries to the policy when they went, in its own unit."),
     ):
         family = HistogramMetricFamily(f"tensord_{name}", said, labels=("reason",))
         for reason, told in sorted(departures.get(figure, {}).items()):
@@ -235,7 +246,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
         ("gauge_used_bytes", "used_bytes", "Used bytes of what the gauge measures."),
         ("gauge_total_bytes", "total_bytes", "All bytes of what the gauge measures."),
         ("gauge_stale", "stale", "1 while the gauge cannot be read, and its last value stands."),
-        ("gauge_refuses", "refuses", "1 while nothing new is taken in."),
+        ("gauge_refuses", "refuses", "1 while new entries are refused."),
         ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),
     ):
         yield _gauge(name, said, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
@@ -260,7 +271,7 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
     transitions: Figures = governor["counters"]["transitions"]
     yield _counter(
         "transitions",
-        "Times that a mode was entered, by any gauge.",
+        "Changes into a mode, of any gauge.",
         ("mode",),
         (((mode.value,), transitions.get(mode.value, 0)) for mode in Mode),
     )
