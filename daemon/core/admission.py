@@ -20,10 +20,11 @@ from ...ipc import messages
 from ...shm.layout import NAMESPACE_TAG_BYTES, aligned, span_bytes
 from ...shm.prefix import HEADER_BYTES, RECORD_BYTES_MAX
 from .arrivals import Arrivals
+from .budget import RingBudget
 from .limits import StoreLimits
 from .need import Need
 from .residency import Residency
-from .span_table import RingBudget, SpanTable
+from .span_table import SpanTable
 
 
 def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring_bytes: int) -> TensordError | None:

@@ -53,20 +53,20 @@ class Coldest:
         self._walks.clear()
         for entry in self._in_the_way:
             if not self._may_go(entry):
-                memory.set_aside(entry)
+                memory.order.set_aside(entry)
         self._in_the_way.clear()
         now_for = memory.last_pinned, self._pins.changes, memory.sequences.changes
         known_for = self._looked_for
         if known_for is None or known_for[0] is not now_for[0] or known_for[1:] != now_for[1:]:
-            self._looked_for, self._unlooked = now_for, memory.set_aside_count
-        self._unlooked -= memory.look_again(min(self._unlooked, LOOKS_MAX), self._may_go)
+            self._looked_for, self._unlooked = now_for, memory.order.set_aside_count
+        self._unlooked -= memory.order.look_again(min(self._unlooked, LOOKS_MAX), memory.last_pinned, self._may_go)
 
     def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[SpanEntry]:
         """Entries that may go, coldest first and leaf first, behind the first `skip`; of `owners` if given. Lazy: valid
         until the next change, before which `begin` is called."""
         walk = self._walks.get(owners)
         if walk is None:
-            walk = self._walks[owners] = _Walk(self._memory.coldest(owners))
+            walk = self._walks[owners] = _Walk(self._memory.order.coldest(owners))
         self.more = False
         at = skip
         while True:

@@ -42,8 +42,8 @@ class SpanEntry:
     parent. Those, and hidden ones, are a list: `newest_child` is the newest of them, `sibling` the next older one of
     the same parent. `depth` pieces of `before_bytes` come before it. Who changes all of these is `sequences`.
 
-    `may_go`: whether the policy takes it for one that may go; `set_aside`: it is known that it may not. Who changes
-    them is `memory`.
+    `may_go`: whether the policy takes it for one that may go; `set_aside`: it is known that it may not. Only
+    `eviction_order` changes them.
     """
 
     key: bytes

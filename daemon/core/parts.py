@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ..policy.replacement import Replacement
+from .budget import RingBudget
 from .claims import ClaimTable
 from .counters import StoreCounters
 from .departed import Departed
@@ -26,7 +27,7 @@ from .residency import Residency
 from .residency_report import ResidencyReport
 from .room import Room
 from .sequences import Sequences
-from .span_table import RingBudget, SpanTable
+from .span_table import SpanTable
 from .sweeps import Sweeps
 
 

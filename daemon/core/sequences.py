@@ -1,8 +1,8 @@
 """Cached sequences among the entries: which piece follows which, and the index by which their prefixes are matched.
 
-A piece is of no use without the one before it, so pieces go leaf first: policies are told which may go (`memory`), and
-whoever chooses victims otherwise asks `leaves_first` for what has to go before it, and `before` for what stays because
-of what comes after it.
+A piece is of no use without the one before it, so pieces go leaf first: `eviction_order` tells policies which may go.
+Whoever chooses victims otherwise asks `leaves_first` for what has to go before an entry, and `before` for what stays
+because of what comes after it.
 
 Owns the links between entries (`parent`, `child_count` and the list of them), the keys that puts on their way follow,
 and the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who

@@ -6,9 +6,8 @@
                  ↓                            ↑
                free             begin_move → copied → end_move: the entry has the copy, the span it had is RETIRED
 
-Owns the ring's map, the index, the entries, the replacement order, and what waits for a scan. Tells the policy what may
-go: what is published, followed by nothing that is, and not set aside. Knows nothing of clients, time limits or how much
-room is needed.
+Owns the ring's map, the index, the entries, and what waits for a scan. Says of every change of an entry to
+`eviction_order`, which tells the policy what may go. Knows nothing of clients, time limits or how much room is needed.
 
 Invariants:
 - a span that was ever published is freed only if a scan that *began after it was unpublished* did not find it pinned;
@@ -24,8 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -35,35 +33,15 @@ from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
 from ...shm.prefix import Piece
-from ..policy.candidate import Candidate
-from ..policy.leaf_first import leaf_first
 from ..policy.replacement import Replacement
+from .budget import RingBudget
 from .entries import EntryState, EntryTable, SpanEntry
+from .eviction_order import EvictionOrder
 from .holdings import Holding, Holdings
 from .sequences import Sequences
 
 SCAN_SPANS_MAX: Final = 96
 """Spans that one scan decides about, so that carrying its outcome out stays a matter of 2 or 3 ms."""
-
-
-@dataclass(slots=True)
-class RingBudget:
-    """What may be taken at most. `max_bytes` changes while running.
-
-    `resident_bytes_max` is what the ring has in memory, or will have once it has shrunk as it should: puts stay within
-    it, but no entry goes for it alone, since only whole pages are worth that.
-    """
-
-    max_entries: int
-    max_bytes: int
-    max_tokens: int | None
-    resident_bytes_max: int | None = None
-
-    @property
-    def put_bytes_max(self) -> int:
-        """What may be taken once a put has its span."""
-        resident = self.resident_bytes_max
-        return self.max_bytes if resident is None else min(self.max_bytes, resident)
 
 
 @dataclass(slots=True)
@@ -103,6 +81,7 @@ class SpanTable:
         self.sequences = sequences
         self.budget = budget
         self.entries = EntryTable()
+        self.order = EvictionOrder(policy, self.entries)
         self.last_pinned: AbstractSet[int] = frozenset()
         self.evicted_while_pinned = 0
         self.taken_entries = 0
@@ -117,7 +96,6 @@ class SpanTable:
         self._fresh: dict[int, SpanEntry] = {}
         self._held: dict[int, SpanEntry] = {}
         self._scanning: dict[int, SpanEntry] | None = None
-        self._set_aside: OrderedDict[SpanEntry, None] = OrderedDict()
         self._moves: dict[int, PendingMove] = {}
 
     @property
@@ -155,22 +133,6 @@ class SpanTable:
         while (number := span_id(self._epoch, counter)) in self._spans:
             counter += 1
         return number
-
-    def coldest(self, owners: Collection[int] | None = None) -> Iterator[SpanEntry]:
-        """Entries that may go, of `owners` if given: the coldest first, and children before their parents.
-
-        Lazy: valid until the next change.
-        """
-        policy = self.policy
-
-        def parent(entry: SpanEntry) -> SpanEntry | None:
-            above = entry.parent
-            if above is None or above.state is not EntryState.LIVE:
-                return None
-            return above if owners is None or above.owner_uid in owners else None
-
-        leaves = (entry for entry in map(self.entries.numbered, policy.coldest(owners)) if entry is not None)
-        return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.child_count)
 
     def unpublished(self) -> Iterable[SpanEntry]:
         """Victims and retired spans."""
@@ -266,7 +228,7 @@ class SpanTable:
             self.sequences.hidden(entry)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
-            self._tell_of(entry)
+            self.order.tell(entry)
 
     def retire(self, entry: SpanEntry, reason: str) -> None:
         """The entry goes whether pinned or not; its span as soon as it is unpinned."""
@@ -425,41 +387,10 @@ class SpanTable:
         self._begin(entry, now)
         return True
 
-    # ---- what may go
-
-    @property
-    def set_aside_count(self) -> int:
-        """How many entries are set aside."""
-        return len(self._set_aside)
-
-    def set_aside(self, entry: SpanEntry) -> None:
-        """Somebody holds the entry, which could go otherwise: it is in nobody's way until it is looked at again."""
-        if entry.may_go:
-            entry.set_aside = True
-            self._set_aside[entry] = None
-            self._tell_of(entry)
-
-    def look_again(self, most: int, may_go: Callable[[SpanEntry], bool]) -> int:
-        """Looks at `most` of the entries that are set aside; those that may go by now are so no more.
-
-        Returns:
-            How many were looked at.
-        """
-        looked = list(islice(self._set_aside, most))
-        for entry in looked:
-            if entry.span_id in self.last_pinned or not may_go(entry):
-                self._set_aside.move_to_end(entry)
-            else:
-                del self._set_aside[entry]
-                entry.set_aside = False
-                self._tell_of(entry)
-        return len(looked)
-
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         self.index.check_invariants()
         self.ring.check_invariants()
-        self.policy.check_invariants()
         self.entries.check_invariants()
         self.sequences.check_invariants(list(self.entries))
         waiting = {entry.span_id: entry for entry in self.unpublished()}
@@ -490,10 +421,8 @@ class SpanTable:
             of.entries += entry.state is not EntryState.RETIRED
             of.tokens += entry.tokens if entry.state is not EntryState.RETIRED else 0
         self.holdings.check_invariants(holdings)
-        assert len(self.policy) == len(stored)
-        may_go = {e.number for e in stored.values() if _may_go(e)}
-        assert may_go == {e.number for e in spans.values() if e.may_go} == set(self.policy.coldest())
-        assert self._set_aside.keys() == {e for e in stored.values() if e.set_aside}
+        self.order.check_invariants(stored.values())
+        assert not any(e.may_go for number, e in spans.items() if number not in stored)
         assert self.evicted_while_pinned == 0
 
     def _republish(self, entry: SpanEntry, now: float, *, used: bool) -> None:
@@ -501,7 +430,7 @@ class SpanTable:
         self.index.republish(entry.slot)
         self.entries.show(entry)
         self.sequences.shown(entry)
-        self._tell_of(entry)
+        self.order.tell(entry)
         entry.reason = ""
         if used:
             self.policy.accessed(entry.number, now)
@@ -511,11 +440,9 @@ class SpanTable:
         evicted = entry.state is EntryState.VICTIM
         entry.worth = self.policy.worth(entry.number)
         self.entries.remove(entry)
-        if entry.set_aside:
-            entry.set_aside = False
-            del self._set_aside[entry]
+        self.order.take_back(entry)
         self.sequences.left(entry, published=not evicted)
-        self._tell_of(entry)
+        self.order.tell(entry)
         self.policy.removed(entry.number, evicted=evicted)
         self.taken_entries -= 1
         self.taken_tokens -= entry.tokens
@@ -524,16 +451,7 @@ class SpanTable:
     def _begin(self, entry: SpanEntry, now: float) -> None:
         """It is stored from now on."""
         self.entries.add(entry)
-        self.policy.inserted(_candidate(entry), now)
-        entry.may_go = True
-        self._tell_of(entry)
-
-    def _tell_of(self, entry: SpanEntry) -> None:
-        """Tells the policy if the entry, or what it follows, may go now, or may not any more."""
-        for each in (entry, entry.parent):
-            if each is not None and each.may_go != _may_go(each):
-                each.may_go = not each.may_go
-                self.policy.may_go(each.number, each.may_go)
+        self.order.began(entry, now)
 
     def _free(self, entry: SpanEntry) -> None:
         self.holdings.add(entry.owner_uid, -entry.span_bytes)
@@ -541,21 +459,3 @@ class SpanTable:
         del self._by_offset[entry.offset]
         self.index.release(entry.slot)
         self.ring.free(entry.offset)
-
-
-def _may_go(entry: SpanEntry) -> bool:
-    return entry.state is EntryState.LIVE and not entry.child_count and not entry.set_aside
-
-
-def _candidate(entry: SpanEntry) -> Candidate:
-    return Candidate(
-        entry.number,
-        entry.key,
-        entry.span_bytes,
-        entry.tokens,
-        entry.cost_ms,
-        entry.depth,
-        entry.before_bytes,
-        entry.agent,
-        entry.owner_uid,
-    )

@@ -86,7 +86,7 @@ def _goes_before(store: Store, entry: SpanEntry) -> tuple[list[str], int | None]
     """Some keys of those that would go before the entry; and its place in that order."""
     keys: list[str] = []
     place = 1
-    for other in islice(store.memory.coldest(), ORDER_MAX):
+    for other in islice(store.memory.order.coldest(), ORDER_MAX):
         if other is entry:
             return keys, place
         if _held(store, other) is None:

@@ -119,7 +119,7 @@ def test_reads_before_a_restart_count_as_of_then_so_what_was_put_after_them_is_n
     for _ in range(2):
         restart(stand, epoch=2, now=stand.now)
         memory = stand.store.memory
-        order = [entry.key for entry in memory.coldest()]
+        order = [entry.key for entry in memory.order.coldest()]
         assert order == [key(2), key(3), key(1), key(4)]
         read = memory.entries.find(key(1))
         assert read is not None and stand.now - read.used_at == pytest.approx(1.0, abs=0.2)
