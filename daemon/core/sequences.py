@@ -4,6 +4,10 @@ A piece is of no use without the one before it, so pieces go leaf first: `evicti
 Whoever chooses victims otherwise asks `leaves_first` for what has to go before an entry, and `before` for what stays
 because of what comes after it.
 
+There is one book of what follows what: the links between entries, here. The prefix index has nodes of its own, ordered
+by text, and is told of every change; it cannot be merged with the links, since a snapshot has a link and no node, and
+after a restart an entry is linked before its node is rebuilt.
+
 Owns the links between entries (`parent`, `child_count` and the list of them), the keys that puts on their way follow,
 and the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who
 is published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
