@@ -148,7 +148,7 @@ class _Book:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._numbers = count(1)
-        # In the order of the loans.
+        # Ordered by the time of lending.
         self._lent: dict[int, tuple[Lease, float]] = {}
         self._uses: Counter[Lease] = Counter()
         self.bytes = 0

@@ -237,31 +237,31 @@ class ProcessorCache:
         if len(items) != len(hashes):
             raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
         keys = [self.key(hash) for hash in hashes]
-        there = {key: self._use(key) for key in dict.fromkeys(keys)}
+        found = {key: self._use(key) for key in dict.fromkeys(keys)}
         trees = {
             key: (hash, item)
             for hash, key, item in zip(hashes, keys, items, strict=True)
-            if item is not None and there[key] is None
+            if item is not None and found[key] is None
         }
         # The source of an item without a tree, even if another thread ends its hold meanwhile.
-        leases = {key: self._holds.get(key) if lease is None else lease for key, lease in there.items()}
+        leases = {key: self._holds.get(key) if lease is None else lease for key, lease in found.items()}
         lost = [
             hash
             for hash, key in zip(hashes, keys, strict=True)
-            if there[key] is None and key not in trees and _tree_of(leases[key], copy=False) is None
+            if found[key] is None and key not in trees and _tree_of(leases[key], copy=False) is None
         ]
         if lost:
             raise _lost(lost)
         reasons = self._store(trees)
         sent = [
             self._sent(
-                key, trees[key][1] if key in trees else item, leases[key], there[key] is not None, reasons.get(key)
+                key, trees[key][1] if key in trees else item, leases[key], found[key] is not None, reasons.get(key)
             )
             for key, item in zip(keys, items, strict=True)
         ]
         if self._lender is not None:
             # The loans keep the leases for as long as needed.
-            for key in there:
+            for key in found:
                 self._holds.recall(key)
         lost = [hash for hash, outcome in zip(hashes, sent, strict=True) if outcome is None]
         if lost:
@@ -457,8 +457,8 @@ class ProcessorCache:
             if owing:
                 reasons[key] = "late"
                 continue
-            there = self._client.hold(key) if self._accepts is not None else None
-            if there is not None and not self._fits(there):
+            found = self._client.hold(key) if self._accepts is not None else None
+            if found is not None and not self._fits(found):
                 reasons[key] = "mismatch"
                 continue
             stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}

@@ -120,15 +120,15 @@ class Claim:
         """
         self._end("alone")
 
-    def _end(self, how: Literal["hit", "alone"]) -> None:
+    def _end(self, state_after: Literal["hit", "alone"]) -> None:
         if self._ended is None:
-            aside(partial(self._end_now, how))
+            aside(partial(self._end_now, state_after))
 
-    def _end_now(self, how: Literal["hit", "alone"]) -> None:
-        self._ended = how
+    def _end_now(self, state_after: Literal["hit", "alone"]) -> None:
+        self._ended = state_after
         # The link gives back a claim that is granted to a cancelled request.
         if not self._answer.cancel():
-            self._answer.add_done_callback(self._drop if how == "hit" else self._give_back)
+            self._answer.add_done_callback(self._drop if state_after == "hit" else self._give_back)
 
     def _drop(self, answer: Future[messages.Claimed]) -> None:
         claimed = _outcome(answer)

@@ -165,7 +165,8 @@ class Inbox:
 
     def bytes(self, offset: int, size_bytes: int) -> Bytes:
         """The bytes at `offset`, as uint8 of shape (size_bytes,)."""
-        # Made over the mapping, not over another array: numpy keeps only the last base of nested views alive.
+        # Made over the mapping, not over another array: numpy collapses nested views, so views of this array would keep
+        # only that other array alive.
         return np.ndarray((size_bytes,), np.uint8, self._mapped.memory, offset)
 
     def retire(self) -> None:

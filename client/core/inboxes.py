@@ -161,7 +161,7 @@ class Inboxes:
             threading.Thread(target=inbox.prefault, name="tensord-prefault", daemon=True).start()
 
     def refused(self, request: int, error: TensordError) -> Inbox | None:
-        """The daemon refused an inbox: closes it. The largest inbox that is left becomes the current one.
+        """The daemon refused an inbox: closes it. If it was the current one, the largest that is left becomes current.
 
         Returns:
             The inbox; None if the request was not an OpenInbox.

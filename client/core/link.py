@@ -528,10 +528,10 @@ class Link:
         self._tell(lambda listener: listener.detached())
         self.puts.disconnected()
 
-    def _tell(self, say: Callable[[PushListener], None]) -> None:
+    def _tell(self, call: Callable[[PushListener], None]) -> None:
         for listener in self.listeners():
             try:
-                say(listener)
+                call(listener)
             except Exception:
                 # An exception of a listener must not end the connection, which serves puts and claims too.
                 _log.exception("%s failed to handle a message; the connection stays", type(listener).__name__)

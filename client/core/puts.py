@@ -177,12 +177,12 @@ class PutSender:
             cut, self.cut = self.cut, False
             if cut:
                 self.inboxes.start_over()
-            hopeless = [p for p in self._pending.values() if cut or p.sent_again or not p.complete]
+            unsendable = [p for p in self._pending.values() if cut or p.sent_again or not p.complete]
             for inbox in {p.inbox for p in self._pending.values() if p.sent}:
                 self.inboxes.retire(inbox)
             # Wakes puts that wait for room in `_begin`.
             self._lock.notify_all()
-            for pending in hopeless:
+            for pending in unsendable:
                 lost = DaemonUnavailable(CUT if cut else self.why_lost)
                 self._settle(pending, "lost", lost)
 
@@ -291,12 +291,14 @@ class PutSender:
         with self._lock:
             connected = self._connection()
 
-            def hopeless() -> bool:
+            def connection_ended() -> bool:
                 return connected is None or self._connection() is not connected
 
-            self._lock.wait_for(lambda: len(self._pending) < most or hopeless(), max(0.0, deadline - time.monotonic()))
+            self._lock.wait_for(
+                lambda: len(self._pending) < most or connection_ended(), max(0.0, deadline - time.monotonic())
+            )
             if len(self._pending) >= most:
-                if hopeless():
+                if connection_ended():
                     raise DaemonUnavailable(f"the daemon is away, and commits_in_flight_max ({most}) puts wait for it")
                 raise LimitReached(
                     f"commits_in_flight_max is {most}, and none of {most} puts in flight was acknowledged in time; "

@@ -365,11 +365,11 @@ class PrefixCache:
         blocks, offset = len(matched.blocks), matched.offset
         snapshot_at = None if matched.snapshot is None else blocks
         if not batch.found.all():
-            there = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
-            if not there:
+            present = blocks if batch.found[:blocks].all() else int(np.argmin(batch.found))
+            if not present:
                 return None
             try:
-                end, last = HeldBlocks(batch, keys, there, 0, None).end_of(there)
+                end, last = HeldBlocks(batch, keys, present, 0, None).end_of(present)
             except Corrupt:
                 return None
             offset = uncut(min(offset, end), media)

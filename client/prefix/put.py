@@ -75,12 +75,12 @@ class PrefixPut:
         ('stored', 2)
     """
 
-    __slots__ = ("_ended", "_own", "_puts", "_repeated", "_settled", "_there", "blocks", "snapshots")
+    __slots__ = ("_ended", "_existing", "_own", "_puts", "_repeated", "_settled", "blocks", "snapshots")
 
     def __init__(self, blocks: int = 0, snapshots: int = 0) -> None:
         self.blocks = blocks
         self.snapshots = snapshots
-        self._there = 0
+        self._existing = 0
         self._repeated = 0
         self._own: set[bytes] = set()
         self._puts: list[tuple[bool, Put]] = []
@@ -100,7 +100,7 @@ class PrefixPut:
     @property
     def blocks_existed(self) -> int:
         """How many blocks were there before, as far as known."""
-        return self._there + self._counted("existed")
+        return self._existing + self._counted("existed")
 
     @property
     def blocks_stored(self) -> int:
@@ -127,14 +127,14 @@ class PrefixPut:
         self._ended = state, error
         return self
 
-    def leads(self, chain: Sequence[Keyed], there: int, before: PrefixPut | None) -> None:
-        """Notes that the first `there` blocks of the chain exist. Those that `before`, the put that this one repeats,
-        stored count as stored. For the library.
+    def leads(self, chain: Sequence[Keyed], existing: int, before: PrefixPut | None) -> None:
+        """Notes that the first `existing` blocks of the chain exist. Those that `before`, the put that this one
+        repeats, stored count as stored. For the library.
         """
         if before is not None:
             self._own = before._own | {put.key for _, put in before._puts if put.state == "stored"}
-        self._repeated = sum(keyed.key in self._own for keyed in chain[:there])
-        self._there = there - self._repeated
+        self._repeated = sum(keyed.key in self._own for keyed in chain[:existing])
+        self._existing = existing - self._repeated
 
     def has_failed(self) -> bool:
         """Whether a put that was sent is known to have failed. Checks each settled put once. For the library."""
@@ -151,11 +151,11 @@ class PrefixPut:
         state: PutState = "stored" if self._repeated else "existed"
         for _, put in self._puts:
             # Read once: the link's thread may settle the put meanwhile.
-            now = put.state
-            if now in ("refused", "lost"):
-                return now, put.error
-            if now == "sent" or (now == "stored" and state == "existed"):
-                state = now
+            state_now = put.state
+            if state_now in ("refused", "lost"):
+                return state_now, put.error
+            if state_now == "sent" or (state_now == "stored" and state == "existed"):
+                state = state_now
         return state, None
 
     def _counted(self, state: PutState) -> int:
@@ -198,10 +198,10 @@ def _store(
     result = PrefixPut(len(chain), len(sequence.layers.snapshots))
     if not link.connected:
         return result.settle("lost", link.unavailable())
-    there, lease = _leading(client, chain)
-    result.leads(chain, there, before)
+    existing, lease = _leading(client, chain)
+    result.leads(chain, existing, before)
     try:
-        _send(client, sequence, chain, there, result, deadline)
+        _send(client, sequence, chain, existing, result, deadline)
     finally:
         # Until here the lease kept the parent blocks. From here on the puts in flight keep them.
         if lease is not None:
@@ -211,24 +211,24 @@ def _store(
 
 def _leading(client: Client, chain: Sequence[Keyed]) -> tuple[int, Lease | None]:
     """How many leading blocks exist, and a lease on the last of them, which keeps its parents from being evicted."""
-    there = 0
-    while there < len(chain) and client.contains(chain[there].key):
-        there += 1
-    while there:
-        lease = client.hold(chain[there - 1].key)
+    existing = 0
+    while existing < len(chain) and client.contains(chain[existing].key):
+        existing += 1
+    while existing:
+        lease = client.hold(chain[existing - 1].key)
         if lease is not None:
-            return there, lease
-        there -= 1
+            return existing, lease
+        existing -= 1
     return 0, None
 
 
 def _send(
-    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], there: int, result: PrefixPut, deadline: float
+    client: Client, sequence: PrefixSequence, chain: Sequence[Keyed], existing: int, result: PrefixPut, deadline: float
 ) -> None:
     layers = sequence.layers
     depth_max = client.link.limits.tree_depth_max
     block_tokens = chain[0].piece.block_tokens
-    fresh = sum(keyed.piece.count for keyed in chain[there:])
+    fresh = sum(keyed.piece.count for keyed in chain[existing:])
     cost_ms = sequence.cost_ms / (fresh or layers.tokens)
 
     def payload_of(keyed: Keyed, parts: list[Any]) -> Payload:
@@ -256,7 +256,7 @@ def _send(
         for number, keyed in enumerate(chain):
             piece = keyed.piece
             stop = piece.start + piece.count
-            if number >= there and not put(keyed, payload_of(keyed, layers.block(piece.start, stop)), piece.count):
+            if number >= existing and not put(keyed, payload_of(keyed, layers.block(piece.start, stop)), piece.count):
                 return
             while snapshots and snapshots[0][0].piece.start <= (number + 1) * block_tokens:
                 if not put(*snapshots.popleft()):

@@ -96,10 +96,8 @@ def _converted(given: Sequence[Any]) -> np.ndarray[Any, Any]:
     numbers: list[int] = []
     for at, token in enumerate(given):
         number = _number(token)
-        if number is None:
+        if number is None or not 0 <= number <= TOKEN_MAX:
             raise BadPrefix(f"token {at} is {token!r:.80}; a token is a whole number from 0 to {TOKEN_MAX}")
-        if not 0 <= number <= TOKEN_MAX:
-            raise BadPrefix(f"token {at} is {token!r:.80}; a token is at least 0 and at most {TOKEN_MAX}")
         numbers.append(number)
     return np.array(numbers, np.uint32)
 
