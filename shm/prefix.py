@@ -15,7 +15,7 @@ the items (`agreed`).
 Owns: the record's layout, the key derived from it, folding, and the comparison of two lists of media. Does not own:
 the positions that a sequence can be rewound to (`ipc.layers`), nor the tree (`daemon.core.prefix_index`).
 
-Invariants: equal records have equal keys; a record is read back exactly as it was packed.
+Invariants: equal records of a namespace and generation have equal keys. A record is read back exactly as packed.
 """
 
 from __future__ import annotations

@@ -119,8 +119,7 @@ def after_fork_in_child() -> None:
 
 
 def _next_place(size_bytes: int) -> int:
-    """An address at which this module has mapped nothing. It is only a hint: if it is taken, the kernel chooses
-    another."""
+    """The next address to try for a mapping. It is only a hint: if it is taken, the kernel chooses another."""
     global _place
     place = _place if _place < _LAST_PLACE else _FIRST_PLACE
     _place = place + (size_bytes // _PLACE_BYTES + 2) * _PLACE_BYTES

@@ -1,8 +1,8 @@
 """The package that a function comes from, by the module of its code. Its `__module__` does not tell: a patch often
 copies that from the function it replaces (`functools.wraps`).
 
-Owns: this decision. Does not own: what follows from it. Invariants: a patch from another package is never taken for the
-library's.
+Owns: this decision. Does not own: what follows from it. Invariants: a Python function counts as a package's only if its
+code, and that of every function that it wraps, was written there.
 """
 
 from __future__ import annotations

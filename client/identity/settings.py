@@ -1,7 +1,7 @@
 """Names the inputs of a torch module's output other than data and weights: configuration, arguments, machine.
 
-Owns: the list of these inputs. Does not own: attributes of modules (attributes.py). Invariants: equal values and types
-give equal descriptions, different ones different descriptions.
+Owns: the list of these inputs. Does not own: attributes of modules (attributes.py). Invariants: values of different
+scalar types have different descriptions, also if they are equal, like True and 1.
 """
 
 from __future__ import annotations

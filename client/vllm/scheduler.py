@@ -538,8 +538,8 @@ class SchedulerSide:
         return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
 
     def _stores(self, found: Input) -> bool:
-        """Whether the encoded output is to be stored: not by a mere consumer, and not if it is stored already or
-        sharing has ended."""
+        """Whether the encoded output is to be stored: not by a mere consumer, not if it is stored already, not while a
+        change of weights is unconfirmed, and not in a namespace whose sharing has ended."""
         assert found.key is not None
         return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(found.key)
 

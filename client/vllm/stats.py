@@ -1,7 +1,7 @@
 """The connector's counters, in the form that vLLM collects: a sum for each step, logged at vLLM's interval and exported
 to Prometheus.
 
-Owns: the counters' names and texts. Does not own: when they are counted. Invariants: a counter only rises.
+Owns: the counters' names and texts. Does not own: when they are counted. Invariants: each amount is reported once.
 """
 
 from __future__ import annotations

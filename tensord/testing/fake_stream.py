@@ -119,7 +119,7 @@ class FakeStream:
         return FakeMark(self._queue, reached)
 
     def hold(self) -> Hold:
-        """From here on the stream does nothing until the Hold is released."""
+        """Stops the stream after all work queued so far, until the Hold is released."""
         hold = Hold()
         self.enqueue(hold._over.wait)
         return hold

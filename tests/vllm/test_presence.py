@@ -183,7 +183,7 @@ def test_an_api_process_says_once_that_the_daemon_stopped_answering_and_then_its
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "name another socket by tensord.socket or TENSORD_SOCKET"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "name another socket with tensord.socket or TENSORD_SOCKET"),
         (
             pack(messages.Welcome(1, PROTOCOL_VERSION + 1, "99", "other", 1, ClientLimits())),
             f"the daemon speaks protocol version {PROTOCOL_VERSION + 1}, this client {PROTOCOL_VERSION}",
