@@ -154,8 +154,8 @@ class IndexReader:
             line = second * _BUCKET_CELLS
             same = self._cells.take(line, axis=0) == fingerprints[rest, None]
             cell[rest] = line + 1 + same.argmax(axis=1)
-        # SYNC POINT: every seq is loaded before any body; a row copied whole may be read in any order.
-        # Of the words in one row: `take` of a column would copy all of it first.
+        # SYNC POINT: every seq is loaded before any body, since the copy of a whole slot may read its words in any
+        # order. The words are taken from a flat view: `take` of a column would copy the whole column first.
         seq = self._cells.reshape(-1).take(cell * SLOT_WORDS)
         slots = self._cells.take(cell, axis=0)
         mine = (slots[:, 1:5] == wide).view(np.uint32)[:, 0] == _ALL_FOUR

@@ -287,7 +287,7 @@ class DeviceCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside
+    # ---- private
 
     def _blocked(self) -> UnderPressure | None:
         state = self._upkeep.state

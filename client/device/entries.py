@@ -283,7 +283,7 @@ class DeviceEntries:
             if len(entry.marks) > _MARKS:
                 # Only marks before the last one are removed: a release appends without this lock.
                 settled = len(entry.marks) - 1
-                with suppress(Exception):  # a stream that failed is no reason to miss
+                with suppress(Exception):  # a failed stream must not turn a hit into a miss
                     entry.marks[:settled] = [mark for mark in entry.marks[:settled] if not mark.wait(0)]
             return DeviceLease.of(entry, self, device)
 

@@ -132,7 +132,7 @@ class Ledger:
             self._register(entry, connected)
         return bool(untold) and len(self.under_way) < window
 
-    # ---- what an order needs
+    # ---- for orders
 
     def since(self, key: bytes) -> int | None:
         """The serial with which the daemon confirmed the key; None if it did not, or if the key was released since."""
@@ -171,7 +171,7 @@ class Ledger:
         with suppress(Unavailable):
             requests.send_uses(self._link, connected, self._device_name, said)
 
-    # ---- inside
+    # ---- private
 
     def _release(self, keys: list[bytes], connected: Connected) -> None:
         for some in requests.batches(self._link, keys):

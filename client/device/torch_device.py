@@ -192,7 +192,7 @@ class TorchDevice:
         after_bytes: int = self._accelerator.memory_reserved(self._index)
         return max(0, before_bytes - after_bytes)
 
-    # ---- inside
+    # ---- private
 
     def _enter(self, stack: ExitStack) -> None:
         stack.enter_context(self._torch.no_grad())

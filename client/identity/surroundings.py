@@ -49,5 +49,5 @@ def _device(platform: Any) -> str:
     """The accelerator's model, since a host may have several; "none" if the platform has no name for it."""
     try:
         return str(platform.get_device_name())
-    except Exception:  # a platform need not have names for its devices
+    except Exception:  # some platforms have no names for their devices
         return "none"

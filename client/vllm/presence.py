@@ -86,7 +86,7 @@ class Presence:
     def forked(self) -> None:
         self._lock = threading.Lock()
 
-    # ---- inside
+    # ---- private
 
     def _log_answers(self) -> None:
         link, before = self._link, self._state

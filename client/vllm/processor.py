@@ -167,7 +167,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.close()
         self._client.close()
 
-    # ---- inside
+    # ---- private
 
     def _take_scopes(self) -> None:
         self._named_scope = os.urandom(_SCOPE_BYTES)

@@ -216,7 +216,7 @@ class WorkerSide:
         made.record()
         return made
 
-    # ---- both
+    # ---- both threads
 
     def _tell(
         self, *, failed: str | None = None, settled: bytes | None = None, rows: int = 0, took_s: float = 0.0

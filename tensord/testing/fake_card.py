@@ -73,7 +73,7 @@ class FakeCard:
         self._closed = weakref.finalize(self, _closed, self._share, fd)
         _cards.add(self)
 
-    # ---- what it shows
+    # ---- queries
 
     @property
     def gauge_file(self) -> Path:
@@ -96,7 +96,7 @@ class FakeCard:
         with self._locked():
             return self._write_gauge(), self.capacity_bytes
 
-    # ---- what changes it
+    # ---- changes
 
     def take(self, wanted_bytes: int) -> None:
         """Reserves `wanted_bytes` of the card.
@@ -147,7 +147,7 @@ class FakeCard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside; called under the folder's lock
+    # ---- private; called under the folder's lock
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

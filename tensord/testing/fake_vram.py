@@ -329,7 +329,7 @@ class FakeVram:
         """As in Device."""
         return self._allocator.give_back()
 
-    # ---- inside
+    # ---- private
 
     def _empty(self, shape: tuple[int, ...], dtype: Any, stream: FakeStream) -> FakeTensor:
         plain = np.dtype(dtype)
