@@ -1,4 +1,4 @@
-"""tensord: memcached for tensors. The public names; the daemon needs none of them and imports none of their parts.
+"""The public names of tensord: memcached for tensors. The daemon imports none of them.
 
 Example:
     >>> import numpy as np
