@@ -15,7 +15,7 @@ _CONTAINERS: Final = (Mapping, list, tuple)
 
 
 def item_bytes(tree: Any, *, nodes_max: int | None = None) -> int:
-    """Bytes of all leaves of a nested tree. Keys of mappings and containers count 0.
+    """Bytes of all leaves of a nested tree. Containers, and the keys of mappings, count 0.
 
     An array or tensor counts its values' bytes, a str its UTF-8 bytes, bytes their length, any other leaf (int, None)
     the size of its Python object.

@@ -349,7 +349,7 @@ class ProcessorCache:
             return stats.since(reported)
 
     def forget(self) -> None:
-        """Drops all holds and counts. Entries stay stored."""
+        """Drops all holds and resets the counts. Entries stay stored."""
         self._holds.clear()
         with self._lock:
             self._distrusted.clear()

@@ -72,8 +72,8 @@ class Reuse:
     """How much an entry is shared, as the daemon last wrote it into the index.
 
     `holders`: lanes that pin the entry now, counted about once a second. A lane belongs to a client with a lease or a
-    view, or to a client that has ended but left live views. A process that was forked while it held the entry counts
-    twice: its parent's lane and its own. Borrowed leases, and copies made because a lane was full, are not counted.
+    view, or to a client that has ended but left live views. A client in a forked child that inherited views counts for
+    two lanes: its parent's and its own. Borrowed leases, and copies made because a lane was full, are not counted.
     `uses`: how often any client got, touched or put the entry again since it was stored. The daemon updates the number
     within about a second. A restart keeps it, except for reads while no daemon ran and in the 0.1 s before. If clients
     together read faster than the daemon reads their logs (about 40,000 gets a second), the count is a sample.
