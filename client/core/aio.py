@@ -347,13 +347,18 @@ class AsyncClient:
             except BaseException as raised:
                 error = raised
 
-    async def claim(self, key: bytes) -> Claim:
+    async def claim(self, key: bytes, *, within_s: float = 0.0) -> Claim:
         """Asks for the right to compute `key`, and returns before the daemon answers. `Claim.state` gives the answer.
+
+        Args:
+            within_s: estimated seconds until the payload is stored, if this client computes it; 0 if unknown. Clients
+                that wait for the key read it as `Claim.expected_at`.
 
         Raises:
             BadKey: `key` is not 32 bytes.
+            UsageError: `within_s` is out of its range.
         """
-        return await asyncio.to_thread(self._client.claim, key)
+        return await asyncio.to_thread(self._client.claim, key, within_s=within_s)
 
     async def touch(self, *keys: bytes) -> int:
         """Renews the recency of entries, and the time to live that each was put with.

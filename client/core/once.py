@@ -1,8 +1,7 @@
 """Computes a payload once per host: look up, else claim, else wait for the client that computes, else compute.
 
-Owns: the order of the steps, for threads and for asyncio. Does not own: the states of a claim (claim.py), waiting and
-computing. The generator yields
-each step, and its driver sends the outcome in.
+Owns: the order of the steps, for threads and for asyncio. The generator yields each step, and its driver sends the
+outcome in. Does not own: the states of a claim (claim.py), waiting, computing.
 Invariants: it waits for another client once at most, and then computes. A granted claim is committed or given back.
 """
 

@@ -58,8 +58,10 @@ class Put:
 
     def settle(self, state: PutState, error: TensordError | None = None) -> None:
         """Sets the outcome. For the library."""
-        # The traceback's frames refer to this put and its payload: without it there is no cycle.
-        self.state, self.error = state, error and error.with_traceback(None)
+        # The error first: a thread that sees "refused" finds its reason. The traceback's frames refer to this put and
+        # its payload: without it there is no cycle.
+        self.error = error and error.with_traceback(None)
+        self.state = state
         self._settled.set()
 
     def disown(self) -> None:

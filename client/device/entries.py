@@ -89,7 +89,9 @@ class Registration:
 
     def settle(self, state: RegistrationState, error: TensordError | None = None) -> None:
         """Sets the final state. For the library."""
-        self.state, self.error = state, error
+        # The error first: a thread that sees "refused" finds its reason.
+        self.error = error
+        self.state = state
         self._settled.set()
 
     def disown(self) -> None:

@@ -73,6 +73,7 @@ async def right_with_await(client: tensord.AsyncClient, key: bytes, hidden: Arra
     assert_type(await client.status(), dict[str, Any])
     async with client as entered:
         assert_type(entered, tensord.AsyncClient)
+        assert_type(await entered.claim(key, within_s=0.5), tensord.Claim)
     async for change in await client.on_mode():
         assert_type(change, tensord.ModeChange)
     del embedding

@@ -12,6 +12,7 @@ import pytest
 
 from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import Put, PutSender
+from tensord.client.device.entries import Registration
 from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
 from tensord.ipc.schema import ClientLimits
@@ -203,3 +204,20 @@ def test_nobody_else_gets_a_region_while_it_is_written_though_its_put_has_ended(
         assert inbox.take(64, time.monotonic()) is None
     assert inbox.take(64, time.monotonic()) is not None
     desk.puts.close()
+
+
+@pytest.mark.parametrize("kind", [Put, Registration])
+def test_whoever_sees_a_refusal_finds_its_reason(kind: type[Put | Registration]) -> None:
+    seen: list[TensordError | None] = []
+
+    class Seen(kind):  # type: ignore[misc, valid-type]
+        """Stands for a thread that looks as soon as the state has changed."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "state" and value == "refused":
+                seen.append(self.error)
+
+    error = StoreFull("no room")
+    Seen(bytes(32)).settle("refused", error)
+    assert seen == [error]
