@@ -289,7 +289,7 @@ def commits_what_was_reserved_before_a_fork(stage: Stage, socket: Path) -> tuple
 def test_a_commit_of_what_was_reserved_before_a_fork_says_that_the_fork_lost_it(small: Daemon) -> None:
     with Child(commits_what_was_reserved_before_a_fork, small.socket) as child:
         in_child, in_parent = child.hear()
-    assert "reserved by the process that this one was forked from" in in_child
+    assert "the reservation belongs to the process that this one was forked from" in in_child
     assert in_parent == "None" or "this process forked" in in_parent
 
 
