@@ -40,9 +40,9 @@ from prefix_daemon import Served
 from prefix_forest import LONGEST, SHORTEST, TAG, Forest
 
 from tensord.daemon.core.prefix_index import PrefixIndex
-from tensord.shm.prefix import Piece, Tokens, uncut
+from tensord.shm.prefix import PrefixRecord, Tokens, uncut
 
-Query = tuple[Piece, Tokens]
+Query = tuple[PrefixRecord, Tokens]
 
 # Calls of each operation in a round; scans are slow and all alike.
 CALLS: Final = {
@@ -113,10 +113,10 @@ def build(forest: Forest, blocks_max: int | None = None) -> tuple[PrefixIndex, i
     index = PrefixIndex(forest.read, _SEED)
     blocks = tokens = 0
     for number in range(len(forest)):
-        for key, piece, at in forest.pieces(number):
-            index.add(key, piece, at)
+        for key, record, at in forest.blocks(number):
+            index.add(key, record, at)
             blocks += 1
-            tokens += piece.count
+            tokens += record.count
         if blocks_max is not None and blocks >= blocks_max:
             break
     return index, blocks, tokens
@@ -136,10 +136,10 @@ def traced(forest: Forest) -> Memory:
 
 def scan(forest: Forest, query: Query) -> int:
     """The longest common prefix with any sequence, one after the other: each up to where it differs."""
-    piece, folded = query
+    record, folded = query
     best = 0
     for start, end in zip(forest.starts.tolist(), forest.ends.tolist(), strict=True):
-        length = min(end - start, piece.count - 1)
+        length = min(end - start, record.count - 1)
         at, step = 0, _SCAN_TOKENS
         while at < length:
             step = min(step, length - at)
@@ -151,7 +151,7 @@ def scan(forest: Forest, query: Query) -> int:
             at += step
             step *= 4
         best = max(best, at)
-    return uncut(best, piece.media)
+    return uncut(best, record.media)
 
 
 class Bench:
@@ -200,9 +200,9 @@ class Bench:
     def _match(self, op: str) -> list[tuple[Query, int]]:
         queries = self._queries(op, self._forest)
         match, samples, answers = self._index.match, self.samples_ns[op], []
-        for piece, folded in queries:
+        for record, folded in queries:
             began = time.perf_counter_ns()
-            found = match(TAG, piece, folded)
+            found = match(TAG, record, folded)
             samples.append(time.perf_counter_ns() - began)
             answers.append(found.offset)
         return list(zip(queries, answers, strict=True))
@@ -229,30 +229,30 @@ class Bench:
         blocks = self._new(LONGEST) + self._new(LONGEST)
         self._add("insert_block", [[block] for block in blocks[: CALLS["insert_block"]]])
 
-    def _new(self, length: int) -> list[tuple[bytes, Piece, int]]:
+    def _new(self, length: int) -> list[tuple[bytes, PrefixRecord, int]]:
         return self._forest.more(self._chance.randrange(len(self._forest)), length)
 
-    def _add(self, op: str, groups: Sequence[list[tuple[bytes, Piece, int]]]) -> None:
+    def _add(self, op: str, groups: Sequence[list[tuple[bytes, PrefixRecord, int]]]) -> None:
         add = self._index.add
         for group in groups:
             began = time.perf_counter_ns()
-            for key, piece, at in group:
-                add(key, piece, at)
+            for key, record, at in group:
+                add(key, record, at)
             self.samples_ns[op].append(time.perf_counter_ns() - began)
 
     def _rebuild_block(self) -> None:
         """What a block costs after a restart: its record's header read, and the block added."""
         fresh = PrefixIndex(self._forest.read, _SEED)
-        records = []
+        packed = []
         for number in range(len(self._forest)):
-            for key, piece, at in self._forest.pieces(number):
-                text = self._forest.text[at // 4 : at // 4 + piece.count]
-                records.append((key, piece.pack(text), at))
-            if len(records) >= CALLS["rebuild_block"]:
+            for key, record, at in self._forest.blocks(number):
+                text = self._forest.text[at // 4 : at // 4 + record.count]
+                packed.append((key, record.pack(text), at))
+            if len(packed) >= CALLS["rebuild_block"]:
                 break
-        for key, record, at in records:
+        for key, one, at in packed:
             began = time.perf_counter_ns()
-            fresh.add(key, Piece.unpack(record.data), at)
+            fresh.add(key, PrefixRecord.unpack(one.data), at)
             self.samples_ns["rebuild_block"].append(time.perf_counter_ns() - began)
 
 

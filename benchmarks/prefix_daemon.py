@@ -19,7 +19,7 @@ from peers.tensord_peer import WAIT_S, Daemon
 from prefix_forest import Forest
 
 import tensord
-from tensord.shm.prefix import Piece, Tokens
+from tensord.shm.prefix import PrefixRecord, Tokens
 
 _RING_BYTES: Final = 512 << 20
 _RING_BYTES_FEW: Final = 32 << 20  # which are ready at once
@@ -63,7 +63,7 @@ class Served:
     def __init__(self, forest: Forest) -> None:
         self.forest = forest
         self.sequences = len(forest)
-        self.blocks = sum(1 for number in range(len(forest)) for _ in forest.pieces(number))
+        self.blocks = sum(1 for number in range(len(forest)) for _ in forest.blocks(number))
         self.filled_s = 0.0
         self._stack = ExitStack()
 
@@ -86,11 +86,11 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def match_ns(self, query: tuple[Piece, Tokens], *, views: bool = False) -> int:
+    def match_ns(self, query: tuple[PrefixRecord, Tokens], *, views: bool = False) -> int:
         """How long a whole call took, its release included; with `views`, those of all its blocks too."""
-        piece, tokens = query
+        record, tokens = query
         before = time.perf_counter_ns()
-        match = self._cache.match(tokens, media=piece.media)
+        match = self._cache.match(tokens, media=record.media)
         if match is not None:
             with match:
                 if views:
@@ -128,9 +128,9 @@ class Served:
         return Restart(served_s, first_s, time.perf_counter() - began, self.blocks)
 
     @staticmethod
-    def _offset(cache: tensord.PrefixCache, query: tuple[Piece, Tokens]) -> int:
-        piece, tokens = query
-        match = cache.match(tokens, media=piece.media)
+    def _offset(cache: tensord.PrefixCache, query: tuple[PrefixRecord, Tokens]) -> int:
+        record, tokens = query
+        match = cache.match(tokens, media=record.media)
         if match is None:
             return 0
         with match:

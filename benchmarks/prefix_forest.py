@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tensord.shm.prefix import TOKEN_BYTES, Media, Piece, Tokens, packed_media, uncut
+from tensord.shm.prefix import TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media, uncut
 
 SHORTEST, LONGEST = 2048, 32_768
 BRANCH_EVERY: Final = 64
@@ -84,15 +84,15 @@ class Forest:
             number = int(self._parent[number])
         return TAG + struct.pack("@QQQ", number, block, 0)
 
-    def pieces(self, number: int) -> Iterator[tuple[bytes, Piece, int]]:
-        """A sequence's own blocks, those that no sequence before it has: key, piece, and where its text is in bytes."""
+    def blocks(self, number: int) -> Iterator[tuple[bytes, PrefixRecord, int]]:
+        """The blocks of a sequence that no sequence before it has: key, record, and the byte offset of the text."""
         start, length = int(self.starts[number]), int(self.ends[number] - self.starts[number])
         first = int(self._own_from[number]) * self.block_tokens
         yield from self._cut(number, start, length, first, self.media.get(number, ()))
 
     def _cut(
         self, number: int, text: int, length: int, first: int, media: tuple[Media, ...]
-    ) -> Iterator[tuple[bytes, Piece, int]]:
+    ) -> Iterator[tuple[bytes, PrefixRecord, int]]:
         size = self.block_tokens
         parent = self.key(number, first // size - 1) if first else None
         for at in range(first, length, size):
@@ -100,7 +100,7 @@ class Forest:
             items = tuple(item for item in media if at <= item.start < at + count)
             key = TAG + struct.pack("@QQQ", number, at // size, 0)
             place = self._with_items(key, items, text + at, count) if items else text + at
-            yield key, Piece(SCOPE, LAYOUT, False, False, at, count, parent, items, size), place * TOKEN_BYTES
+            yield key, PrefixRecord(SCOPE, LAYOUT, False, False, at, count, parent, items, size), place * TOKEN_BYTES
             parent = key
 
     def _with_items(self, key: bytes, items: tuple[Media, ...], at: int, count: int) -> int:
@@ -120,7 +120,7 @@ class Forest:
         self._used += count
         return self._used - count
 
-    def more(self, number: int, length: int) -> list[tuple[bytes, Piece, int]]:
+    def more(self, number: int, length: int) -> list[tuple[bytes, PrefixRecord, int]]:
         """The new blocks of a sequence of `length` tokens that the forest does not have: it leaves sequence `number`
         behind half of the blocks that the shorter of the two has."""
         size = self.block_tokens
@@ -139,7 +139,7 @@ class Forest:
 
     # ---- queries
 
-    def query(self, number: int, cut: int) -> tuple[Piece, Tokens]:
+    def query(self, number: int, cut: int) -> tuple[PrefixRecord, Tokens]:
         """The first `cut` tokens of a sequence, or to where they would cut an item, and then others: LONGEST in all."""
         media = self.media.get(number, ())
         cut = uncut(cut, media)
@@ -147,28 +147,28 @@ class Forest:
         folded[:cut] = self.sequence(number)[:cut]
         folded[cut:] = self._words(LONGEST - cut)
         items = tuple(item for item in media if item.end <= cut)
-        return Piece(SCOPE, LAYOUT, False, False, 0, LONGEST, None, items, self.block_tokens), folded
+        return PrefixRecord(SCOPE, LAYOUT, False, False, 0, LONGEST, None, items, self.block_tokens), folded
 
-    def going_on(self) -> tuple[Piece, Tokens]:
+    def going_on(self) -> tuple[PrefixRecord, Tokens]:
         """A query that some sequence has the beginning of: at least the half of what that has."""
         number = int(self._chance.integers(len(self)))
         length = int(self.ends[number] - self.starts[number])
         return self.query(number, int(self._chance.integers(length // 2, length + 1)))
 
-    def deep(self) -> tuple[Piece, Tokens]:
+    def deep(self) -> tuple[PrefixRecord, Tokens]:
         """One of which nearly all is there."""
         lengths = self.ends - self.starts
         long = np.flatnonzero(lengths >= min(LONGEST * 9 // 10, int(lengths.max())))
         number = int(long[self._chance.integers(len(long))])
         return self.query(number, int(lengths[number]))
 
-    def branching(self) -> tuple[Piece, Tokens]:
+    def branching(self) -> tuple[PrefixRecord, Tokens]:
         """One that goes along a spine, past a branch every 64 tokens, to its end or a place of its second half."""
         number = self.spines[int(self._chance.integers(len(self.spines)))]
         cut = LONGEST if self._chance.random() < 0.5 else int(self._chance.integers(LONGEST // 2, LONGEST))
         return self.query(number, cut)
 
-    def unknown(self) -> tuple[Piece, Tokens]:
+    def unknown(self) -> tuple[PrefixRecord, Tokens]:
         """One that nothing is there of."""
         return self.query(0, 0)
 

@@ -22,7 +22,7 @@ from ..errors import BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
 from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
-from ..shm.prefix import Piece, piece_key
+from ..shm.prefix import PrefixRecord, block_key
 from ..shm.recipe import Recipe, recipe
 from ..shm.segments import check_inbox
 from .core.effects import Copy, Move
@@ -237,8 +237,8 @@ class Copier:
         if part.header is None:
             self._checksums[put] = checksum
             return Copied(part.client, part.put_id)
-        piece = self._finish(part.payload_offset, part.header, checksum.intdigest())
-        return Copied(part.client, part.put_id, checksum.intdigest(), piece=piece)
+        record = self._finish(part.payload_offset, part.header, checksum.intdigest())
+        return Copied(part.client, part.put_id, checksum.intdigest(), record=record)
 
     def _inbox_of(self, client: int, number: int, what: str) -> Bytes:
         inbox = self._inboxes.get(client, {}).get(number)
@@ -246,18 +246,18 @@ class Copier:
             raise LimitReached(f"{what} names the client's inbox {number}, which is not open: send OpenInbox first")
         return inbox
 
-    def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> Piece | None:
+    def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
         # From the ring's copy: whatever the sender does to its inbox now, what was checked is what is published.
         tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()
         described = recipe(tree, depth_max=self._tree_depth_max)
         if described.end_bytes > header.payload_bytes:
             raise BadTree(f"the tree describes {described.end_bytes} bytes, and the payload has {header.payload_bytes}")
-        piece = self._piece(payload_offset, header, described) if header.prefix_bytes else None
+        record = self._record(payload_offset, header, described) if header.prefix_bytes else None
         packed = np.frombuffer(header.pack(checksum), np.uint8)
         self._ring[payload_offset - SPAN_HEADER_BYTES : payload_offset] = packed
-        return piece
+        return record
 
-    def _piece(self, payload_offset: int, header: SpanHeader, described: Recipe) -> Piece:
+    def _record(self, payload_offset: int, header: SpanHeader, described: Recipe) -> PrefixRecord:
         """What the record says that is the payload's first leaf.
 
         The key has to follow from it: who believes keys, as every client does that matches, would be given one
@@ -272,11 +272,11 @@ class Copier:
         is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
         if not is_record:
             raise BadPrefix(f"the payload's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
-        record = self._ring[payload_offset + at : payload_offset + at + size_bytes].tobytes()
-        piece = Piece.unpack(record)
-        if piece_key(header.key[:NAMESPACE_TAG_BYTES], record, generation_of(header.key)) != header.key:
+        packed = self._ring[payload_offset + at : payload_offset + at + size_bytes].tobytes()
+        record = PrefixRecord.unpack(packed)
+        if block_key(header.key[:NAMESPACE_TAG_BYTES], packed, generation_of(header.key)) != header.key:
             raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")
-        return piece
+        return record
 
 
 def _failed(part: Copy | Move, error: TensordError) -> Copied | Moved:

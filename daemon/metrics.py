@@ -68,7 +68,7 @@ _STORE: Final = (
     ("announced_bytes", "announced_bytes", "Bytes that puts have room for and have not sent."),
     ("claims_held", "claims_held", "Missing keys that a client computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for a missing key."),
-    ("prefix_pieces", "prefix_pieces", "Blocks and snapshots of cached sequences."),
+    ("prefix_blocks", "prefix_blocks", "Blocks and snapshots of cached sequences."),
     ("prefix_rebuilding", "prefix_rebuilding", "Blocks and snapshots that are not matched yet after a restart."),
     ("prefix_queries_waiting", "prefix_queries_waiting", "Queries that wait until these are matched."),
 )

@@ -39,7 +39,7 @@ from ..shm.layout import (
     expiry_word,
     pack_lane_header,
 )
-from ..shm.prefix import Piece
+from ..shm.prefix import PrefixRecord
 from .core.recovery import Recovered
 from .opening import Opened, header_at, opened
 from .sizes import ConfiguredSizes
@@ -157,19 +157,21 @@ class Segments:
         """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
         for slot in self.index.slots():
             header = header_at(self._ring_fd, slot.offset)
-            piece: Piece | None = None
+            record: PrefixRecord | None = None
             if slot.published:
                 self.index.mark(slot.number, unverified=True)
-                piece = self._piece(slot, header) if header is not None and header.prefix_bytes else None
-            yield Recovered(slot.number, header, slot.published, piece)
+                record = self._record(slot, header) if header is not None and header.prefix_bytes else None
+            yield Recovered(slot.number, header, slot.published, record)
 
-    def _piece(self, slot: Slot, header: SpanHeader) -> Piece | None:
+    def _record(self, slot: Slot, header: SpanHeader) -> PrefixRecord | None:
         """What the record says at a payload's beginning, if there is one."""
         at = aligned(slot.tree_bytes)
         if at + header.prefix_bytes > slot.payload_bytes:
             return None
         try:
-            return Piece.unpack(os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at))
+            return PrefixRecord.unpack(
+                os.pread(self._ring_fd, header.prefix_bytes, slot.offset + SPAN_HEADER_BYTES + at)
+            )
         except BadPrefix:
             return None
 

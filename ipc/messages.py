@@ -148,8 +148,8 @@ class Commit(StoreRequest, frozen=True):
 
     `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
     `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
-    `prefix_bytes`: the payload's first leaf, at `aligned(tree_bytes)`, is the record of a piece of a sequence
-    (`shm.prefix`); 0: it is none. `parent`: the key of the piece before, None where the sequence begins.
+    `prefix_bytes`: the payload's first leaf, at `aligned(tree_bytes)`, is the record of a block of a sequence
+    (`shm.prefix`); 0: the entry is no block. `parent`: the parent block's key; None where the sequence begins.
     `inbox`: the number of the inbox in which all of the put's parts stand.
     """
 
@@ -307,9 +307,9 @@ class Matched(Answer, frozen=True):
 
 
 class MatchPrefix(PrefixRequest, frozen=True):
-    """Asks for the longest cached prefix of a sequence. Its record of `query_bytes` (a `shm.prefix.Piece`: all tokens,
-    folded, and all media) stands at `inbox_offset` of the inbox numbered `inbox`; the place is free again with the
-    answer.
+    """Asks for the longest cached prefix of a sequence. Its record of `query_bytes` (a packed
+    `shm.prefix.PrefixRecord`: all tokens, folded, and all media) stands at `inbox_offset` of the
+    inbox numbered `inbox`. The place is free again with the answer.
     """
 
     answered_by = Matched
@@ -322,7 +322,7 @@ class MatchPrefix(PrefixRequest, frozen=True):
 
 
 class EvictPrefixes(StoreRequest, frozen=True):
-    """Evicts a namespace's pieces of sequences, of all its generations, and nothing else of it."""
+    """Evicts the sequences of a namespace, of all its generations. Its other entries stay."""
 
     answered_by = Counted
     needs_lane = False

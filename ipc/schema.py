@@ -47,7 +47,7 @@ Code = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
 PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
-"""Of a piece's record, or of a query."""
+"""Of a block's record, or of a query."""
 Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
 Scope = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """A namespace at one of its generations."""

@@ -262,8 +262,8 @@ class SpanHeader:
     (`clock`). `expires_s`: the time of expiry, 0 for none. It is the only field that changes while the span exists, and
     has a check of its own (`expiry_word`). A CRC-32 of all other fields follows the fields.
     `ttl_s`: time to live after each touch, 0 for none.
-    `prefix_bytes`: the length of the block's record, which is the payload's first leaf (`prefix.Piece`); 0 if the
-    payload is not a block of a sequence.
+    `prefix_bytes`: the length of the block's record, the payload's first leaf (`PrefixRecord`); 0 if the payload is not
+    a block of a sequence.
     `cost_ms`: the time that computing the payload took, as its client reported it; 0 if unknown.
     `number`: the id of the entry's first span; 0 if this is the first.
     """

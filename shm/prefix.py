@@ -80,7 +80,7 @@ class Media(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PrefixRecord:
     """A record: a block of tokens, a snapshot (without tokens), or a query (a whole sequence).
 
     Args:
@@ -118,15 +118,15 @@ class Piece:
 
     def pack(self, folded: Tokens) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The record, (record_bytes,) uint8. `folded` has its folded tokens, (count,) uint32."""
-        record = np.empty(self.record_bytes, np.uint8)
-        self.pack_into(record, folded)
-        return record
+        packed = np.empty(self.record_bytes, np.uint8)
+        self.pack_into(packed, folded)
+        return packed
 
-    def pack_into(self, record: np.ndarray[Any, np.dtype[np.uint8]], folded: Tokens) -> None:
-        """Writes the record to `record`, (record_bytes,) uint8, which must be aligned to 4 bytes."""
+    def pack_into(self, packed: np.ndarray[Any, np.dtype[np.uint8]], folded: Tokens) -> None:
+        """Writes the record to `packed`, (record_bytes,) uint8, which must be aligned to 4 bytes."""
         assert folded.dtype == np.uint32 and folded.shape == (self.count,), (folded.dtype, folded.shape)
-        assert record.shape == (self.record_bytes,), record.shape
-        memory = record.data
+        assert packed.shape == (self.record_bytes,), packed.shape
+        memory = packed.data
         flags = _SNAPSHOT * self.snapshot | _EXACT * self.exact | _ROOT * (self.parent is None)
         _HEADER.pack_into(
             memory,
@@ -143,19 +143,19 @@ class Piece:
             self.parent or _NO_KEY,
         )
         memory[HEADER_BYTES : self.text_at] = packed_media(self.media)
-        record[self.text_at :].view(np.uint32)[:] = folded
+        packed[self.text_at :].view(np.uint32)[:] = folded
 
     @classmethod
-    def unpack(cls, record: bytes | bytearray | memoryview) -> Piece:
+    def unpack(cls, packed: bytes | bytearray | memoryview) -> PrefixRecord:
         """Reads a record. Its tokens are at `text_at` and are not copied.
 
         Raises:
             BadPrefix: the bytes are not a record; the message names the faulty field.
         """
-        size = len(record)
+        size = len(packed)
         if size < HEADER_BYTES:
             raise BadPrefix(f"a record of {size} bytes, less than its header of {HEADER_BYTES}")
-        magic, version, flags, shift, scope, layout, start, count, items, parent = _HEADER.unpack_from(record)
+        magic, version, flags, shift, scope, layout, start, count, items, parent = _HEADER.unpack_from(packed)
         if magic != _MAGIC or version != 1:
             raise BadPrefix(f"a record begins with {magic:#x} of version {version}, not with {_MAGIC:#x} of 1")
         if size != HEADER_BYTES + items * MEDIA_BYTES + count * TOKEN_BYTES:
@@ -164,7 +164,7 @@ class Piece:
             raise BadPrefix(f"a record begins at token {start} with {count} tokens, past the limit of 2 ** 48")
         if items > MEDIA_MAX:
             raise BadPrefix(f"a record of {items} media; {MEDIA_MAX} are possible")
-        media = unpacked_media(memoryview(record)[HEADER_BYTES : HEADER_BYTES + MEDIA_BYTES * items])
+        media = unpacked_media(memoryview(packed)[HEADER_BYTES : HEADER_BYTES + MEDIA_BYTES * items])
         return cls(
             scope,
             layout,
@@ -178,13 +178,13 @@ class Piece:
         )
 
 
-def piece_key(tag: bytes, record: bytes | bytearray | memoryview, generation: int = 0) -> bytes:
-    """The key of a block in the namespace `tag` (8 bytes) at `generation`: its digest is SHA-256 over the record.
+def block_key(tag: bytes, packed: bytes | bytearray | memoryview, generation: int = 0) -> bytes:
+    """The key of a block in the namespace `tag` (8 bytes) at `generation`: the digest is SHA-256 over the record.
 
     The record includes the parent's key. So two blocks of a namespace have one key exactly if they continue the same
     sequence in the same way.
     """
-    return make_key(tag, hashlib.sha256(record).digest(), generation)
+    return make_key(tag, hashlib.sha256(packed).digest(), generation)
 
 
 def packed_media(media: Iterable[Media]) -> bytes:

@@ -21,7 +21,7 @@
     │   ├── DeviceFull            too little of the device, or of its budget, is free
     │   ├── NoGauge               the device, or its use of memory, is not known to the daemon
     │   ├── OwnedElsewhere        another client has registered the key on the device
-    │   ├── PredecessorGone       a block whose parent is not stored
+    │   ├── ParentGone       a block whose parent is not stored
     │   └── Invalidated           the key is of a past generation of its namespace
     ├── Unavailable               no answer; reads are misses meanwhile
     │   ├── DaemonUnavailable     no daemon listens at the socket, or it ended
@@ -148,7 +148,7 @@ class OwnedElsewhere(Refusal):
     """Another client has registered that key on that device."""
 
 
-class PredecessorGone(Refusal):
+class ParentGone(Refusal):
     """The parent of the block is not stored."""
 
 

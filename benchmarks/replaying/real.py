@@ -44,7 +44,7 @@ from tensord.ipc import messages
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.layout import ALIGN_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
-from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, Piece
+from tensord.shm.prefix import BLOCK_TOKENS_MIN, HEADER_BYTES, LAYOUT_BYTES, SCOPE_BYTES, TOKEN_BYTES, PrefixRecord
 
 BLOCK_TOKENS: Final = BLOCK_TOKENS_MIN
 TREE_BYTES: Final = 16
@@ -92,7 +92,7 @@ class Real:
         self._now = 0.0
         self._requests = 0
         self._answer: Any = None
-        self._piece: Piece | None = None
+        self._piece: PrefixRecord | None = None
         self._folded = _END
         self._chance = random.Random(2)
         self._pinned_bytes_most = int(pinned_share * ring_bytes)
@@ -152,7 +152,7 @@ class Real:
     def _match(self, request: Request) -> int:
         """How many of the first blocks are cached."""
         tokens = np.append(np.repeat(request.blocks + 1, BLOCK_TOKENS).astype(np.uint32), _END)
-        query = Piece(_SCOPE, _LAYOUT, False, False, 0, len(tokens), None, (), BLOCK_TOKENS)
+        query = PrefixRecord(_SCOPE, _LAYOUT, False, False, 0, len(tokens), None, (), BLOCK_TOKENS)
         message = messages.MatchPrefix(self._next(), TAG, 0, query.record_bytes, request.agent)
         self._do(PrefixAsked(_CLIENT, message, query, tokens))
         assert isinstance(self._answer, messages.Matched), self._answer
@@ -174,7 +174,7 @@ class Real:
         if self._trace.kind == "prefix":
             payload_bytes, prefix_bytes = payload_bytes - SPAN_HEADER_BYTES, RECORD_BYTES
             start = place * BLOCK_TOKENS
-            self._piece = Piece(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, parent_key, (), BLOCK_TOKENS)
+            self._piece = PrefixRecord(_SCOPE, _LAYOUT, False, False, start, BLOCK_TOKENS, parent_key, (), BLOCK_TOKENS)
             self._folded = np.full(BLOCK_TOKENS, block + 1, np.uint32)
         commit = messages.Commit(
             number,
@@ -224,7 +224,7 @@ class Real:
                 record_at = effect.ring_offset + aligned(TREE_BYTES)
                 text_at = record_at + self._piece.text_at
                 self._bytes[text_at : text_at + self._folded.nbytes] = self._folded.data.cast("B")
-                return Copied(_CLIENT, put_id, 1, piece=self._piece)
+                return Copied(_CLIENT, put_id, 1, record=self._piece)
             case Move(number):
                 return Moved(number)
             case Drain():

@@ -19,25 +19,25 @@ import numpy as np
 
 from ...shm.keys import generation_of
 from ...shm.layout import NAMESPACE_TAG_BYTES
-from ...shm.prefix import SCOPE_BYTES, Media, Piece, Tokens, piece_key
+from ...shm.prefix import SCOPE_BYTES, Media, PrefixRecord, Tokens, block_key
 from ..core.namespace import Namespace
 
-Record = np.ndarray[Any, np.dtype[np.uint8]]
+Packed = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A block or a snapshot, with its record and its key."""
+    """A block or a snapshot: its record, the packed record, and its key."""
 
-    piece: Piece
-    record: Record
+    record: PrefixRecord
+    packed: Packed
     key: bytes
 
     @classmethod
-    def of(cls, tag: bytes, generation: int, piece: Piece, folded: Tokens) -> Keyed:
-        """Computes the record and the key."""
-        record = piece.pack(folded)
-        return cls(piece, record, piece_key(tag, record.data, generation))
+    def of(cls, tag: bytes, generation: int, record: PrefixRecord, folded: Tokens) -> Keyed:
+        """Packs the record and computes the key."""
+        packed = record.pack(folded)
+        return cls(record, packed, block_key(tag, packed.data, generation))
 
 
 def scope_of(namespace: Namespace) -> bytes:
@@ -67,8 +67,8 @@ def chain_of(
     for start in range(0, len(folded), block_tokens):
         part = folded[start : start + block_tokens]
         begun = tuple(media[bisect_left(starts, start) : bisect_left(starts, start + len(part))]) if starts else ()
-        piece = Piece(scope, layout, exact, False, start, len(part), parent, begun, block_tokens)
-        keyed = Keyed.of(tag, generation, piece, part)
+        record = PrefixRecord(scope, layout, exact, False, start, len(part), parent, begun, block_tokens)
+        keyed = Keyed.of(tag, generation, record, part)
         chain.append(keyed)
         parent = keyed.key
     return chain
@@ -78,8 +78,10 @@ def snapshot_of(chain: Sequence[Keyed], position: int) -> Keyed:
     """The snapshot for a position of the sequence. Its parent is the block in which, or at whose end, the position
     lies.
     """
-    parent = chain[(position - 1) // chain[0].piece.block_tokens]
-    before = parent.piece
-    piece = Piece(before.scope, before.layout, before.exact, True, position, 0, parent.key, (), before.block_tokens)
+    parent = chain[(position - 1) // chain[0].record.block_tokens]
+    before = parent.record
+    record = PrefixRecord(
+        before.scope, before.layout, before.exact, True, position, 0, parent.key, (), before.block_tokens
+    )
     tag, generation = parent.key[:NAMESPACE_TAG_BYTES], generation_of(parent.key)
-    return Keyed.of(tag, generation, piece, np.empty(0, np.uint32))
+    return Keyed.of(tag, generation, record, np.empty(0, np.uint32))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from ...errors import BadPrefix, Corrupt, UsageError
-from ...shm.prefix import Modality, Piece, Tokens
+from ...shm.prefix import Modality, PrefixRecord, Tokens
 from ..core.lease import Batch, Lease
 from ..device.interface import mapped
 from .layers import cut, is_array
@@ -181,10 +181,10 @@ class HeldBlocks:
             return _merged(parts, axis, torch.cat)
         return None if self._snapshot_at is None else self._states(self._lease(self._snapshot_at).torch())[layer]
 
-    def end_of(self, blocks: int) -> tuple[int, Piece]:
+    def end_of(self, blocks: int) -> tuple[int, PrefixRecord]:
         """The position at which the first `blocks` blocks end, and the last one's record."""
-        piece = _piece(self._lease(blocks - 1).tree, self._named(blocks - 1))
-        return piece.start + piece.count, piece
+        record = _record(self._lease(blocks - 1).tree, self._named(blocks - 1))
+        return record.start + record.count, record
 
     def _leases(self) -> list[Lease]:
         return [self._lease(at) for at in range(self._blocks)]
@@ -213,16 +213,16 @@ class HeldBlocks:
         Raises:
             Corrupt: a block does not fit; the message names it.
         """
-        end, piece = self.end_of(self._blocks)
-        if piece.start != piece.block_tokens * (self._blocks - 1) or not piece.start < self._offset <= end:
+        end, record = self.end_of(self._blocks)
+        if record.start != record.block_tokens * (self._blocks - 1) or not record.start < self._offset <= end:
             raise Corrupt(
-                f"{self._named(self._blocks - 1)}: it has the tokens from {piece.start} to {end} in blocks of "
-                f"{piece.block_tokens}, but the match ends at {self._offset}; evict it"
+                f"{self._named(self._blocks - 1)}: it has the tokens from {record.start} to {end} in blocks of "
+                f"{record.block_tokens}, but the match ends at {self._offset}; evict it"
             )
         first: _Form | None = None
         seen: set[tuple[int, int]] = set()
         for at, lease in enumerate(leases):
-            count = piece.count if at == self._blocks - 1 else piece.block_tokens
+            count = record.count if at == self._blocks - 1 else record.block_tokens
             # The leases keep the recipes alive, so two different recipes have different ids.
             known = id(lease._recipe), count
             if known in seen:
@@ -242,12 +242,12 @@ class HeldBlocks:
 
     def _cut(self, trees: list[Any]) -> list[list[Any]]:
         """Each layer's parts in the checked blocks' trees. The last part is cut at the end of the match."""
-        end, piece = self.end_of(self._blocks)
+        end, record = self.end_of(self._blocks)
         layers: list[list[Any]] = []
         for number, axis in enumerate(self._form.axes):
             parts = [] if axis is None else [part for tree in trees if (part := tree["layers"][number]) is not None]
             if parts and axis is not None and end > self._offset:
-                parts[-1] = cut(parts[-1], axis, 0, self._offset - piece.start)
+                parts[-1] = cut(parts[-1], axis, 0, self._offset - record.start)
             layers.append(parts)
         return layers
 
@@ -331,12 +331,12 @@ def _part(tree: Any, name: str, named: str) -> list[Any]:
     return part
 
 
-def _piece(tree: Any, named: str) -> Piece:
+def _record(tree: Any, named: str) -> PrefixRecord:
     try:
-        record = tree["prefix"]
-        if record.dtype != np.uint8 or record.ndim != 1:
-            raise TypeError(f"an array of {record.dtype} of shape {list(record.shape)}")
-        return Piece.unpack(record.data)
+        packed = tree["prefix"]
+        if packed.dtype != np.uint8 or packed.ndim != 1:
+            raise TypeError(f"an array of {packed.dtype} of shape {list(packed.shape)}")
+        return PrefixRecord.unpack(packed.data)
     except (BadPrefix, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(f"{named}: it has no valid record ({error}); evict it") from None
 

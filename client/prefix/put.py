@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ...errors import ObjectTooLarge, PredecessorGone, TensordError
+from ...errors import ObjectTooLarge, ParentGone, TensordError
 from ...ipc.schema import COST_MS_MAX
-from ...shm.prefix import Media, Piece, Tokens, fold
+from ...shm.prefix import Media, PrefixRecord, Tokens, fold
 from ...shm.tree import Payload, encode
 from ..core.fields import check_timeout
 from ..core.put_options import PutOptions
@@ -118,9 +118,9 @@ class PrefixPut:
             put.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return self
 
-    def add(self, piece: Piece, put: Put) -> None:
+    def add(self, record: PrefixRecord, put: Put) -> None:
         """Adds the put of a block or a snapshot. For the library."""
-        self._puts.append((not piece.snapshot, put))
+        self._puts.append((not record.snapshot, put))
 
     def settle(self, state: PutState, error: TensordError | None = None) -> Self:
         """Sets the outcome, whatever the outcome of the single puts is. For the library."""
@@ -184,7 +184,7 @@ def store(
     for repeat in range(REPEATS_MAX + 1):
         if wait:
             result.wait(max(0.0, deadline - time.monotonic()))
-        if repeat == REPEATS_MAX or not isinstance(result.error, PredecessorGone):
+        if repeat == REPEATS_MAX or not isinstance(result.error, ParentGone):
             break
         result = _store(client, sequence, chain, deadline, result)
     return result
@@ -227,21 +227,21 @@ def _send(
 ) -> None:
     layers = sequence.layers
     depth_max = client.link.limits.tree_depth_max
-    block_tokens = chain[0].piece.block_tokens
-    fresh = sum(keyed.piece.count for keyed in chain[existing:])
+    block_tokens = chain[0].record.block_tokens
+    fresh = sum(keyed.record.count for keyed in chain[existing:])
     cost_ms = sequence.cost_ms / (fresh or layers.tokens)
 
     def payload_of(keyed: Keyed, parts: list[Any]) -> Payload:
         # The record is the first leaf: the daemon finds it without reading the tree.
-        return encode({"prefix": keyed.record, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
+        return encode({"prefix": keyed.packed, "axes": layers.axes, "layers": parts}, depth_max=depth_max)
 
     def put(keyed: Keyed, payload: Payload, tokens: int) -> bool:
         """Returns False if the rest need not be sent. `tokens`: how many would have to be computed again without this
         entry.
         """
         cost = min(cost_ms * tokens, COST_MS_MAX)
-        options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.record), keyed.piece.parent)
-        result.add(keyed.piece, client.link.puts.put(keyed.key, payload, options, deadline=deadline))
+        options = PutOptions(tokens, sequence.ttl_s, None, cost, sequence.agent, len(keyed.packed), keyed.record.parent)
+        result.add(keyed.record, client.link.puts.put(keyed.key, payload, options, deadline=deadline))
         return not result.has_failed()
 
     try:
@@ -254,11 +254,11 @@ def _send(
                 snapshots.append((keyed, payload_of(keyed, states), position - before))
             before = position
         for number, keyed in enumerate(chain):
-            piece = keyed.piece
-            stop = piece.start + piece.count
-            if number >= existing and not put(keyed, payload_of(keyed, layers.block(piece.start, stop)), piece.count):
+            record = keyed.record
+            stop = record.start + record.count
+            if number >= existing and not put(keyed, payload_of(keyed, layers.block(record.start, stop)), record.count):
                 return
-            while snapshots and snapshots[0][0].piece.start <= (number + 1) * block_tokens:
+            while snapshots and snapshots[0][0].record.start <= (number + 1) * block_tokens:
                 if not put(*snapshots.popleft()):
                     return
     except ObjectTooLarge as error:

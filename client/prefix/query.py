@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import BadPrefix, TensordError
 from ...ipc import messages
-from ...shm.prefix import LAYOUT_BYTES, Media, Piece, Tokens, fold
+from ...shm.prefix import LAYOUT_BYTES, Media, PrefixRecord, Tokens, fold
 from ..core import requests
 from ..core.aside import aside
 from ..core.inbox import Region
@@ -58,15 +58,15 @@ class Asker:
         connected = link.connection
         if connected is None:
             return None
-        piece = Piece(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
-        size_bytes = piece.record_bytes
+        record = PrefixRecord(self._scope, _NO_LAYOUT, False, False, 0, len(query), None, media, self._block_tokens)
+        size_bytes = record.record_bytes
         try:
             region = aside(partial(self._region, size_bytes, deadline))
         except TensordError:
             return None
         try:
             assert region.memory is not None
-            piece.pack_into(region.memory[:size_bytes], fold(query, media))
+            record.pack_into(region.memory[:size_bytes], fold(query, media))
             left_s = max(0.0, deadline - time.monotonic())
             asked = requests.ask_match(
                 link, connected, self._tag, region.offset, size_bytes, agent, region.inbox.number, left_s

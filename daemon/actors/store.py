@@ -19,7 +19,7 @@ from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordE
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
 from ...shm.clock import unix_at_boot_s
-from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, Piece
+from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
 from ..config.config import Config
 from ..copier import Copier
 from ..core import effects, events
@@ -243,13 +243,13 @@ class StoreActor:
                     f"a query of {query.query_bytes} bytes, and prefix_tokens_max is {tokens_max}: ask for fewer, or "
                     "raise it"
                 )
-            record = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
-            piece = Piece.unpack(record)
+            packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
+            record = PrefixRecord.unpack(packed)
         except TensordError as error:
             self._send(client, Deliver(messages.Error.of(error, query.id)))
             return
-        folded = np.frombuffer(record, np.uint32, piece.count, piece.text_at)
-        self._handle(events.PrefixAsked(client, query, piece, folded))
+        folded = np.frombuffer(packed, np.uint32, record.count, record.text_at)
+        self._handle(events.PrefixAsked(client, query, record, folded))
 
     def _carry_out(self, effect: effects.Punch | effects.Allocate) -> None:
         """In the pages' thread: gives pages of the ring back, or takes them back."""

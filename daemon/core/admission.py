@@ -10,7 +10,7 @@ from ...errors import (
     BadPrefix,
     LimitReached,
     ObjectTooLarge,
-    PredecessorGone,
+    ParentGone,
     StoreFull,
     TensordError,
     TimedOut,
@@ -37,28 +37,28 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
     if commit.payload_bytes > limits.object_bytes_max:
         return ObjectTooLarge(
             f"{commit.payload_bytes} bytes, and object_bytes_max is {limits.object_bytes_max}: "
-            "store it in smaller pieces, or raise object_bytes_max"
+            "store it in smaller parts, or raise object_bytes_max"
         )
     size = span_bytes(commit.payload_bytes)
     for name, most in (("ring_bytes", ring_bytes), ("max_bytes", budget.max_bytes)):
         if size > most:
             return ObjectTooLarge(
                 f"{commit.payload_bytes} bytes take {size} in the ring, and {name} is {most}: "
-                f"store it in smaller pieces, or raise {name}"
+                f"store it in smaller parts, or raise {name}"
             )
     if budget.max_tokens is not None and commit.tokens > budget.max_tokens:
         return LimitReached(
             f"{commit.tokens} tokens, and max_tokens is {budget.max_tokens} for the whole store: "
-            "store it in smaller pieces, or raise max_tokens"
+            "store it in smaller parts, or raise max_tokens"
         )
     return None
 
 
 def unfit_piece(commit: messages.Commit) -> TensordError | None:
-    """Why what is said of a piece of a sequence cannot be."""
+    """Why a Commit's fields about a block of a sequence contradict each other; None if they do not."""
     if commit.prefix_bytes == 0:
         if commit.parent is not None:
-            return BadPrefix("follows names a piece, and prefix_bytes is 0: what follows a piece is one, with a record")
+            return BadPrefix("parent names a block, and prefix_bytes is 0: a block with a parent has a record")
         return None
     end_bytes = aligned(commit.tree_bytes) + commit.prefix_bytes
     if not HEADER_BYTES <= commit.prefix_bytes <= RECORD_BYTES_MAX or end_bytes > commit.payload_bytes:
@@ -67,25 +67,23 @@ def unfit_piece(commit: messages.Commit) -> TensordError | None:
             f"the payload of {commit.payload_bytes}, in which it begins at {aligned(commit.tree_bytes)}"
         )
     if commit.parent is not None and commit.parent[:NAMESPACE_TAG_BYTES] != commit.key[:NAMESPACE_TAG_BYTES]:
-        return BadPrefix("follows names a piece of another namespace")
+        return BadPrefix("parent names a block of another namespace")
     return None
 
 
 def too_far(end: int, limits: StoreLimits) -> TensordError | None:
-    """Whether a piece that ends at token `end` is of a sequence that nobody could ask for."""
+    """Why a block that ends at token `end` is refused: no query may be as long. None if it is not refused."""
     if end <= limits.prefix_tokens_max:
         return None
     return LimitReached(
-        f"a piece of a sequence ends at token {end}, and prefix_tokens_max is {limits.prefix_tokens_max}: store less "
+        f"a block of a sequence ends at token {end}, and prefix_tokens_max is {limits.prefix_tokens_max}: store less "
         "of it, or raise it"
     )
 
 
-def predecessor_gone(parent_key: bytes) -> PredecessorGone:
-    """What a piece follows is not stored."""
-    return PredecessorGone(
-        f"the piece before, {parent_key.hex()[:16]}…, is not stored: put the sequence again from where it is missing"
-    )
+def parent_gone(parent_key: bytes) -> ParentGone:
+    """The refusal of a block whose parent is not stored."""
+    return ParentGone(f"the parent block {parent_key.hex()[:16]}… is not stored: put the sequence again from there")
 
 
 def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:

@@ -23,7 +23,7 @@ class Send(Struct, frozen=True):
 class Copy(Struct, frozen=True):
     """Copies `part_bytes` from the client's inbox of that number to byte `ring_offset` of the ring, for put `put_id`.
 
-    With the last part comes the span's header: the copier checks the payload's tree, and the record of a piece of a
+    With the last part comes the span's header: the copier checks the payload's tree, and the record of a block of a
     sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the
     payload, whose first byte in the ring is `payload_offset`. Answered by Copied, also where the inbox turns out too
     short (`error`) and where the client has left meanwhile. Uids take turns with the copier, and so do their clients.

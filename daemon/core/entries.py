@@ -38,9 +38,9 @@ class SpanEntry:
 
     `number` is the id of the first span that the entry had: it stays when the entry is moved to another span.
     `worth`: what the entry was worth to the policy when it went; 0 until then.
-    `parent`: the piece before, of a cached sequence; `child_count`: how many published entries have this one for
+    `parent`: the parent block, in a cached sequence; `child_count`: how many published entries have this one for
     parent. Those, and hidden ones, are a list: `newest_child` is the newest of them, `sibling` the next older one of
-    the same parent. `depth` pieces of `before_bytes` come before it. Who changes all of these is `sequences`.
+    the same parent. `depth` blocks of `before_bytes` come before it. Who changes all of these is `sequences`.
 
     `may_go`: whether the policy takes it for one that may go; `set_aside`: it is known that it may not. Only
     `eviction_order` changes them.

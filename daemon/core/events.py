@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ...errors import TensordError
 from ...ipc import messages
-from ...shm.prefix import Piece, Tokens
+from ...shm.prefix import PrefixRecord, Tokens
 from .host_memory import Pressed
 from .limits import StoreLimits
 
@@ -48,24 +48,24 @@ class Copied(Struct, frozen=True):
     """A Copy effect was carried out, or failed with `error`.
 
     `checksum` is given with the last part only: xxh3-64 of the payload in the ring, whose tree was found valid and
-    whose header was written. With it `piece`, of a put that said that it is one: its record, as it stands in the ring.
+    whose header was written. With it `record`, of a put that said that it is one: its record, as it stands in the ring.
     """
 
     client: int
     put_id: int
     checksum: int | None = None
     error: TensordError | None = None
-    piece: Piece | None = None
+    record: PrefixRecord | None = None
 
 
 class PrefixAsked(Struct, frozen=True):
-    """A client asks for the longest cached prefix. `piece`: the query, as it was found in the client's inbox, and
-    copied from there; `folded`: its tokens, (piece.count,) uint32. Answered by Matched, or Error.
+    """A client asks for the longest cached prefix. `record`: the query, as it was found in the client's inbox, and
+    copied from there; `folded`: its tokens, (record.count,) uint32. Answered by Matched, or Error.
     """
 
     client: int
     message: messages.MatchPrefix
-    piece: Piece
+    record: PrefixRecord
     folded: Tokens
 
 

@@ -1,7 +1,7 @@
 """What pressure demands of the store beyond its pages: that what is idle goes.
 
 Owns the pressure as it was last told, and the walk over the entries that it may ask for: once for each Pressed, SLICE
-entries at a time, so that no event takes long. Entries that somebody holds are passed over, as are pieces of sequences
+entries at a time, so that no event takes long. Entries that somebody holds are passed over, as are blocks of sequences
 that something follows which is not idle.
 """
 

@@ -27,7 +27,7 @@ from .admission import (
     not_worth_it,
     over_share,
     overdue,
-    predecessor_gone,
+    parent_gone,
     too_many_parts,
     unfit,
     unfit_piece,
@@ -157,7 +157,7 @@ class Intake:
         elif put.whole and not put.copying:
             assert event.checksum is not None, "the last part was copied without a checksum"
             try:
-                self._publication.publish(put, event.piece, now)
+                self._publication.publish(put, event.record, now)
             except TensordError as error:
                 self.refuse(put, error)
             else:
@@ -202,7 +202,7 @@ class Intake:
         self.looking = True
 
     def _judge(self, put: PutProgress) -> Callable[[int], bool] | None:
-        """Whether the policy would rather have the put than a span: asked of pieces that follow another alone."""
+        """Whether the policy would rather have the put than a span: asked only for blocks that have a parent."""
         memory, commit = self._memory, put.commit
         parent = memory.entries.find(commit.parent) if commit.parent is not None else None
         if parent is None:
@@ -274,7 +274,7 @@ class Intake:
         parent, entries = commit.parent, self._memory.entries
         if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.on_its_way(parent):
             return None
-        return predecessor_gone(parent)
+        return parent_gone(parent)
 
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""

@@ -3,7 +3,7 @@
 While the index is rebuilt after a restart, a query of which not all is found waits: until the index is whole, for
 `prefix_wait_s` at most. No more than HELD_TOKENS_MAX tokens of queries wait; beyond that they are answered at once.
 
-Owns the queries that wait, and the uses that are still to be counted: of every piece of a match, the first one first,
+Owns the queries that wait, and the uses that are still to be counted: of every block of a match, the first one first,
 in slices, so that no answer waits for them. More than USES_MAX are not kept in mind: those of the oldest matches are
 left out, and counted as lost.
 """
@@ -72,14 +72,14 @@ class Matching:
             LimitReached: it is longer than prefix_tokens_max.
             BadPrefix: it is none, or its media do not fit it.
         """
-        message, query = event.message, event.piece
+        message, query = event.message, event.record
         if query.count > self._tokens_max:
             raise LimitReached(
                 f"a query of {query.count} tokens, and prefix_tokens_max is {self._tokens_max}: ask for fewer, or "
                 "raise it"
             )
         if query.start or query.snapshot or query.parent is not None:
-            raise BadPrefix("a query is a whole sequence, and this one is a piece of one")
+            raise BadPrefix("a query is a whole sequence, and this one begins later or is a snapshot")
         assert len(query.scope) == SCOPE_BYTES and len(message.namespace) == NAMESPACE_TAG_BYTES
         found = self._memory.sequences.index.match(message.namespace, query, event.folded)
         room = self._held_tokens + query.count <= HELD_TOKENS_MAX
@@ -90,7 +90,7 @@ class Matching:
         self._answer(event, found)
 
     def _answer(self, event: PrefixAsked, found: Found) -> None:
-        message, query = event.message, event.piece
+        message, query = event.message, event.record
         counters = self._outbox.counters
         counters.prefix_queries += 1
         counters.prefix_hits += found.offset > 0
@@ -109,7 +109,7 @@ class Matching:
             if not rebuilt and now < self._held[0][1]:
                 break
             event, _ = self._held.popleft()
-            query = event.piece
+            query = event.record
             self._held_tokens -= query.count
             found = self._memory.sequences.index.match(event.message.namespace, query, event.folded)
             self._answer(event, found)

@@ -4,7 +4,7 @@ What the policy would keep need not go because it stands in the way. Around each
 looked at: what stands in it moves to holes elsewhere, what fits into none has to go. The stretch in which least is
 lost is taken, of equals the one for which least is copied.
 
-Does not own: how an entry moves (`memory`), nor who may go. Pieces of sequences stay where they are: the prefix index
+Does not own: how an entry moves (`memory`), nor who may go. Blocks of sequences stay where they are: the prefix index
 knows their text by its place.
 """
 

@@ -9,10 +9,10 @@ walks on from there exactly. It takes no more steps than the query has checkpoin
 stored, and no more than LOOKS_MAX looks for snapshots, in each of LAYOUTS_MAX trees at most.
 
 What is removed takes everything that follows it along at once: a path is good only where it stands unbroken up to the
-beginning. The pieces that followed are known until each is removed.
+beginning. The children stay known until each is removed.
 
-Owns the trees. Does not own the pieces' entries, nor when they go. Pure: reads the ring through a callable, has no
-clock. Not copied: text and media stand in the ring alone, so a piece has to be removed, or hidden for good, before its
+Owns the trees. Does not own the blocks' entries, nor when they go. Pure: reads the ring through a callable, has no
+clock. Text and media stand in the ring alone and are not copied, so a block is removed, or hidden for good, before its
 place is used again.
 """
 
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ...errors import BadPrefix, PredecessorGone
+from ...errors import BadPrefix, ParentGone
 from ...ipc.schema import BLOCKS_MAX
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ...shm.prefix import (
     BLOCK_TOKENS_MAX,
     BLOCK_TOKENS_MIN,
-    Piece,
+    PrefixRecord,
     Tokens,
     agreed,
     unpacked_media,
@@ -68,7 +68,7 @@ class PrefixIndex:
     """The trees of blocks.
 
     Args:
-        read: (address, bytes) → what stands there in the ring: the folded tokens of a piece, and its media, packed,
+        read: (address, bytes) → what stands there in the ring: the folded tokens of a block, and its media, packed,
             right before them, as in its record.
         seed: of the digests: random, and nobody else's.
         checkpoint_tokens: at least so many from one checkpoint to the next.
@@ -87,94 +87,99 @@ class PrefixIndex:
         return key in self._nodes
 
     def __len__(self) -> int:
-        """Pieces, those included that are hidden or follow one that was removed."""
+        """Blocks and snapshots, including hidden ones and those whose parent was removed."""
         return len(self._nodes)
 
-    def add(self, key: bytes, piece: Piece, text_at: int) -> None:
-        """A new piece, whose tokens stand at `text_at` of the ring.
+    def add(self, key: bytes, record: PrefixRecord, text_at: int) -> None:
+        """Adds a block or a snapshot. Its tokens stand at `text_at` of the ring.
 
         Raises:
-            PredecessorGone: the piece before is not known, or a victim.
-            BadPrefix: it does not fit to the piece before, or within itself; or the same one is known. Nothing has
-                changed, in either case.
+            ParentGone: the parent is not known, or is being evicted.
+            BadPrefix: the record does not fit its parent, or contradicts itself, or its key is known already.
+                Nothing has changed, in either case.
         """
         if key in self._nodes:
-            raise BadPrefix(f"the piece {key.hex()} is known already")
-        parent = self._parent(key, piece)
+            raise BadPrefix(f"the block {key.hex()} is known already")
+        parent = self._parent(key, record)
         tree = parent.tree
         assert tree is not None
-        if piece.snapshot:
-            if parent is tree or piece.count or piece.media:
+        if record.snapshot:
+            if parent is tree or record.count or record.media:
                 raise BadPrefix("a snapshot stands in a block, and has no tokens and no media of its own")
-            self._nodes[key] = self._snapshots.add(key, parent, tree, piece.start)
+            self._nodes[key] = self._snapshots.add(key, parent, tree, record.start)
             return
         size = tree.block_tokens
-        if piece.start != parent.depth * size or parent.place & COUNT_MASK != size:
-            raise BadPrefix(f"a block begins at token {piece.start}, and the one before is not whole or ends elsewhere")
-        if not 0 < piece.count <= size:
-            raise BadPrefix(f"a block has {piece.count} tokens; 1 to {size} are possible")
+        if record.start != parent.depth * size or parent.place & COUNT_MASK != size:
+            raise BadPrefix(
+                f"a block begins at token {record.start}, and the one before is not whole or ends elsewhere"
+            )
+        if not 0 < record.count <= size:
+            raise BadPrefix(f"a block has {record.count} tokens; 1 to {size} are possible")
         if parent.depth >= BLOCKS_MAX:
             raise BadPrefix(f"a sequence has more than {BLOCKS_MAX} blocks")
-        node = Node(key, parent, tree, text_at << COUNT_BITS | piece.count, parent.depth + 1)
-        if piece.media or (parent.extra is not None and parent.extra.overhang is not None):
-            node.extra = _with_media(piece, parent)
-        if piece.count == size and not node.depth * size % tree.step:
+        node = Node(key, parent, tree, text_at << COUNT_BITS | record.count, parent.depth + 1)
+        if record.media or (parent.extra is not None and parent.extra.overhang is not None):
+            node.extra = _with_media(record, parent)
+        if record.count == size and not node.depth * size % tree.step:
             node.digest = self._digest(node, tree)
         self._order.insert(parent, node)
         if parent is tree:
             scopes = self._trees.setdefault(tree.name[0], {})
-            scopes.setdefault(piece.scope, {})[tree.name[2:]] = tree
+            scopes.setdefault(record.scope, {})[tree.name[2:]] = tree
         self._nodes[key] = node
         if node.digest is not None:
             tree.checkpoints[node.digest] = node
 
     def hide(self, key: bytes) -> None:
-        """A known piece is a victim: it is not matched until it is shown again. What follows it was hidden before."""
-        piece = self._nodes[key]
-        if isinstance(piece, Snapshot):
-            piece.hidden = True
-            self._snapshots.leave(piece)
-        elif piece.tree is not None:
-            assert piece.parent is not None
-            self._hidden.setdefault(piece.parent, {})[piece] = piece.tree
-            self._take_out(piece, piece.parent, piece.tree)
+        """Hides a block that is being evicted: it is not matched until `show`. Its children were hidden before."""
+        node = self._nodes[key]
+        if isinstance(node, Snapshot):
+            node.hidden = True
+            self._snapshots.leave(node)
+        elif node.tree is not None:
+            assert node.parent is not None
+            self._hidden.setdefault(node.parent, {})[node] = node.tree
+            self._take_out(node, node.parent, node.tree)
 
     def show(self, key: bytes) -> None:
-        """A hidden piece stays after all. What it follows was shown before."""
-        piece = self._nodes[key]
-        if isinstance(piece, Snapshot):
-            if piece.hidden:
-                piece.hidden = False
-                self._snapshots.enter(piece)
-        elif piece.tree is None:
-            assert piece.parent is not None
-            piece.tree = self._unhide(piece, piece.parent)
-            self._order.insert(piece.parent, piece, again=True)
-            if piece.digest is not None:
-                piece.tree.checkpoints.setdefault(piece.digest, piece)
+        """Shows a hidden block again. Its parent was shown before."""
+        node = self._nodes[key]
+        if isinstance(node, Snapshot):
+            if node.hidden:
+                node.hidden = False
+                self._snapshots.enter(node)
+        elif node.tree is None:
+            assert node.parent is not None
+            node.tree = self._unhide(node, node.parent)
+            self._order.insert(node.parent, node, again=True)
+            if node.digest is not None:
+                node.tree.checkpoints.setdefault(node.digest, node)
 
     def remove(self, key: bytes) -> list[bytes]:
-        """A known piece is gone, and with it whatever follows it is not matched any more. What followed it directly,
-        hidden or not, is answered: each is to be removed, soon, by itself."""
-        piece = self._nodes.pop(key)
-        if isinstance(piece, Snapshot):
-            self._snapshots.remove(piece)
+        """Removes a known block. Its children are not matched any more.
+
+        Returns:
+            The keys of all children, hidden or not. The caller removes each of them soon.
+        """
+        node = self._nodes.pop(key)
+        if isinstance(node, Snapshot):
+            self._snapshots.remove(node)
             return []
-        parent = piece.parent
+        parent = node.parent
         assert parent is not None
-        if piece.tree is None:
-            tree = self._unhide(piece, parent)
+        if node.tree is None:
+            tree = self._unhide(node, parent)
         else:
-            tree = piece.tree
-            self._take_out(piece, parent, tree)
+            tree = node.tree
+            self._take_out(node, parent, tree)
         if parent is tree and tree.children is None and tree not in self._hidden:
             self._drop(tree)
-        followed = [node.key for node in each(piece.children)]
-        followed += [node.key for node in self._hidden.get(piece, ())]
-        piece.children = None  # those that followed refer to it still
-        return followed + self._snapshots.forget(piece)
+        followed = [child.key for child in each(node.children)]
+        followed += [child.key for child in self._hidden.get(node, ())]
+        node.children = None  # those that followed refer to it still
+        return followed + self._snapshots.forget(node)
 
-    def match(self, tag: bytes, query: Piece, folded: Tokens) -> Found:
+    def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
         """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no item, and can be
         continued in its layout.
 
@@ -218,40 +223,40 @@ class PrefixIndex:
         return found
 
     def children(self, key: bytes) -> int:
-        """How many pieces follow a known one directly and are not hidden."""
-        piece = self._nodes[key]
-        if isinstance(piece, Snapshot):
+        """How many children a known block has that are not hidden."""
+        node = self._nodes[key]
+        if isinstance(node, Snapshot):
             return 0
-        snapshots = piece.extra.snapshots if piece.extra is not None else None
-        return count(piece.children) + sum(not snapshot.hidden for snapshot in snapshots or ())
+        snapshots = node.extra.snapshots if node.extra is not None else None
+        return count(node.children) + sum(not snapshot.hidden for snapshot in snapshots or ())
 
     def path(self, key: bytes) -> list[bytes]:
-        """The keys from the beginning to a known piece, itself included."""
-        piece = self._nodes[key]
+        """The keys from the beginning of the sequence to a known block, which is the last."""
+        known = self._nodes[key]
         keys = []
-        node: Node | None = piece.block if isinstance(piece, Snapshot) else piece
+        node: Node | None = known.block if isinstance(known, Snapshot) else known
         while node is not None and node.depth:
             keys.append(node.key)
             node = node.parent
         keys.reverse()
-        return [*keys, key] if isinstance(piece, Snapshot) else keys
+        return [*keys, key] if isinstance(known, Snapshot) else keys
 
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises: walks everything."""
-        for key, piece in self._nodes.items():
-            assert piece.key == key
-            if isinstance(piece, Snapshot):
+        for key, node in self._nodes.items():
+            assert node.key == key
+            if isinstance(node, Snapshot):
                 continue
-            parent = piece.parent
-            assert parent is not None and piece.depth == parent.depth + 1
-            assert (piece in self._hidden.get(parent, {})) == (piece.tree is None), "out of its tree, and not hidden"
-            if piece.tree is not None:
+            parent = node.parent
+            assert parent is not None and node.depth == parent.depth + 1
+            assert (node in self._hidden.get(parent, {})) == (node.tree is None), "out of its tree, and not hidden"
+            if node.tree is not None:
                 gone = parent.depth and self._nodes.get(parent.key) is not parent
-                assert gone or piece in set(each(parent.children)), "in a tree, and follows nobody"
-                if piece.digest is not None:
-                    assert piece.digest in piece.tree.checkpoints
-                    assert self._digest(piece, piece.tree) in (piece.digest, None)
-            self._order.check_invariants(piece)
+                assert gone or node in set(each(parent.children)), "in a tree, and follows nobody"
+                if node.digest is not None:
+                    assert node.digest in node.tree.checkpoints
+                    assert self._digest(node, node.tree) in (node.digest, None)
+            self._order.check_invariants(node)
         for scopes in self._trees.values():
             assert scopes
             for layouts in scopes.values():
@@ -263,25 +268,25 @@ class PrefixIndex:
         assert all(self._hidden.values())
         self._snapshots.check_invariants(self._nodes)
 
-    def _parent(self, key: bytes, piece: Piece) -> Node:
-        """What a piece follows: a known block, or a tree, perhaps a new one that is nowhere yet."""
+    def _parent(self, key: bytes, record: PrefixRecord) -> Node:
+        """The parent of a new block: a known block, or a tree, which may be new and not stored anywhere yet."""
         tag = key[:NAMESPACE_TAG_BYTES]
-        name = (tag, piece.scope, piece.layout, piece.block_tokens, piece.exact)
-        if piece.parent is not None:
-            parent = self._nodes.get(piece.parent)
+        name = (tag, record.scope, record.layout, record.block_tokens, record.exact)
+        if record.parent is not None:
+            parent = self._nodes.get(record.parent)
             if parent is None:
-                raise PredecessorGone(f"the piece before, {piece.parent.hex()}, is not stored")
+                raise ParentGone(f"the parent block {record.parent.hex()} is not stored")
             if isinstance(parent, Snapshot):
-                raise BadPrefix("the piece before is a snapshot, which nothing follows")
+                raise BadPrefix("the parent is a snapshot, which has no children")
             if parent.tree is None:
-                raise PredecessorGone(f"the piece before, {piece.parent.hex()}, is being evicted")
+                raise ParentGone(f"the parent block {record.parent.hex()} is being evicted")
             if parent.tree.name != name:
-                raise BadPrefix("the piece before is of another namespace, scope, layout or block size")
+                raise BadPrefix("the parent block is of another namespace, scope, layout or block size")
             return parent
-        layouts = self._trees.get(tag, {}).get(piece.scope, {})
+        layouts = self._trees.get(tag, {}).get(record.scope, {})
         tree = layouts.get(name[2:])
         if tree is None:
-            size = piece.block_tokens
+            size = record.block_tokens
             if not BLOCK_TOKENS_MIN <= size <= BLOCK_TOKENS_MAX or size & (size - 1):
                 raise BadPrefix(f"{size} tokens a block: no power of two from {BLOCK_TOKENS_MIN} to {BLOCK_TOKENS_MAX}")
             if len(layouts) >= LAYOUTS_MAX:
@@ -379,13 +384,13 @@ class PrefixIndex:
         return path
 
 
-def _with_media(piece: Piece, parent: Node) -> Extra:
+def _with_media(record: PrefixRecord, parent: Node) -> Extra:
     """What a block's media add to its node."""
     before = parent.extra.overhang if parent.extra is not None else None
-    end = piece.start + piece.count
-    ends = checked(piece.media, piece.start, end, before or {})
+    end = record.start + record.count
+    ends = checked(record.media, record.start, end, before or {})
     extra = Extra()
-    extra.items = len(piece.media)
+    extra.items = len(record.media)
     overhang = {modality: last for modality, last in ends.items() if last > end}
     extra.overhang = (before if overhang == before else overhang) or None
     return extra

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from ...errors import BadPrefix
-from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, Piece, Tokens, packed_media
+from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media
 
 _SEED: Final = (1 << 64) - 1
 _STAND: Final = struct.Struct("@QQ")
@@ -69,25 +69,25 @@ class Query:
     """A sequence that is asked for.
 
     Args:
-        piece: the whole sequence with all its media.
-        folded: its tokens, (piece.count,) uint32.
+        record: the whole sequence with all its media.
+        folded: its tokens, (record.count,) uint32.
 
     Raises:
         BadPrefix: media out of their range or order, or another number of tokens.
     """
 
-    def __init__(self, piece: Piece, folded: Tokens, start: int) -> None:
-        if len(folded) != piece.count:
-            raise BadPrefix(f"a query says {piece.count} tokens, and has {len(folded)}")
-        ends = checked(piece.media, 0, piece.count, {})
-        if ends and max(ends.values()) > piece.count:
-            past = next(item for item in piece.media if item.end > piece.count)
-            raise BadPrefix(f"{past} ends at token {past.end}, past the query's {piece.count}")
-        self.count = piece.count
-        self.media = piece.media
+    def __init__(self, record: PrefixRecord, folded: Tokens, start: int) -> None:
+        if len(folded) != record.count:
+            raise BadPrefix(f"a query says {record.count} tokens, and has {len(folded)}")
+        ends = checked(record.media, 0, record.count, {})
+        if ends and max(ends.values()) > record.count:
+            past = next(item for item in record.media if item.end > record.count)
+            raise BadPrefix(f"{past} ends at token {past.end}, past the query's {record.count}")
+        self.count = record.count
+        self.media = record.media
         self._text = np.ascontiguousarray(folded, np.uint32).view(np.uint8).data
-        self._packed = packed_media(piece.media)
-        self._starts = [item.start for item in piece.media]
+        self._packed = packed_media(record.media)
+        self._starts = [item.start for item in record.media]
         self._joined: list[tuple[int, int]] | None = None
         self._start = start
         self._digests: dict[int, list[int]] = {}

@@ -4,7 +4,7 @@ One that stands in a block continues every sequence that agrees up to its positi
 block; so each is found by the digest of what stands between the block before and its position. A level, what follows
 one node, knows at how many tokens into it snapshots stand.
 
-Owns the table of digests. Does not own which pieces there are (`prefix_index`).
+Owns the table of digests. Does not own which blocks there are (`prefix_index`).
 
 Invariant: a snapshot is in the table and counted in its level unless it is hidden, or its block is gone.
 """

@@ -9,8 +9,8 @@ from __future__ import annotations
 from ...errors import BadPrefix
 from ...ipc import messages
 from ...shm.layout import SpanHeader
-from ...shm.prefix import Piece
-from .admission import predecessor_gone, too_far
+from ...shm.prefix import PrefixRecord
+from .admission import parent_gone, too_far
 from .claims import ClaimTable
 from .entries import SpanEntry
 from .expiry import Expiry, RemovalProgress
@@ -58,13 +58,13 @@ class Publication:
             ttl_s=ttl_s or 0.0,
         )
 
-    def publish(self, put: PutProgress, piece: Piece | None, now: float) -> None:
+    def publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
         """Makes an entry of a put whose payload is in the ring, and answers it; a put of a key that was stored
         meanwhile is answered "existed".
 
         Raises:
             Invalidated: the key's namespace was invalidated meanwhile.
-            BadPrefix, PredecessorGone, LimitReached: why a block of a sequence cannot be stored.
+            BadPrefix, ParentGone, LimitReached: why a block of a sequence cannot be stored.
         """
         entry, commit = put.entry, put.commit
         assert entry is not None
@@ -78,7 +78,7 @@ class Publication:
         victim = self._memory.entries.hidden(put.key)
         if victim is not None:
             self._expiry.end(victim, RemovalProgress(victim.reason))
-        self._show(put, entry, piece, now)
+        self._show(put, entry, record, now)
         put.entry = None
         self._expiry.published(entry, now)
         self._outbox.counters.puts["stored"] += 1
@@ -99,22 +99,22 @@ class Publication:
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 
-    def _show(self, put: PutProgress, entry: SpanEntry, piece: Piece | None, now: float) -> None:
+    def _show(self, put: PutProgress, entry: SpanEntry, record: PrefixRecord | None, now: float) -> None:
         """Publishes what was copied.
 
         Raises:
-            BadPrefix, PredecessorGone, LimitReached: why a piece of a sequence cannot be; nothing was changed.
+            BadPrefix, ParentGone, LimitReached: why the block is refused; nothing was changed.
         """
         parent_key = put.commit.parent
         if not put.commit.prefix_bytes:
             self._memory.publish(entry, now)
             return
-        if piece is None or piece.parent != parent_key:
-            raise BadPrefix("the record says that the piece follows another one than the Commit does")
-        refusal = too_far(piece.start + piece.count, self._limits)
+        if record is None or record.parent != parent_key:
+            raise BadPrefix("the record names another parent than the Commit does")
+        refusal = too_far(record.start + record.count, self._limits)
         parent = self._memory.entries.find(parent_key) if parent_key is not None else None
         if refusal is None and parent_key is not None and parent is None:
-            refusal = predecessor_gone(parent_key)
+            refusal = parent_gone(parent_key)
         if refusal is not None:
             raise refusal
-        self._memory.publish(entry, now, piece, parent)
+        self._memory.publish(entry, now, record, parent)

@@ -8,7 +8,7 @@ slots, so no id is used twice.
 A slot is confirmed if the span's header in the ring says the same. A damaged slot may name bytes, or an id, of another
 span. Confirmed slots are taken over first, so that they keep theirs.
 
-A piece of a cached sequence whose predecessor is not there goes, and so does an entry of a past generation: both were
+A block of a cached sequence whose parent is not there goes, and so does an entry of a past generation: both were
 on their way out.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ...shm.index import Slot
 from ...shm.layout import SpanHeader, span_bytes
-from ...shm.prefix import Piece
+from ...shm.prefix import PrefixRecord
 from .counters import StoreCounters
 from .entries import SpanEntry
 from .expiry import Expiry
@@ -28,20 +28,20 @@ from .span_table import SpanTable
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """One allocated slot. `header` is None where the span's first bytes are no header, `piece` where it says that the
+    """One allocated slot. `header` is None where the span's first bytes are no header, `record` where it says that the
     payload begins with a record, and there is none."""
 
     slot: int
     header: SpanHeader | None
     published: bool
-    piece: Piece | None = None
+    record: PrefixRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
     entry: SpanEntry
     header: SpanHeader
-    piece: Piece | None
+    record: PrefixRecord | None
 
 
 def recover(
@@ -54,42 +54,42 @@ def recover(
     """Makes the records' spans known to an empty `memory`."""
     adopted: list[_Adopted] = []
     found: list[tuple[bool, Slot, Recovered]] = []
-    for record in records:
-        slot = memory.index.read(record.slot)
-        found.append((confirmed(slot, record.header), slot, record))
-    found.sort(key=lambda each: (not each[0], each[1].offset))
-    for sound, slot, record in found:
-        header = record.header if sound else None
-        whole = header is not None and (record.piece is not None) == (header.prefix_bytes > 0)
+    for each in records:
+        slot = memory.index.read(each.slot)
+        found.append((confirmed(slot, each.header), slot, each))
+    found.sort(key=lambda one: (not one[0], one[1].offset))
+    for sound, slot, recovered in found:
+        header = recovered.header if sound else None
+        whole = header is not None and (recovered.record is not None) == (header.prefix_bytes > 0)
         # In another bucket than its key's no reader would find it.
         whole = whole and slot.number in memory.index.slots_for(slot.key)
-        if record.published and not whole:
+        if recovered.published and not whole:
             counters.found_corrupt += 1
-            memory.index.unpublish(record.slot)
-        past = whole and record.published and memory.index.generations.is_past(slot.key)
+            memory.index.unpublish(recovered.slot)
+        past = whole and recovered.published and memory.index.generations.is_past(slot.key)
         if past:
-            memory.index.unpublish(record.slot)
+            memory.index.unpublish(recovered.slot)
         entry = _entry(slot, header if whole else None)
         if not memory.adopt(entry, now):
             # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
-            counters.found_corrupt += record.published or not memory.ring.withdrawn_count
-        elif record.published and whole and not past and header is not None:
-            adopted.append(_Adopted(entry, header, record.piece))
-    for each in adopted:
-        entry = each.entry
+            counters.found_corrupt += recovered.published or not memory.ring.withdrawn_count
+        elif recovered.published and whole and not past and header is not None:
+            adopted.append(_Adopted(entry, header, recovered.record))
+    for one in adopted:
+        entry = one.entry
         entry.used_at = max(entry.created_at, min(memory.index.used_s(entry.slot), now))
     # A policy learns of them in the order in which they were used last.
-    adopted.sort(key=lambda each: each.entry.used_at)
-    for each in _predecessors_first(adopted):
-        entry, header = each.entry, each.header
-        if memory.readopt(entry, now, each.piece):
+    adopted.sort(key=lambda one: one.entry.used_at)
+    for one in _parents_first(adopted):
+        entry, header = one.entry, one.header
+        if memory.readopt(entry, now, one.record):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
             expiry.recovered(entry, header.expires_s or None)
 
 
-def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
-    """All of them in their order, but that what another follows comes before it."""
+def _parents_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
+    """All of them in their order, but that parents come before their children."""
     by_key = {each.entry.key: each for each in adopted}
     come: set[int] = set()
     for each in adopted:
@@ -98,7 +98,7 @@ def _predecessors_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
         while before is not None and before.entry.span_id not in come:
             come.add(before.entry.span_id)
             path.append(before)
-            parent_key = before.piece.parent if before.piece is not None else None
+            parent_key = before.record.parent if before.record is not None else None
             before = by_key.get(parent_key) if parent_key is not None else None
         yield from reversed(path)
 

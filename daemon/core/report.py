@@ -54,7 +54,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "hit_ratios": store.hits.as_dict(now),
         "at_eviction": store.departed.made_room(),
         "evicted_while_pinned": memory.evicted_while_pinned,
-        "prefix_pieces": len(memory.sequences),
+        "prefix_blocks": len(memory.sequences),
         "prefix_rebuilding": memory.sequences.rebuilding,
         "prefix_queries_waiting": store.matching.held,
         "claims_granted": store.claims.granted,
@@ -89,21 +89,21 @@ def _pressed(pressed: Pressed) -> dict[str, Any] | None:
 
 
 def _prefix(store: Store, entry: SpanEntry) -> dict[str, Any] | None:
-    piece = store.memory.sequences.piece(entry)
-    if piece is None:
+    record = store.memory.sequences.record(entry)
+    if record is None:
         return None
     return {
-        "start": piece.start,
-        "tokens": piece.count,
-        "snapshot": piece.snapshot,
-        "parent": None if piece.parent is None else piece.parent.hex(),
+        "start": record.start,
+        "tokens": record.count,
+        "snapshot": record.snapshot,
+        "parent": None if record.parent is None else record.parent.hex(),
         "children": entry.child_count,
     }
 
 
 def entry(store: Store, entry: SpanEntry) -> dict[str, Any]:
-    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds. `prefix`: of a piece of a cached sequence,
-    from which token on it has how many, the key of the piece before, and how many follow; None of anything else.
+    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds. `prefix`: for a block of a
+    cached sequence its first token, its number of tokens, its parent's key and its number of children; else None.
     """
     zero_s = store.unix_at_zero_s
     expires_at = entry.expires_at

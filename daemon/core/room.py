@@ -205,7 +205,7 @@ class Room:
 
     def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | None:
         """First the coldest go until enough is free, then what stands in the way moves together; None where that is not
-        the way: for pieces of sequences, which do not move, while pages are withdrawn, and after PLANS_MAX rounds."""
+        the way: for blocks of sequences, which do not move, while pages are withdrawn, and after PLANS_MAX rounds."""
         memory, ring = self._memory, self._memory.ring
         coldest = next(self._coldest.walk(owners=owners), None)
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:

@@ -1,6 +1,6 @@
-"""Cached sequences among the entries: which piece follows which, and the index by which their prefixes are matched.
+"""Cached sequences among the entries: which block is whose parent, and the index by which their prefixes are matched.
 
-A piece is of no use without the one before it, so pieces go leaf first: `eviction_order` tells policies which may go.
+A block is of no use without its parent, so blocks go leaf first: `eviction_order` tells policies which may go.
 Whoever chooses victims otherwise asks `leaves_first` for what has to go before an entry, and `before` for what stays
 because of what comes after it.
 
@@ -9,11 +9,11 @@ by text, and is told of every change; it cannot be merged with the links, since 
 after a restart an entry is linked before its node is rebuilt.
 
 Owns the links between entries (`parent`, `child_count` and the list of them), the keys that puts on their way follow,
-and the prefix index, which after a restart is rebuilt piece by piece while the store serves already. Does not own who
+and the prefix index, which after a restart is rebuilt block by block while the store serves already. Does not own who
 is published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
 
-Invariants: a piece is linked from its publication until it leaves; it is matched only while it is published, and so is
-all that it follows; `child_count` counts the published ones. A piece whose parent has left is matched no more, and is
+Invariants: a block is linked from its publication until it leaves; it is matched only while it is published, and so is
+all that it follows; `child_count` counts the published ones. A block whose parent has left is matched no more, and is
 on its own way out (`expiry`).
 """
 
@@ -23,14 +23,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from ...errors import PredecessorGone, TensordError
+from ...errors import ParentGone, TensordError
 from ...shm.layout import SPAN_HEADER_BYTES, aligned
-from ...shm.prefix import Piece
+from ...shm.prefix import PrefixRecord
 from .entries import EntryState, SpanEntry
 from .prefix_index import PrefixIndex
 
 REBUILD_SLICE: Final = 32
-"""Pieces that one Tick puts into the index again: 1 to 3 ms."""
+"""Blocks that one Tick puts into the index again: 1 to 3 ms."""
 PATH_MAX: Final = 256
 
 Read = Callable[[int, int], bytes | memoryview]
@@ -38,7 +38,7 @@ Read = Callable[[int, int], bytes | memoryview]
 
 
 class Sequences:
-    """The pieces among the entries of one ring."""
+    """The blocks among the entries of one ring."""
 
     def __init__(self, read: Read, seed: int) -> None:
         self.index = PrefixIndex(read, seed)
@@ -47,16 +47,16 @@ class Sequences:
         self._read = read
         self._heads: dict[bytes, dict[SpanEntry, None]] = {}
         self._followed: dict[bytes, int] = {}
-        self._rebuilding: dict[SpanEntry, Piece] = {}
+        self._rebuilding: dict[SpanEntry, PrefixRecord] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        """How many pieces are stored."""
+        """How many blocks and snapshots are stored."""
         return self._count
 
     @property
     def rebuilding(self) -> int:
-        """Pieces that are not in the index yet, after a restart."""
+        """Blocks that are not in the index yet, after a restart."""
         return len(self._rebuilding)
 
     @property
@@ -89,21 +89,21 @@ class Sequences:
 
     # ---- entries, as Memory tells of them
 
-    def begin(self, entry: SpanEntry, piece: Piece, parent: SpanEntry | None) -> None:
-        """A piece is about to be published.
+    def begin(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
+        """Links a block that is about to be published.
 
         Raises:
             BadPrefix: it does not continue what it says it continues.
-            PredecessorGone: what it follows is not in the index.
+            ParentGone: what it follows is not in the index.
         """
         if parent is not None and not self._restored(parent):
-            raise PredecessorGone("what the piece follows is not indexed yet after a restart: put it again in a while")
-        self.index.add(entry.key, piece, self._text_at(entry, piece))
+            raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
+        self.index.add(entry.key, record, self._text_at(entry, record))
         self._link(entry, parent)
 
-    def found(self, entry: SpanEntry, piece: Piece, parent: SpanEntry | None) -> None:
-        """A piece that a former daemon left is about to be an entry again; it is matched once it was rebuilt."""
-        self._rebuilding[entry] = piece
+    def found(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
+        """Links a block that a former daemon left. It is matched once the index is rebuilt."""
+        self._rebuilding[entry] = record
         self._link(entry, parent)
 
     def hidden(self, entry: SpanEntry) -> None:
@@ -170,7 +170,7 @@ class Sequences:
         return found
 
     def lineage(self, entry: SpanEntry) -> list[SpanEntry] | None:
-        """The hidden pieces that come before a hidden one, the nearest first; None where one before it is gone."""
+        """The hidden blocks before a hidden one, the nearest first; None if a block before it is gone."""
         hidden: list[SpanEntry] = []
         before = entry.parent
         while before is not None and before.state is not EntryState.LIVE:
@@ -181,18 +181,18 @@ class Sequences:
         return hidden
 
     def heads(self, tag: bytes, up_to: int, most: int) -> list[SpanEntry]:
-        """Up to `most` first pieces of a namespace, oldest first, none published after the `up_to`-th entry."""
+        """Up to `most` first blocks of a namespace, oldest first, none published after the `up_to`-th entry."""
         heads = self._heads.get(tag, {})
         return list(islice(takewhile(lambda entry: entry.sequence <= up_to, heads), most))
 
     # ---- the index
 
-    def piece(self, entry: SpanEntry) -> Piece | None:
-        """What the record of a stored piece says; None where it is none."""
+    def record(self, entry: SpanEntry) -> PrefixRecord | None:
+        """The record of a stored block; None if the entry is not a block."""
         if not entry.prefix_bytes:
             return None
         try:
-            return Piece.unpack(self._read(_record_at(entry), entry.prefix_bytes))
+            return PrefixRecord.unpack(self._read(_record_at(entry), entry.prefix_bytes))
         except TensordError:
             return None
 
@@ -207,18 +207,18 @@ class Sequences:
 
     def check_invariants(self, entries: Iterable[SpanEntry]) -> None:
         """Asserts what the module's docstring promises, of all that are stored."""
-        pieces = {entry for entry in entries if entry.prefix_bytes}
-        assert len(pieces) == self._count
-        assert {head for heads in self._heads.values() for head in heads} == {e for e in pieces if e.parent is None}
+        blocks = {entry for entry in entries if entry.prefix_bytes}
+        assert len(blocks) == self._count
+        assert {head for heads in self._heads.values() for head in heads} == {e for e in blocks if e.parent is None}
         assert all(self._heads.values())
         assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
-        for entry in pieces:
+        for entry in blocks:
             listed = list(_children(entry))
-            assert set(listed) == {each for each in pieces if each.parent is entry}
+            assert set(listed) == {each for each in blocks if each.parent is entry}
             assert entry.child_count == sum(each.state is EntryState.LIVE for each in listed)
             assert (entry in self._rebuilding) != (entry.key in self.index), "neither indexed nor about to be"
-        assert self._rebuilding.keys() <= pieces
-        assert len(self.index) == len(pieces) - len(self._rebuilding)
+        assert self._rebuilding.keys() <= blocks
+        assert len(self.index) == len(blocks) - len(self._rebuilding)
         assert all(self._followed.values())
         self.index.check_invariants()
 
@@ -233,16 +233,16 @@ class Sequences:
 
     def _rebuild(self, entry: SpanEntry) -> bool:
         """Whether it could be put into the index."""
-        piece = self._rebuilding[entry]
+        record = self._rebuilding[entry]
         try:
-            self.index.add(entry.key, piece, self._text_at(entry, piece))
+            self.index.add(entry.key, record, self._text_at(entry, record))
         except TensordError:
             return False
         del self._rebuilding[entry]
         return True
 
-    def _text_at(self, entry: SpanEntry, piece: Piece) -> int:
-        return _record_at(entry) + piece.text_at
+    def _text_at(self, entry: SpanEntry, record: PrefixRecord) -> int:
+        return _record_at(entry) + record.text_at
 
     def _link(self, entry: SpanEntry, parent: SpanEntry | None) -> None:
         self._count += 1

@@ -17,8 +17,8 @@ Invariants:
 - a copy of an entry's bytes is published before the span that the entry had is unpublished, and only while the entry is
   published: a daemon killed at any moment leaves one of the two, or both alike;
 - a key has at most one entry: a victim whose key is stored anew meanwhile is retired before;
-- of a cached sequence, nothing is published or hidden whose predecessor was freed as a victim, and nothing republished
-  whose predecessor is not.
+- of a cached sequence, no block is published or hidden whose parent was freed as a victim, and none is republished
+  whose parent is not published.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Final
 from ...shm.allocator import SpanAllocator
 from ...shm.index import IndexWriter
 from ...shm.layout import SPAN_COUNTER_MASK, span_bytes, span_id
-from ...shm.prefix import Piece
+from ...shm.prefix import PrefixRecord
 from ..policy.replacement import Replacement
 from .budget import RingBudget
 from .entries import EntryState, EntryTable, SpanEntry
@@ -207,15 +207,15 @@ class SpanTable:
         self._free(entry)
 
     def publish(
-        self, entry: SpanEntry, now: float, piece: Piece | None = None, parent: SpanEntry | None = None
+        self, entry: SpanEntry, now: float, record: PrefixRecord | None = None, parent: SpanEntry | None = None
     ) -> None:
-        """Shows a filled span to readers; with `piece`, as what follows the published `parent` in a cached sequence.
+        """Shows a filled span to readers; with `record`, as what follows the published `parent` in a cached sequence.
 
         Raises:
-            BadPrefix, PredecessorGone: as `Sequences.begin`; then nothing was changed.
+            BadPrefix, ParentGone: as `Sequences.begin`; then nothing was changed.
         """
-        if piece is not None:
-            self.sequences.begin(entry, piece, parent)
+        if record is not None:
+            self.sequences.begin(entry, record, parent)
         del self._filling[entry.span_id]
         self.index.publish(entry.slot)
         self._begin(entry, now)
@@ -240,7 +240,7 @@ class SpanTable:
         self.retired_bytes += entry.span_bytes
 
     def begin_move(self, entry: SpanEntry, offset: int) -> PendingMove | None:
-        """Takes a span in the hole at `offset`, and a slot, for a copy of a published entry that is no piece of a
+        """Takes a span in the hole at `offset`, and a slot, for a copy of a published entry that is no block of a
         sequence. Until `end_move`, scans take the span it has for pinned.
 
         Returns:
@@ -364,20 +364,20 @@ class SpanTable:
         self.holdings.add(entry.owner_uid, entry.span_bytes)
         return True
 
-    def readopt(self, entry: SpanEntry, now: float, piece: Piece | None = None) -> bool:
-        """Makes an adopted span whose slot is published an entry; with `piece`, of a cached sequence.
+    def readopt(self, entry: SpanEntry, now: float, record: PrefixRecord | None = None) -> bool:
+        """Makes an adopted span whose slot is published an entry; with `record`, of a cached sequence.
 
         Returns:
             False where its key is stored already, or what it follows is not: it is unpublished, and goes on waiting for
             a scan.
         """
-        parent = self.entries.find(piece.parent) if piece is not None and piece.parent is not None else None
-        is_orphan = piece is not None and piece.parent is not None and parent is None
+        parent = self.entries.find(record.parent) if record is not None and record.parent is not None else None
+        is_orphan = record is not None and record.parent is not None and parent is None
         if is_orphan or self.entries.find(entry.key) is not None:
             self.index.unpublish(entry.slot)
             return False
-        if piece is not None:
-            self.sequences.found(entry, piece, parent)
+        if record is not None:
+            self.sequences.found(entry, record, parent)
         del self._fresh[entry.span_id]
         self.retired_bytes -= entry.span_bytes
         entry.reason = ""

@@ -89,14 +89,14 @@ class Staying:
             return False
         if self._pins.holds(entry.span_id):
             return True
-        return entry.prefix_bytes > 0 and (entry in self._awaited_pieces() or entry in self._kept_pieces())
+        return entry.prefix_bytes > 0 and (entry in self._awaited_blocks() or entry in self._kept_blocks())
 
     def may_go(self, entry: SpanEntry) -> bool:
         """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
         return entry.state is EntryState.LIVE and not self._must_stay(entry)
 
-    def _kept_pieces(self) -> set[SpanEntry]:
-        """The pieces of sequences that come before something that is pinned."""
+    def _kept_blocks(self) -> set[SpanEntry]:
+        """The blocks that come before a pinned block in its sequence."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._kept_for:
@@ -106,8 +106,8 @@ class Staying:
         self._kept_for = kept_for
         return self._kept
 
-    def _awaited_pieces(self) -> set[SpanEntry]:
-        """The pieces that something is to follow which is on its way, and what comes before them."""
+    def _awaited_blocks(self) -> set[SpanEntry]:
+        """The parents of blocks whose puts are in flight, and all blocks before them."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
             awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
@@ -132,8 +132,8 @@ class Staying:
         """Walks pins and the sequences that lead to them, not entries."""
         memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
         besides = (number for number in list(pins.spans()) if number not in pinned)
-        pieces = (each for each in self._awaited_pieces() | self._kept_pieces() if not self._is_pinned(each))
-        spans = chain(map(memory.span, chain(pinned, besides)), pieces)
+        blocks = (each for each in self._awaited_blocks() | self._kept_blocks() if not self._is_pinned(each))
+        spans = chain(map(memory.span, chain(pinned, besides)), blocks)
         return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
 
     def _is_pinned(self, entry: SpanEntry) -> bool:

@@ -169,7 +169,7 @@ class Store:
 
         `records` has every allocated slot. A published one becomes an entry, any other waits for a scan; so does one
         whose header does not agree with its slot, which is unpublished. Entries become known to the policy in the
-        order of their creation, but for pieces of sequences, which come after what they follow.
+        order of their creation, but blocks of sequences come after their parents.
         """
         for offset, size_bytes in missing:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)

@@ -86,7 +86,7 @@ class Sweeps:
         return is_new
 
     def evict_prefixes(self, client: int, request: messages.EvictPrefixes) -> None:
-        """Ends the pieces of cached sequences of one namespace, and nothing else of it. Answered by Counted."""
+        """Ends the blocks of cached sequences of one namespace, and nothing else of it. Answered by Counted."""
         memory, up_to = self._memory, self._memory.entries.last_sequence
         self._begin(
             client,

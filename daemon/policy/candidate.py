@@ -12,7 +12,7 @@ class Candidate(Struct, frozen=True):
         size_bytes: of the ring.
         tokens: that it stands for, 0 where nobody said.
         cost_ms: what computing it took, 0 where nobody said.
-        depth: how many pieces come before it in its cached sequence; one without is of use by itself.
+        depth: how many blocks come before it in its cached sequence; 0 for an entry that is of use by itself.
         before_bytes: what those take of the ring.
         agent: on whose behalf it was stored.
         owner: the uid that stored it.

@@ -89,7 +89,7 @@ class Hazard(Replacement, name="hazard"):
         self._as_of, self._window_from, self._due, self._due_bytes = 0.0, 0.0, 0, 0
         self._bytes, self._put_bytes = 0, 0
         self._costs = Costs()
-        # The gap of what was used last: a piece that is added to a sequence has that of the one before.
+        # The gap of what was used last: a block that is added to a sequence has that of its parent.
         self._last_gap = 0
 
     def __len__(self) -> int:

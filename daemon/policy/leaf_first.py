@@ -1,6 +1,6 @@
 """Leaf first: in which order spans may go of which some follow others.
 
-A piece of a cached sequence is of no use once the piece before it is gone, so it goes after all that follow it. A
+A block of a cached sequence is of no use once its parent is gone, so it goes after all of its children. A
 policy orders only what nothing follows; what becomes free behind that stands in between by its own rank.
 """
 

@@ -9,7 +9,7 @@ from typing import Final
 OFTEN_MAX: Final = 4
 """Of what was used more than two to the power of this, all is alike."""
 FAR: Final = 8
-"""Pieces deeper in a sequence than this are all alike."""
+"""Blocks deeper in a sequence than this are all alike."""
 GAPS: Final = 8
 TRAITS: Final = (OFTEN_MAX + 1) * 3 * GAPS
 """How many combinations there are."""

@@ -11,7 +11,7 @@ import pytest
 from prefix import BARS_US, CALLS, Bench, Memory, Row
 from prefix_forest import BRANCH_EVERY, LONGEST, SHORTEST, TAG, Forest
 
-from tensord.shm.prefix import MEDIA_BYTES, Piece, packed_media
+from tensord.shm.prefix import MEDIA_BYTES, PrefixRecord, packed_media
 
 SEQUENCES = 40
 
@@ -41,31 +41,31 @@ def test_a_run_measures_every_operation_and_stands_by_its_bars(
 
 
 def test_blocks_are_cut_and_chained_as_they_say(forest: Forest) -> None:
-    known: dict[bytes, Piece] = {}
+    known: dict[bytes, PrefixRecord] = {}
     for number in range(SEQUENCES):
         length = len(forest.sequence(number))
         assert SHORTEST <= length <= LONGEST
-        for key, piece, at in forest.pieces(number):
+        for key, record, at in forest.blocks(number):
             assert key[: len(TAG)] == TAG and key not in known
-            text = forest.sequence(number)[piece.start : piece.start + piece.count]
-            assert forest.read(at, 4 * piece.count) == text.tobytes()
-            items = len(piece.media) * MEDIA_BYTES
-            assert forest.read(at - items, items) == packed_media(piece.media)
-            if piece.parent is None:
-                assert piece.start == 0
+            text = forest.sequence(number)[record.start : record.start + record.count]
+            assert forest.read(at, 4 * record.count) == text.tobytes()
+            items = len(record.media) * MEDIA_BYTES
+            assert forest.read(at - items, items) == packed_media(record.media)
+            if record.parent is None:
+                assert record.start == 0
             else:
-                before = known[piece.parent]
-                assert before.start + before.count == piece.start and before.count == piece.block_tokens
-            known[key] = piece
+                before = known[record.parent]
+                assert before.start + before.count == record.start and before.count == record.block_tokens
+            known[key] = record
         path = [known[forest.key(number, block)] for block in range(-(-length // forest.block_tokens))]
-        assert sum(piece.count for piece in path) == length
-        assert tuple(item for piece in path for item in piece.media) == forest.media.get(number, ())
-    assert sum(piece.count for piece in known.values()) < forest.tokens * 7 / 8  # the others are shared
-    assert any(piece.media for piece in known.values())
+        assert sum(record.count for record in path) == length
+        assert tuple(item for record in path for item in record.media) == forest.media.get(number, ())
+    assert sum(record.count for record in known.values()) < forest.tokens * 7 / 8  # the others are shared
+    assert any(record.media for record in known.values())
 
 
 def test_shared_blocks_have_one_text(forest: Forest) -> None:
-    texts = {key: bytes(forest.read(at, 4 * p.count)) for n in range(SEQUENCES) for key, p, at in forest.pieces(n)}
+    texts = {key: bytes(forest.read(at, 4 * p.count)) for n in range(SEQUENCES) for key, p, at in forest.blocks(n)}
     for number in range(SEQUENCES):
         sequence = forest.sequence(number)
         whole = b"".join(texts[forest.key(number, block)] for block in range(-(-len(sequence) // forest.block_tokens)))
@@ -87,12 +87,12 @@ def test_a_query_has_what_it_says_of_a_sequence_and_nothing_after_it(forest: For
     number = next(iter(forest.media))
     (item, *_) = forest.media[number]
     for cut, shared in ((1000, 1000), (item.start + 10, item.start), (item.end, item.end)):
-        piece, folded = forest.query(number, cut)
-        assert piece.count == len(folded) == LONGEST
+        record, folded = forest.query(number, cut)
+        assert record.count == len(folded) == LONGEST
         agrees = folded[: len(forest.sequence(number))] == forest.sequence(number)
         assert agrees[:shared].all()
         assert not agrees[shared : shared + 5].any()
-        assert (item in piece.media) == (shared >= item.end)
+        assert (item in record.media) == (shared >= item.end)
 
 
 @pytest.mark.parametrize("kind", ["going_on", "deep", "branching", "unknown"])
@@ -100,9 +100,9 @@ def test_the_scan_finds_what_the_index_finds(forest: Forest, kind: str) -> None:
     index, blocks, _ = prefix.build(forest)
     assert len(index) == blocks
     for _ in range(5):
-        piece, folded = getattr(forest, kind)()
-        scanned = prefix.scan(forest, (piece, folded))
-        assert scanned == index.match(TAG, piece, folded).offset
+        record, folded = getattr(forest, kind)()
+        scanned = prefix.scan(forest, (record, folded))
+        assert scanned == index.match(TAG, record, folded).offset
         assert (scanned > SHORTEST // 2) == (kind != "unknown")
 
 

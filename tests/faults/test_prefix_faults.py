@@ -12,11 +12,11 @@ import tensord
 from tensord import NormalLayer, PrefixCache
 from tensord.client.core.put_options import PutOptions
 from tensord.client.prefix import query as prefix_query
-from tensord.errors import BadPrefix, LimitReached, PredecessorGone, TensordError
+from tensord.errors import BadPrefix, LimitReached, ParentGone, TensordError
 from tensord.ipc import messages
-from tensord.shm.prefix import Media, Piece, piece_key
+from tensord.shm.prefix import Media, PrefixRecord, block_key
 
-from ..daemon.core.pieces import LAYOUT, SCOPE, block, query, text
+from ..daemon.core.blocks import LAYOUT, SCOPE, block, query, text
 from ..daemon_process import MIB, PATIENCE_S, Daemon, until
 from .payloads import key as key_of
 from .payloads import payload
@@ -91,12 +91,12 @@ def test_a_killed_daemons_sequences_are_matched_again_byte_for_byte() -> None:
         before = [joined(cache, tokens) for tokens in conversations]
         view = cache.match(conversations[0], timeout_s=PATIENCE_S)
         assert view is not None
-        pieces = daemon.store("prefix_pieces")
+        blocks = daemon.store("prefix_blocks")
         daemon.kill()
         daemon.start()
         assert client.wait_connected(PATIENCE_S)
         daemon.until(lambda s: not s["store"]["prefix_rebuilding"], "the index to be rebuilt")
-        assert daemon.store("prefix_pieces") == pieces
+        assert daemon.store("prefix_blocks") == blocks
         for tokens, was in zip(conversations, before, strict=True):
             np.testing.assert_array_equal(joined(cache, tokens), was)
         assert before[0].shape[1] == len(SYSTEM) * 2 - 1
@@ -171,7 +171,7 @@ def test_a_put_whose_blocks_are_evicted_again_and_again_ends(monkeypatch: pytest
         monkeypatch.setattr(client.link.puts, "put", put)
         done = cache.put(tokens, [layer_of(tokens)], wait=True, timeout_s=PATIENCE_S)
         assert done.state == "refused"
-        assert isinstance(done.error, PredecessorGone)
+        assert isinstance(done.error, ParentGone)
 
 
 @pytest.fixture
@@ -188,16 +188,16 @@ def asked(raw: RawClient, record: bytes, offset: int = 0, size_bytes: int | None
     return raw.ask(lambda n: messages.MatchPrefix(n, b"sequence", offset, size))
 
 
-def record_of(piece: Piece) -> bytes:
-    return piece.pack(np.zeros(piece.count, np.uint32)).tobytes()
+def record_of(record: PrefixRecord) -> bytes:
+    return record.pack(np.zeros(record.count, np.uint32)).tobytes()
 
 
 def picture(start: int, length: int) -> Media:
     return Media(start, length, "image", bytes(32))
 
 
-def of(tokens: int, *media: Media, start: int = 0) -> Piece:
-    return Piece(SCOPE, LAYOUT, False, False, start, tokens, None, media, 16)
+def of(tokens: int, *media: Media, start: int = 0) -> PrefixRecord:
+    return PrefixRecord(SCOPE, LAYOUT, False, False, start, tokens, None, media, 16)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def of(tokens: int, *media: Media, start: int = 0) -> Piece:
         (record_of(of(50, picture(45, 9))), BadPrefix, "54"),
         (record_of(of(50, start=16)), BadPrefix, "a whole sequence"),
     ],
-    ids=["no record", "too short", "too long", "overlapping", "past its end", "a piece"],
+    ids=["no record", "too short", "too long", "overlapping", "past its end", "a block"],
 )
 def test_a_bad_query_is_refused_by_name_and_its_client_goes_on(
     raw: RawClient, record: bytes, error: type[TensordError], names: str
@@ -248,7 +248,7 @@ def test_a_query_that_is_changed_while_it_is_asked_harms_nobody(daemon: Daemon, 
 
 def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> None:
     client = daemon.client()
-    record = np.frombuffer(block([1]).record, np.uint8)
+    record = np.frombuffer(block([1]).packed, np.uint8)
     for tree in ({"layers": np.zeros(40, np.uint8), "prefix": record}, {"prefix": record.view(np.uint32)}, b"x" * 500):
         put = client._put(
             block([1]).key,
@@ -267,10 +267,10 @@ def test_a_piece_whose_record_stands_elsewhere_is_refused(daemon: Daemon) -> Non
 def test_nobody_stores_a_piece_under_a_key_that_is_not_its_records(daemon: Daemon) -> None:
     """Or whoever has the sequence that the key belongs to would be given this one's payload."""
     client = daemon.client()
-    record = block([1]).record
+    record = block([1]).packed
     tree = {"prefix": np.frombuffer(record, np.uint8), "layers": []}
     outcomes = []
-    for key in (block([2]).key, piece_key(b"sequence", record)):
+    for key in (block([2]).key, block_key(b"sequence", record)):
         options = PutOptions(prefix_bytes=len(record))
         put = client._put(key, tree, options, client._deadline(PATIENCE_S)).wait(PATIENCE_S)
         outcomes.append((put.state, str(put.error)))

@@ -1,4 +1,4 @@
-"""Records of pieces, and how far two sequences' media agree."""
+"""Records of blocks, and how far two sequences' media agree."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tensord.shm.prefix import (
     MODALITIES,
     Media,
     Modality,
-    Piece,
+    PrefixRecord,
     agreed,
+    block_key,
     fold,
     kept,
     ordered,
     packed_media,
-    piece_key,
     uncut,
     unpacked_media,
 )
@@ -39,7 +39,7 @@ def item(start: int, length: int, modality: Modality = "image", content: int = 0
     return Media(start, length, modality, hashlib.sha256(b"%d" % content).digest())
 
 
-def piece(count: int = 5, **more: object) -> Piece:
+def record(count: int = 5, **more: object) -> PrefixRecord:
     fields: dict[str, object] = {
         "scope": bytes(16),
         "layout": bytes(range(16)),
@@ -51,7 +51,7 @@ def piece(count: int = 5, **more: object) -> Piece:
         "media": (item(33, 4), item(34, 1, "video")),
         "block_tokens": 16,
     }
-    return Piece(**(fields | more))  # type: ignore[arg-type]
+    return PrefixRecord(**(fields | more))  # type: ignore[arg-type]
 
 
 # ---- records
@@ -61,41 +61,41 @@ def piece(count: int = 5, **more: object) -> Piece:
 def test_a_record_is_read_back(
     exact: bool, snapshot: bool, start: int, count: int, parent: bytes | None, media: list[Media], size: int
 ) -> None:
-    written = Piece(bytes(16), b"l" * 16, exact, snapshot, start, count, parent, tuple(media), size)
+    written = PrefixRecord(bytes(16), b"l" * 16, exact, snapshot, start, count, parent, tuple(media), size)
     tokens = np.arange(count, dtype=np.uint32) * 77
-    record = written.pack(tokens)
-    assert len(record) == written.record_bytes
-    for memory in (record.data, record.tobytes()):
-        assert Piece.unpack(memory) == written
+    packed = written.pack(tokens)
+    assert len(packed) == written.record_bytes
+    for memory in (packed.data, packed.tobytes()):
+        assert PrefixRecord.unpack(memory) == written
         assert bytes(memory[written.text_at :]) == tokens.tobytes()
 
 
 def test_a_key_is_the_tag_and_what_it_says_of_the_record_however_that_lies_in_memory() -> None:
-    record = piece().pack(np.arange(5, dtype=np.uint32))
-    key = b"a model." + hashlib.sha256(record.tobytes()).digest()[:20] + b"\x03\x01\0\0"
-    assert all(piece_key(b"a model.", memory, 259) == key for memory in (record.data, record.tobytes()))
+    packed = record().pack(np.arange(5, dtype=np.uint32))
+    key = b"a model." + hashlib.sha256(packed.tobytes()).digest()[:20] + b"\x03\x01\0\0"
+    assert all(block_key(b"a model.", memory, 259) == key for memory in (packed.data, packed.tobytes()))
 
 
 def test_media_stand_right_before_the_tokens() -> None:
-    written = piece()
-    record = written.pack(np.zeros(5, np.uint32)).tobytes()
-    assert record[: written.text_at].endswith(packed_media(written.media))
+    written = record()
+    packed = written.pack(np.zeros(5, np.uint32)).tobytes()
+    assert packed[: written.text_at].endswith(packed_media(written.media))
     assert unpacked_media(packed_media(written.media)) == written.media
 
 
 def test_a_record_has_no_bytes_of_what_was_in_memory_before() -> None:
     records = []
     for before in (0, 255):
-        record = np.full(piece().record_bytes, before, np.uint8)
-        piece().pack_into(record, np.arange(5, dtype=np.uint32))
-        records.append(record.tobytes())
+        packed = np.full(record().record_bytes, before, np.uint8)
+        record().pack_into(packed, np.arange(5, dtype=np.uint32))
+        records.append(packed.tobytes())
     assert records[0] == records[1]
 
 
 @pytest.mark.parametrize("size", [0, 1, 95])
 def test_too_few_bytes_are_no_record(size: int) -> None:
     with pytest.raises(BadPrefix, match=f"{size} bytes"):
-        Piece.unpack(piece().pack(np.zeros(5, np.uint32)).tobytes()[:size])
+        PrefixRecord.unpack(record().pack(np.zeros(5, np.uint32)).tobytes()[:size])
 
 
 @pytest.mark.parametrize(
@@ -110,34 +110,34 @@ def test_too_few_bytes_are_no_record(size: int) -> None:
     ],
 )
 def test_bytes_that_are_no_record_are_refused(at: int, value: int, says: str) -> None:
-    record = piece().pack(np.zeros(5, np.uint32)).copy()
-    record[at] = value
+    packed = record().pack(np.zeros(5, np.uint32)).copy()
+    packed[at] = value
     with pytest.raises(BadPrefix, match=says):
-        Piece.unpack(record.data)
+        PrefixRecord.unpack(packed.data)
 
 
 def test_a_record_with_more_media_than_a_sequence_may_have_is_refused() -> None:
     media = tuple(item(number, 1) for number in range(MEDIA_MAX + 1))
     with pytest.raises(BadPrefix, match=str(MEDIA_MAX)):
-        Piece.unpack(piece(0, media=media).pack(np.zeros(0, np.uint32)).data)
+        PrefixRecord.unpack(record(0, media=media).pack(np.zeros(0, np.uint32)).data)
 
 
 def test_whatever_the_bytes_a_record_is_refused_or_holds_what_it_says() -> None:
     chance = Random(1)
-    whole = piece().pack(np.arange(5, dtype=np.uint32)).tobytes()
+    whole = record().pack(np.arange(5, dtype=np.uint32)).tobytes()
     held = 0
     for _ in range(4000):
-        record = bytearray(whole)
+        packed = bytearray(whole)
         for _ in range(chance.randint(1, 6)):
-            record[chance.randrange(len(record))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+            packed[chance.randrange(len(packed))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
         if chance.random() < 0.2:
-            del record[chance.randrange(len(record)) :]
+            del packed[chance.randrange(len(packed)) :]
         try:
-            read = Piece.unpack(record)
+            read = PrefixRecord.unpack(packed)
         except BadPrefix:
             continue
         held += 1
-        assert read.record_bytes == len(record) and len(read.media) == 2
+        assert read.record_bytes == len(packed) and len(read.media) == 2
         assert 0 <= read.start < 1 << 48 and read.block_tokens & (read.block_tokens - 1) == 0
     assert held > 400
 

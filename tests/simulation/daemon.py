@@ -29,7 +29,7 @@ from tensord.ipc.modes import HOST_GAUGE, Tier
 from tensord.shm import segments
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.layout import SPAN_HEADER_BYTES
-from tensord.shm.prefix import Piece
+from tensord.shm.prefix import PrefixRecord
 from tensord.shm.recipe import recipe
 
 from .payloads import TAGS, number_of, version_of
@@ -229,7 +229,9 @@ class Daemon:
         self.do(events.ClientLeft(wire.number))
         self.govern(governor_events.GovernorClientLeft(wire.number))
 
-    def match(self, number: int, message: messages.MatchPrefix, query: Piece, tokens: Any) -> messages.Matched | None:
+    def match(
+        self, number: int, message: messages.MatchPrefix, query: PrefixRecord, tokens: Any
+    ) -> messages.Matched | None:
         """What is answered to a query; None if it was refused."""
         self.matched = None
         self.do(events.PrefixAsked(number, message, query, tokens))

@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from tensord.shm.keys import generation_of, make_key
-from tensord.shm.prefix import Piece, piece_key
+from tensord.shm.prefix import PrefixRecord, block_key
 
-from ..daemon.core.pieces import BLOCK, TAG, Block, block, query, text
+from ..daemon.core.blocks import BLOCK, TAG, Block, block, query, text
 from ..memory_bench import key
 
 KEYS: Final = 20
@@ -44,7 +44,7 @@ def is_block(number: int) -> bool:
 def at(number: int) -> bytes:
     """The key of a number."""
     if is_block(number):
-        return piece(number).key
+        return block_of(number).key
     return make_key(tag_of(number), key(number)[8:], era_of(number))
 
 
@@ -56,13 +56,13 @@ def number_of(key: bytes) -> int:
 
 
 @cache
-def piece(number: int) -> Block:
+def block_of(number: int) -> Block:
     """The block of a sequence that has this number."""
     era, words = era_of(number), SEQUENCES[number % ALL - KEYS]
     parent = before(number)
-    there = replace(block(words).piece, scope=scope(era), parent=None if parent is None else at(parent))
+    there = replace(block(words).record, scope=scope(era), parent=None if parent is None else at(parent))
     record = there.pack(text(words[-1:])).tobytes()
-    return Block(piece_key(TAG, record, era), there, record)
+    return Block(block_key(TAG, record, era), there, record)
 
 
 def scope(era: int) -> bytes:
@@ -70,7 +70,7 @@ def scope(era: int) -> bytes:
     return b"scope %10d" % era
 
 
-def asked(words: tuple[int, ...], era: int) -> tuple[Piece, Any]:
+def asked(words: tuple[int, ...], era: int) -> tuple[PrefixRecord, Any]:
     """A query for a sequence and a token more: its record, and its tokens."""
     tokens = np.append(text(words), np.uint32(999_999))
     return replace(query(tokens), scope=scope(era)), tokens
@@ -97,7 +97,7 @@ def payload(number: int, version: int) -> Any:
     """f(key, version): one array, or a tree with one; 200 bytes to 10 kB."""
     array = np.full(words_of(number, version), number << 32 | version, np.uint64)
     if is_block(number):
-        return {"prefix": np.frombuffer(piece(number).record, np.uint8), "array": array}
+        return {"prefix": np.frombuffer(block_of(number).packed, np.uint8), "array": array}
     return array if number % 2 else {"number": number, "array": array}
 
 

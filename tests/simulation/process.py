@@ -25,7 +25,7 @@ from tensord.shm.lanes import Lane
 from tensord.shm.layout import LANE_WORDS
 from tensord.shm.tree import encode
 
-from .payloads import ALL, TAGS, array_of, at, is_block, payload, piece, version_of
+from .payloads import ALL, TAGS, array_of, at, block_of, is_block, payload, version_of
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class Process:
         encoded = encode(payload(number, version))
         options = PutOptions(number % ALL, ttl_s, claim, float(number), f"agent {self.number % 2}")
         if is_block(number):
-            block = piece(number)
-            options = options._replace(prefix_bytes=len(block.record), parent=block.piece.parent)
+            block = block_of(number)
+            options = options._replace(prefix_bytes=len(block.packed), parent=block.record.parent)
         self.world.model.puts(number, version)
         if in_place:
             try:

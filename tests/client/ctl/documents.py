@@ -118,7 +118,7 @@ def store(**changed: Any) -> dict[str, Any]:
         "log_lost": 0,
         "recovered": 10,
         "found_corrupt": 0,
-        "prefix_pieces": 70,
+        "prefix_blocks": 70,
         "prefix_rebuilding": 0,
         "prefix_queries_waiting": 0,
         "prefix_queries": 30,

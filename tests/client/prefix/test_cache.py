@@ -27,7 +27,7 @@ from tensord.errors import (
     DaemonUnavailable,
     Invalidated,
     LimitReached,
-    PredecessorGone,
+    ParentGone,
     StoreFull,
     TensordError,
     UnsupportedLeaf,
@@ -36,7 +36,7 @@ from tensord.errors import (
 from tensord.ipc import messages
 from tensord.shm import tree
 from tensord.shm.layout import aligned
-from tensord.shm.prefix import Piece, piece_key
+from tensord.shm.prefix import PrefixRecord, block_key
 
 from ...daemon_process import MIB, PATIENCE_S, Daemon, until
 from ...processes import Child, Stage
@@ -326,7 +326,7 @@ def test_what_goes_as_a_whole_before_it_is_pinned_is_asked_for_again_once(
 
 
 def _lie(name: str, given: dict[str, Any], at: int) -> dict[str, Any]:
-    """What another client's writer makes of a piece that begins at `at`."""
+    """What another client's writer makes of a block that begins at `at`."""
     axes, layers = given["axes"], given["layers"]
     first, second = layers[0], layers[1]
     lies: dict[str, tuple[int | None, dict[str, Any]]] = {
@@ -393,7 +393,7 @@ def test_blocks_that_do_not_hold_what_they_say_are_named_and_never_given(
     client: tensord.Client, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     def encode(given: dict[str, Any], **more: Any) -> Any:
-        return real(_lie(name, given, Piece.unpack(given["prefix"].data).start), **more)
+        return real(_lie(name, given, PrefixRecord.unpack(given["prefix"].data).start), **more)
 
     real = tree.encode
     monkeypatch.setattr(prefix_put, "encode", encode)
@@ -427,7 +427,7 @@ def test_a_block_without_a_record_where_a_match_would_be_shortened_is_a_miss(
     cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encode(given: dict[str, Any], **more: Any) -> Any:
-        return real(_lie("no record", given, Piece.unpack(given["prefix"].data).start), **more)
+        return real(_lie("no record", given, PrefixRecord.unpack(given["prefix"].data).start), **more)
 
     real = tree.encode
     monkeypatch.setattr(prefix_put, "encode", encode)
@@ -449,7 +449,7 @@ def test_a_snapshot_that_lacks_a_state_is_named_and_never_given(
     cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
 ) -> None:
     def encode(given: dict[str, Any], **more: Any) -> Any:
-        if Piece.unpack(given["prefix"].data).snapshot:
+        if PrefixRecord.unpack(given["prefix"].data).snapshot:
             given = given | {"layers": change(given["layers"])}
         return real(given, **more)
 
@@ -809,7 +809,7 @@ def test_what_did_not_find_room_leaves_a_valid_shorter_sequence() -> None:
         wide = 2048
         tokens = np.arange(64 * BLOCK, dtype=np.uint32)
         put = cache.put(tokens, [NormalLayer(kv(tokens, wide))]).wait(PATIENCE_S)
-        assert put.state == "refused" and isinstance(put.error, StoreFull | PredecessorGone), put
+        assert put.state == "refused" and isinstance(put.error, StoreFull | ParentGone), put
         match = cache.match(tokens)
         found = 0 if match is None else match.offset
         assert found % BLOCK == 0 and found // BLOCK <= put.blocks_stored < put.blocks
@@ -867,7 +867,7 @@ def test_the_keys_of_all_pieces_follow_from_their_records(
     stored(cache, TEXT, layers, media=[picture(10, 20, b"a")], snapshots={40: [np.zeros(3)]})
     assert len(heard) == -(-len(TEXT) // block_tokens) + 2
     for key, record in heard:
-        assert key == piece_key(namespace.tag, record), Piece.unpack(record)
+        assert key == block_key(namespace.tag, record), PrefixRecord.unpack(record)
 
 
 # ---- switches

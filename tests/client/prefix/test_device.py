@@ -24,7 +24,7 @@ from tensord.client.prefix.device import DevicePut, DeviceSequences
 from tensord.client.prefix.layers import NormalLayer, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer
 from tensord.client.prefix.put import PrefixPut
 from tensord.errors import DaemonUnavailable, UnderPressure, UsageError
-from tensord.shm.prefix import Media, piece_key
+from tensord.shm.prefix import Media, block_key
 from tensord.testing.fake_vram import FakeCard, FakeTensor, FakeVram
 
 from ...daemon_process import PATIENCE_S, Daemon, until
@@ -108,7 +108,7 @@ def blocks_of(client: tensord.Client, keys: list[bytes]) -> list[Any] | None:
     if not all(leases):
         return None
     trees = [lease.tree for lease in leases if lease is not None]
-    assert [piece_key(key[:8], tree["prefix"].data) for key, tree in zip(keys, trees, strict=True)] == keys
+    assert [block_key(key[:8], tree["prefix"].data) for key, tree in zip(keys, trees, strict=True)] == keys
     parts = [tree["layers"] for tree in trees]
     return [np.concatenate([part[layer]["k"] for part in parts], axis=-2) for layer in (0, 1)]
 

@@ -1,4 +1,4 @@
-"""A prefix index with everything around it played by the test: the ring, and a client that cuts sequences into pieces.
+"""A prefix index with everything around it played by the test: the ring, and a client that cuts sequences into blocks.
 
 What is removed is overwritten in the ring, so that an index that still reads it gives itself away.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tensord.daemon.core.prefix_index import Found, PrefixIndex
 from tensord.ipc.layers import Layer, can_rewind_to, layout
 from tensord.shm.layout import NAMESPACE_TAG_BYTES
-from tensord.shm.prefix import Media, Piece, Tokens, fold, kept
+from tensord.shm.prefix import Media, PrefixRecord, Tokens, fold, kept
 
 TAG = b"namespac"
 assert len(TAG) == NAMESPACE_TAG_BYTES
@@ -28,10 +28,10 @@ def item(modality: str, start: int, length: int, content: int = 0) -> Media:
 
 @dataclass(slots=True)
 class Stored:
-    """A piece that the index knows."""
+    """A block that the index knows."""
 
     key: bytes
-    piece: Piece
+    record: PrefixRecord
     at: int
     text: bytes
     parent: bytes | None
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Put:
-    """A sequence that was put, and the keys of its pieces: snapshots by their positions."""
+    """A sequence that was put, and the keys of its blocks: snapshots by their positions."""
 
     tokens: list[int]
     media: list[Media]
@@ -63,24 +63,24 @@ class PrefixStand:
 
     def read(self, at: int, size: int) -> memoryview:
         assert at > 0 and at + size <= self.end, (at, size)
-        assert at not in self.gone, "of a piece that was removed"
+        assert at not in self.gone, "of a block that was removed"
         self.reads += 1
         return memoryview(self.ring)[at : at + size]
 
-    def write(self, key: bytes, piece: Piece, folded: Tokens) -> int:
+    def write(self, key: bytes, record: PrefixRecord, folded: Tokens) -> int:
         """Puts a record into the ring; where its text stands."""
-        record = piece.pack(folded).tobytes()
-        at, self.end = self.end, self.end + -(-len(record) // 64) * 64
+        packed = record.pack(folded).tobytes()
+        at, self.end = self.end, self.end + -(-len(packed) // 64) * 64
         if self.end > len(self.ring):
             self.ring = self.ring + bytearray(max(len(self.ring), self.end))
-        self.ring[at : at + len(record)] = record
-        return at + piece.text_at
+        self.ring[at : at + len(packed)] = packed
+        return at + record.text_at
 
-    def add(self, key: bytes, piece: Piece, folded: Tokens) -> None:
-        at = self.write(key, piece, folded)
-        self.index.add(key, piece, at)
-        before = self.stored[piece.parent] if piece.parent is not None else None
-        self.stored[key] = Stored(key, piece, at, folded.tobytes(), piece.parent)
+    def add(self, key: bytes, record: PrefixRecord, folded: Tokens) -> None:
+        at = self.write(key, record, folded)
+        self.index.add(key, record, at)
+        before = self.stored[record.parent] if record.parent is not None else None
+        self.stored[key] = Stored(key, record, at, folded.tobytes(), record.parent)
         if before is not None:
             before.children.append(key)
             self.stored[key].detached = before.detached
@@ -110,12 +110,12 @@ class PrefixStand:
         for start in range(0, len(tokens), size):
             part = folded[start : start + size]
             begun = tuple(item for item in media if start <= item.start < start + len(part))
-            piece = Piece(scope, digest, exact, False, start, len(part), parent, begun, size)
+            record = PrefixRecord(scope, digest, exact, False, start, len(part), parent, begun, size)
             chain.update(part.tobytes() + repr(begun).encode() + b"%d" % len(part))
             key = tag + chain.digest()[:24]
             put.blocks.append(key)
             if key not in self.stored:
-                self.add(key, piece, part)
+                self.add(key, record, part)
             elif self.stored[key].hidden:
                 break
             for at in snapshots:
@@ -126,18 +126,20 @@ class PrefixStand:
 
     def snap(self, block: bytes, at: int) -> bytes:
         """Stores a snapshot that stands at `at` in `block`."""
-        before = self.stored[block].piece
+        before = self.stored[block].record
         key = block[:8] + hashlib.sha256(block + b"%d" % at).digest()[:24]
         if key not in self.stored:
-            piece = Piece(before.scope, before.layout, before.exact, True, at, 0, block, (), before.block_tokens)
-            self.add(key, piece, np.zeros(0, np.uint32))
+            record = PrefixRecord(
+                before.scope, before.layout, before.exact, True, at, 0, block, (), before.block_tokens
+            )
+            self.add(key, record, np.zeros(0, np.uint32))
         return key
 
     def ask(
         self, tokens: Iterable[int], media: Sequence[Media] = (), *, scope: bytes = SCOPE, tag: bytes = TAG
     ) -> Found:
         tokens = np.array(list(tokens), np.uint32)
-        query = Piece(scope, bytes(16), False, False, 0, len(tokens), None, tuple(media), self.block_tokens)
+        query = PrefixRecord(scope, bytes(16), False, False, 0, len(tokens), None, tuple(media), self.block_tokens)
         folded = fold(tokens, media)
         found = self.index.match(tag, query, folded)
         self.check(found, folded, scope)
@@ -152,18 +154,18 @@ class PrefixStand:
         blocks = [self.stored[key] for key in found.blocks]
         assert not any(one.hidden or one.detached for one in blocks)
         assert [one.parent for one in blocks] == [None, *found.blocks[:-1]]
-        size = blocks[0].piece.block_tokens
+        size = blocks[0].record.block_tokens
         assert len(blocks) == -(-found.offset // size)
         text = b"".join([one.text for one in blocks])[: found.offset * 4]
         assert text == folded[: found.offset].tobytes()
-        assert all(one.piece.scope == scope and one.piece.layout == blocks[0].piece.layout for one in blocks)
+        assert all(one.record.scope == scope and one.record.layout == blocks[0].record.layout for one in blocks)
         if found.snapshot is not None:
             snapshot = self.stored[found.snapshot]
-            assert snapshot.piece.snapshot and snapshot.piece.start == found.offset
+            assert snapshot.record.snapshot and snapshot.record.start == found.offset
             assert not snapshot.hidden and not snapshot.detached
-            assert snapshot.piece.layout == blocks[0].piece.layout
+            assert snapshot.record.layout == blocks[0].record.layout
         else:
-            assert not blocks[0].piece.exact
+            assert not blocks[0].record.exact
 
     def is_live(self, key: bytes) -> bool:
         stored = self.stored.get(key)
@@ -184,14 +186,14 @@ class PrefixStand:
         self.stored[key].hidden = False
 
     def remove(self, key: bytes) -> list[bytes]:
-        """Ends a piece and overwrites it; what followed it directly, which is still known."""
+        """Ends a block and overwrites it; what followed it directly, which is still known."""
         followed = self.index.remove(key)
         stored = self.stored.pop(key)
         assert sorted(followed) == sorted(stored.children)
-        size = stored.piece.record_bytes
+        size = stored.record.record_bytes
         if stored.text:
             self.gone.add(stored.at)
-        self.ring[stored.at - stored.piece.text_at : stored.at - stored.piece.text_at + size] = b"\xee" * size
+        self.ring[stored.at - stored.record.text_at : stored.at - stored.record.text_at + size] = b"\xee" * size
         if stored.parent in self.stored and key in self.stored[stored.parent].children:
             self.stored[stored.parent].children.remove(key)
         behind = list(followed)
@@ -202,7 +204,7 @@ class PrefixStand:
         return followed
 
     def remove_all(self, key: bytes) -> None:
-        """Ends a piece and what follows it."""
+        """Ends a block and what follows it."""
         behind = [key]
         while behind:
             behind += self.remove(behind.pop())

@@ -51,9 +51,9 @@ from tensord.shm.allocator import SpanAllocator
 from tensord.shm.index import IndexWriter
 from tensord.shm.keys import make_key
 from tensord.shm.layout import PAGE_BYTES, SPAN_HEADER_BYTES, IndexGeometry, SpanHeader, aligned
-from tensord.shm.prefix import Piece, Tokens
+from tensord.shm.prefix import PrefixRecord, Tokens
 
-from .pieces import BLOCK, TAG, Block, block, name, query, text
+from .blocks import BLOCK, TAG, Block, block, name, query, text
 
 UNIX_AT_ZERO_S = 1_000_000.0
 SPAN = 192  # ring bytes of a payload of 64, its header included
@@ -127,7 +127,7 @@ class Stand:
         self.half_copied: set[int] = set()
         """Puts of which the copier keeps a checksum."""
         self.records: dict[bytes, bytes] = {}
-        """What the payloads of pieces begin with, by key."""
+        """What the payloads of blocks begin with, by key."""
 
     def make(self, ring: SpanAllocator, epoch: int) -> Store:
         policy = by_name(self.policy)
@@ -209,19 +209,19 @@ class Stand:
         put_id = self.copies[at].put_id
         copy = next(c for c in self.copies if c.put_id == put_id)
         self.copies.remove(copy)
-        piece: Piece | None = None
+        record: PrefixRecord | None = None
         if error is None:
             self.touch(copy.ring_offset, copy.part_bytes)
             stop = copy.ring_offset + copy.part_bytes
             self.bytes[copy.ring_offset : stop] = bytes([put_id % 251]) * copy.part_bytes
             if copy.header is not None:
                 self.headers[copy.payload_offset - SPAN_HEADER_BYTES] = copy.header
-                piece = self.write_record(copy.payload_offset, copy.header)
+                record = self.write_record(copy.payload_offset, copy.header)
         self.half_copied.discard(put_id)
         if error is None and not copy.last:
             self.half_copied.add(put_id)
         checksum = 1 if copy.last and error is None else None
-        self.do(Copied(copy.client, put_id, checksum, error, piece))
+        self.do(Copied(copy.client, put_id, checksum, error, record))
 
     def move(self, at: int = 0, error: TensordError | None = None) -> None:
         """Carries the at-th Move out, or has it fail halfway."""
@@ -236,22 +236,22 @@ class Stand:
             self.headers[effect.to_offset] = self.headers[effect.from_offset].moved_to(effect.number)
         self.do(Moved(effect.number, error))
 
-    def write_record(self, payload_offset: int, header: SpanHeader) -> Piece | None:
-        """Has the payload of a piece begin with its record, whatever was copied there."""
+    def write_record(self, payload_offset: int, header: SpanHeader) -> PrefixRecord | None:
+        """Has the payload of a block begin with its record, whatever was copied there."""
         if not header.prefix_bytes:
             return None
         record = self.records[header.key]
         start = payload_offset + aligned(header.tree_bytes)
         self.bytes[start : start + len(record)] = record
-        return Piece.unpack(record)
+        return PrefixRecord.unpack(record)
 
-    def piece_at(self, offset: int, header: SpanHeader | None) -> Piece | None:
+    def piece_at(self, offset: int, header: SpanHeader | None) -> PrefixRecord | None:
         """What the next daemon reads where a span begins with a record."""
         if header is None or not header.prefix_bytes:
             return None
         start = offset + SPAN_HEADER_BYTES + aligned(header.tree_bytes)
         try:
-            return Piece.unpack(bytes(self.bytes[start : start + header.prefix_bytes]))
+            return PrefixRecord.unpack(bytes(self.bytes[start : start + header.prefix_bytes]))
         except BadPrefix:
             return None
 
@@ -375,9 +375,9 @@ class Stand:
         return self.ended(client, request)
 
     def put_block(self, block: Block, client: int = 1, **more: Any) -> str:
-        """A whole put of a piece; its outcome, and with it the error's code."""
+        """A whole put of a block; its outcome, and with it the error's code."""
         request = 10_000 + len(self.answers[client])
-        self.records[block.key] = block.record
+        self.records[block.key] = block.packed
         self.send(client, block.commit(request, **more))
         self.part(client, request, block.payload_bytes, last=True)
         self.settle()
@@ -394,10 +394,10 @@ class Stand:
         answer: messages.Matched | messages.Error = self.answers[client][-1]
         return answer
 
-    def asked(self, piece: Piece, tokens: Tokens, agent: str = "", client: int = 1) -> PrefixAsked:
+    def asked(self, record: PrefixRecord, tokens: Tokens, agent: str = "", client: int = 1) -> PrefixAsked:
         """A query, as the actor has taken it out of the inbox."""
         request = 10_000 + len(self.answers[client])
-        return PrefixAsked(client, messages.MatchPrefix(request, TAG, 0, piece.record_bytes, agent), piece, tokens)
+        return PrefixAsked(client, messages.MatchPrefix(request, TAG, 0, record.record_bytes, agent), record, tokens)
 
     def matched(self, *words: int) -> int:
         """How many blocks of these words are cached. Not a use of any."""

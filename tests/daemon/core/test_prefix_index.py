@@ -14,10 +14,10 @@ from tensord.daemon.core.prefix_index import LAYOUTS_MAX, PrefixIndex
 from tensord.daemon.core.prefix_query import beginning, following
 from tensord.daemon.core.prefix_snapshots import LOOKS_MAX
 from tensord.daemon.core.prefix_tree import SHELF_MAX
-from tensord.errors import BadPrefix, PredecessorGone
+from tensord.errors import BadPrefix, ParentGone
 from tensord.ipc.layers import Layer
 from tensord.ipc.schema import BLOCKS_MAX
-from tensord.shm.prefix import Media, Piece, fold
+from tensord.shm.prefix import Media, PrefixRecord, fold
 
 from .prefix_stand import SCOPE, TAG, PrefixStand, item, still_to_encode
 
@@ -199,7 +199,7 @@ def test_tokens_made_to_look_like_anothers_media_do_not_match_behind_them(make: 
     stand.put(plain.tolist(), media=[one])
     folded = fold(plain, [one])
     for media in ([other], [], [one, item("audio", 2000, 1)]):
-        query = Piece(SCOPE, bytes(16), False, False, 0, 3000, None, tuple(media), 256)
+        query = PrefixRecord(SCOPE, bytes(16), False, False, 0, 3000, None, tuple(media), 256)
         found = stand.index.match(TAG, query, folded)
         assert found.offset == (2000 if len(media) == 2 else 1030)
 
@@ -317,7 +317,7 @@ def test_a_removed_piece_can_come_again_while_what_followed_it_is_still_known(ma
     assert again.blocks[1] == put.blocks[1]
     assert stand.ask(tokens(1, 3000)).offset == 32
     with pytest.raises(BadPrefix, match="known"):
-        stand.index.add(put.blocks[2], stand.stored[put.blocks[2]].piece, 64)
+        stand.index.add(put.blocks[2], stand.stored[put.blocks[2]].record, 64)
     for key in rest:
         stand.remove_all(key)
     stand.put(tokens(1, 3000))
@@ -343,7 +343,7 @@ def test_what_was_removed_is_not_read_for_what_still_follows_it(make: Make) -> N
     stand = make(block_tokens=64)
     put = stand.put(tokens(1, 960))
     stand.remove(put.blocks[3])
-    stand.put(tokens(1, 1100))  # behind the old pieces, which are still known: a checkpoint's stretch with a gap
+    stand.put(tokens(1, 1100))  # behind the old blocks, which are still known: a checkpoint's stretch with a gap
     assert stand.ask(tokens(1, 1100)).offset == 256
 
 
@@ -377,19 +377,19 @@ def test_paths_go_from_the_beginning(make: Make) -> None:
 # ---- what does not fit
 
 
-def blocks(stand: PrefixStand) -> tuple[Piece, Piece]:
+def blocks(stand: PrefixStand) -> tuple[PrefixRecord, PrefixRecord]:
     """Two that would fit: one behind the first two blocks of what is put, one at the beginning."""
     put = stand.put(tokens(1, 40), media=[item("image", 30, 5)])
     stand.snap(put.blocks[1], 20)
     stand.hide(put.blocks[2])
-    first = stand.stored[put.blocks[0]].piece
-    behind = Piece(SCOPE, first.layout, False, False, 32, 16, put.blocks[1], (), 16)
-    return behind, Piece(SCOPE, first.layout, False, False, 0, 16, None, (), 16)
+    first = stand.stored[put.blocks[0]].record
+    behind = PrefixRecord(SCOPE, first.layout, False, False, 32, 16, put.blocks[1], (), 16)
+    return behind, PrefixRecord(SCOPE, first.layout, False, False, 0, 16, None, (), 16)
 
 
-def changed(piece: Piece, **more: object) -> Piece:
-    fields = {name: getattr(piece, name) for name in Piece.__slots__}
-    return Piece(**(fields | more))
+def changed(record: PrefixRecord, **more: object) -> PrefixRecord:
+    fields = {name: getattr(record, name) for name in PrefixRecord.__slots__}
+    return PrefixRecord(**(fields | more))
 
 
 @pytest.mark.parametrize(
@@ -425,13 +425,13 @@ def test_a_piece_that_does_not_fit_is_refused_and_nothing_has_changed(
     make: Make, change: dict[str, object], says: str
 ) -> None:
     stand = make()
-    piece = changed(blocks(stand)[0], **change)
+    record = changed(blocks(stand)[0], **change)
     if change == {"snapshot": True, "count": 0}:  # at the block's end, where one may stand: a second may not
-        stand.add(TAG + bytes(24), piece, np.zeros(0, np.uint32))
-    at = stand.write(b"", piece, np.arange(piece.count, dtype=np.uint32))
+        stand.add(TAG + bytes(24), record, np.zeros(0, np.uint32))
+    at = stand.write(b"", record, np.arange(record.count, dtype=np.uint32))
     before = len(stand.index), stand.ask(tokens(1, 40))
     with pytest.raises(BadPrefix, match=says):
-        stand.index.add(TAG + b"n" * 24, piece, at)
+        stand.index.add(TAG + b"n" * 24, record, at)
     assert (len(stand.index), stand.ask(tokens(1, 40))) == before
     assert TAG + b"n" * 24 not in stand.index
     stand.index.check_invariants()
@@ -449,8 +449,8 @@ def test_a_piece_whose_predecessor_is_not_there_is_refused(make: Make) -> None:
     behind, _ = blocks(stand)
     partial = stand.put(tokens(50, 60)).blocks[0]
     hidden = next(key for key, stored in stand.stored.items() if stored.hidden)
-    snapshot = next(key for key, stored in stand.stored.items() if stored.piece.snapshot)
-    for key, error in ((bytes(32), PredecessorGone), (hidden, PredecessorGone)):
+    snapshot = next(key for key, stored in stand.stored.items() if stored.record.snapshot)
+    for key, error in ((bytes(32), ParentGone), (hidden, ParentGone)):
         with pytest.raises(error):
             stand.index.add(TAG + b"n" * 24, changed(behind, parent=key), 64)
     for key, start in ((partial, 11), (partial, 16), (snapshot, 20)):
@@ -463,14 +463,14 @@ def test_a_piece_whose_predecessor_is_not_there_is_refused(make: Make) -> None:
 def test_an_item_is_refused_that_overlaps_one_of_many_blocks_before(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 64), media=[item("image", 10, 70)])
-    last = changed(stand.stored[put.blocks[3]].piece, start=64, parent=put.blocks[3])
+    last = changed(stand.stored[put.blocks[3]].record, start=64, parent=put.blocks[3])
     for media, fits in ((item("image", 79, 1), False), (item("audio", 79, 1), True), (item("image", 80, 1), False)):
-        piece = changed(last, media=(media,))
+        record = changed(last, media=(media,))
         if fits:
-            stand.add(TAG + b"%24d" % media.start, piece, fold(np.arange(16, dtype=np.uint32), []))
+            stand.add(TAG + b"%24d" % media.start, record, fold(np.arange(16, dtype=np.uint32), []))
         else:
             with pytest.raises(BadPrefix, match="overlaps" if media.start == 79 else "begin"):
-                stand.index.add(TAG + b"n" * 24, piece, 64)
+                stand.index.add(TAG + b"n" * 24, record, 64)
 
 
 def test_one_block_is_not_stored_under_two_keys(make: Make) -> None:
@@ -480,13 +480,13 @@ def test_one_block_is_not_stored_under_two_keys(make: Make) -> None:
     for key in put.blocks:
         stored = stand.stored[key]
         with pytest.raises(BadPrefix, match=key.hex()):
-            stand.index.add(TAG + b"n" * 24, stored.piece, stored.at)
+            stand.index.add(TAG + b"n" * 24, stored.record, stored.at)
 
 
 def test_sequences_and_layouts_have_an_end(make: Make) -> None:
     stand = make()
     put = stand.put(tokens(1, 16 * BLOCKS_MAX))
-    last = changed(stand.stored[put.blocks[-1]].piece, start=16 * BLOCKS_MAX, parent=put.blocks[-1])
+    last = changed(stand.stored[put.blocks[-1]].record, start=16 * BLOCKS_MAX, parent=put.blocks[-1])
     with pytest.raises(BadPrefix, match=str(BLOCKS_MAX)):
         stand.index.add(TAG + b"n" * 24, last, 64)
     assert len(stand.ask(range(1, 16 * BLOCKS_MAX + 9)).blocks) == BLOCKS_MAX
@@ -512,7 +512,7 @@ def test_a_query_whose_media_do_not_fit_it_is_refused(make: Make, media: list[Me
     stand.put(tokens(1, 12))
     with pytest.raises(BadPrefix, match="image"):
         stand.ask(tokens(1, 12), media)
-    query = Piece(SCOPE, bytes(16), False, False, 0, 12, None, (), 16)
+    query = PrefixRecord(SCOPE, bytes(16), False, False, 0, 12, None, (), 16)
     with pytest.raises(BadPrefix, match="12"):
         stand.index.match(TAG, query, np.arange(11, dtype=np.uint32))
 
@@ -598,19 +598,19 @@ def test_looks_for_snapshots_have_an_end(make: Make) -> None:
 def test_a_node_takes_no_more_than_400_bytes_and_half_a_byte_for_each_of_its_tokens(media: tuple[Media, ...]) -> None:
     ring = np.random.default_rng(1).integers(0, 1 << 32, 300_000, np.uint32).view(np.uint8).data
     index = PrefixIndex(lambda at, size: ring[at : at + size], 1)
-    pieces: list[tuple[bytes, Piece]] = []
+    blocks: list[tuple[bytes, PrefixRecord]] = []
     for chain in range(100):
         parent = None
         for number in range(12):
             key = TAG + b"%4d %19d" % (chain, number)
             begun = () if number else media
-            pieces.append((key, Piece(SCOPE, bytes(16), False, False, number * 256, 256, parent, begun, 256)))
+            blocks.append((key, PrefixRecord(SCOPE, bytes(16), False, False, number * 256, 256, parent, begun, 256)))
             parent = key
     gc.collect()
     tracemalloc.start()
-    for number, (key, piece) in enumerate(pieces):
-        index.add(bytes(bytearray(key)), piece, 64 + number * 900)
+    for number, (key, record) in enumerate(blocks):
+        index.add(bytes(bytearray(key)), record, 64 + number * 900)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size <= len(pieces) * (400 + 256 * 0.5) * 0.75
+    assert size <= len(blocks) * (400 + 256 * 0.5) * 0.75
     assert len(index) == 1200

@@ -1,4 +1,4 @@
-"""A match is what the literal rules say: 100,000 random cases, while pieces come, are hidden, shown again, and go."""
+"""A match is what the literal rules say: 100,000 random cases, while blocks come, are hidden, shown again, and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODALITIES = ("image", "audio", "video")
 
 
 class World:
-    """Sequences that have much in common, what is asked for, and what becomes of the pieces."""
+    """Sequences that have much in common, what is asked for, and what becomes of the blocks."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)

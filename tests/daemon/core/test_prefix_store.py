@@ -17,7 +17,7 @@ from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.layout import SPAN_HEADER_BYTES, aligned, span_bytes
 
-from .pieces import BLOCK, TAG, Block, block, name, query, snapshot, text
+from .blocks import BLOCK, TAG, Block, block, name, query, snapshot, text
 from .stand import Stand, key
 from .test_recovery import finish, restart
 
@@ -31,10 +31,10 @@ def stand_of(blocks: int, **more: Any) -> Stand:
     return stand
 
 
-def begin(stand: Stand, request: int, piece: Block, client: int = 2) -> None:
+def begin(stand: Stand, request: int, put: Block, client: int = 2) -> None:
     """A put whose parts have not come."""
-    stand.records[piece.key] = piece.record
-    stand.send(client, piece.commit(request))
+    stand.records[put.key] = put.packed
+    stand.send(client, put.commit(request))
 
 
 def whole(stand: Stand, *sequences: tuple[int, ...]) -> None:
@@ -72,7 +72,7 @@ def test_a_snapshot_is_told_where_it_stands() -> None:
 def test_a_piece_whose_predecessor_is_neither_stored_nor_on_its_way_is_refused_at_once() -> None:
     stand = stand_of(10)
     begin(stand, 1, block([1, 2]))
-    assert stand.ended(2, 1) == "PredecessorGone"
+    assert stand.ended(2, 1) == "ParentGone"
     begin(stand, 2, block([1]))
     begin(stand, 3, block([1, 2]))
     assert stand.ended(2, 3) == "", "what it follows is on its way"
@@ -87,7 +87,7 @@ def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
     stand.part(2, 1, first.payload_bytes + 1, last=True)
     stand.part(2, 2, second.payload_bytes, last=True)
     stand.settle()
-    assert [stand.ended(2, 1), stand.ended(2, 2)] == ["BadMessage", "PredecessorGone"]
+    assert [stand.ended(2, 1), stand.ended(2, 2)] == ["BadMessage", "ParentGone"]
     assert stand.store.memory.ring.used_bytes == 0
     stand.check()
 
@@ -95,11 +95,11 @@ def test_what_follows_a_put_that_is_refused_is_refused_as_well() -> None:
 @pytest.mark.parametrize(
     ("bad", "code"),
     [
-        (block([1, 2])._replace(record=block([1, 3], b"namespac").record), "BadPrefix"),
-        (block([5])._replace(record=block([5, 6]).record), "BadPrefix"),
-        (block([1, 2])._replace(piece=replace(block([1, 2]).piece, parent=None)), "BadPrefix"),
-        (block([1, 2])._replace(piece=replace(block([1, 2]).piece, parent=key(1))), "BadPrefix"),
-        (Block(name([1, 9]), block([1, 2, 3]).piece, block([1, 2, 3]).record), "PredecessorGone"),
+        (block([1, 2])._replace(packed=block([1, 3], b"namespac").packed), "BadPrefix"),
+        (block([5])._replace(packed=block([5, 6]).packed), "BadPrefix"),
+        (block([1, 2])._replace(record=replace(block([1, 2]).record, parent=None)), "BadPrefix"),
+        (block([1, 2])._replace(record=replace(block([1, 2]).record, parent=key(1))), "BadPrefix"),
+        (Block(name([1, 9]), block([1, 2, 3]).record, block([1, 2, 3]).packed), "ParentGone"),
     ],
     ids=["another's record", "not a beginning", "other than its Commit", "another namespace's", "not stored"],
 )
@@ -136,7 +136,7 @@ def test_what_is_longer_than_the_limit_is_neither_stored_nor_asked_for() -> None
 def test_a_query_that_is_a_piece_is_none() -> None:
     stand = stand_of(10)
     stand.put_sequence(1)
-    for wrong in (block([1, 2]).piece, snapshot([1]).piece):
+    for wrong in (block([1, 2]).record, snapshot([1]).record):
         tokens = text([1] * (wrong.count // BLOCK))
         stand.do(stand.asked(wrong, tokens))
         assert isinstance(stand.last(), messages.Error)
@@ -380,12 +380,12 @@ def test_a_namespace_that_is_cleared_counts_each_piece_once(by: str) -> None:
         "invalidate": messages.Invalidate(9, TAG, 0),
         "evict_prefixes": messages.EvictPrefixes(9, TAG),
     }
-    pieces = 2 * SLICE + 3
+    blocks = 2 * SLICE + 3
     stand.send(1, requests[by])
     assert stand.matched(5, 6) + stand.matched(1) <= 3
     stand.settle()
     [answer] = [each for each in stand.answers[1] if getattr(each, "id", None) == 9]
-    assert (answer.dropped if isinstance(answer, messages.Generation) else answer.count) == pieces
+    assert (answer.dropped if isinstance(answer, messages.Generation) else answer.count) == blocks
     assert stand.stored() == {1}
     stand.check()
 
@@ -393,7 +393,7 @@ def test_a_namespace_that_is_cleared_counts_each_piece_once(by: str) -> None:
 def test_evicting_prefixes_leaves_the_rest_of_the_namespace() -> None:
     stand = stand_of(20)
     stand.put_sequence(1, 2)
-    stand.put_block(block([1, 2], b"another.")._replace(piece=block([1]).piece, record=block([1]).record))
+    stand.put_block(block([1, 2], b"another.")._replace(record=block([1]).record, packed=block([1]).packed))
     stand.commit(1, 5, TAG + bytes(24), 64)
     stand.part(1, 5, 64, last=True)
     stand.settle()
@@ -517,7 +517,7 @@ def test_queries_are_counted() -> None:
     status = stand.store.status()
     counted = {figure: status[f"prefix_{figure}"] for figure in ("queries", "hits", "tokens_asked", "tokens_matched")}
     assert counted == {"queries": 2, "hits": 1, "tokens_asked": 37 + 17, "tokens_matched": 32}
-    assert (status["prefix_pieces"], status["prefix_rebuilding"]) == (2, 0)
+    assert (status["prefix_blocks"], status["prefix_rebuilding"]) == (2, 0)
 
 
 def test_an_entry_tells_its_place_in_a_sequence() -> None:
@@ -723,13 +723,13 @@ def test_what_follows_a_put_that_has_ended_costs_nobody_an_entry_while_it_waits_
         filled += 1
     blocks = [block(list(range(1, length + 1))) for length in range(1, 7)]
     for number, each in enumerate(blocks):
-        stand.records[each.key] = each.record
+        stand.records[each.key] = each.packed
         stand.send(2 if number == 0 else 1, each.commit(500 + number))
     stand.leave(2)
     for number, each in enumerate(blocks[1:], 1):
         stand.part(1, 500 + number, each.payload_bytes, last=True)
     stand.settle()
-    assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["PredecessorGone"] * 5
+    assert [stand.ended(1, 500 + number) for number in range(1, 6)] == ["ParentGone"] * 5
     assert len(stand.stored()) == filled
 
 

@@ -10,7 +10,7 @@ from tensord.daemon.core.events import Accessed, Scanned, Tick
 from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 
-from .pieces import name
+from .blocks import name
 from .stand import SPAN, Make, Stand, key
 
 

@@ -23,7 +23,7 @@ from tensord.daemon.policy.registry import POLICIES
 from tensord.errors import BadTree
 from tensord.ipc import messages
 
-from .pieces import TAG, block, name
+from .blocks import TAG, block, name
 from .stand import Stand, key
 
 RING_BYTES = 4096
@@ -169,14 +169,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), words=WORDS, tokens=st.integers(0, 6), settles=st.booleans(), pieces=st.integers(1, 2))
     def put_block(self, data: st.DataObject, words: list[int], tokens: int, settles: bool, pieces: int) -> None:
         client = self.some_client(data)
-        piece = block(words)
+        put = block(words)
         self.requests += 1
         self.commits.add((client, self.requests))
         self.parts_sent[client, self.requests] = pieces
-        self.stand.records[piece.key] = piece.record
-        self.stand.send(client, piece.commit(self.requests, tokens=tokens))
+        self.stand.records[put.key] = put.packed
+        self.stand.send(client, put.commit(self.requests, tokens=tokens))
         for at in range(pieces):
-            self.stand.part(client, self.requests, piece.payload_bytes // pieces, last=at == pieces - 1)
+            self.stand.part(client, self.requests, put.payload_bytes // pieces, last=at == pieces - 1)
         if settles:
             self.stand.settle()
 

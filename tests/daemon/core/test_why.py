@@ -13,7 +13,7 @@ from tensord.daemon.policy.registry import POLICIES
 from tensord.ipc import messages
 from tensord.shm.keys import make_key
 
-from .pieces import name
+from .blocks import name
 from .stand import SPAN, UNIX_AT_ZERO_S, Make, Stand, key
 
 

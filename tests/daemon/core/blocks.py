@@ -10,7 +10,7 @@ import numpy as np
 
 from tensord.ipc import messages
 from tensord.shm.layout import aligned
-from tensord.shm.prefix import Piece, Tokens, piece_key
+from tensord.shm.prefix import PrefixRecord, Tokens, block_key
 
 TAG = b"sequence"
 BLOCK = 16
@@ -20,18 +20,18 @@ LAYOUT = b"layout".ljust(16, b"-")
 
 
 class Block(NamedTuple):
-    """A piece to put. Its payload is its record and nothing else."""
+    """A block to put. Its payload is its packed record and nothing else."""
 
     key: bytes
-    piece: Piece
-    record: bytes
+    record: PrefixRecord
+    packed: bytes
 
     @property
     def payload_bytes(self) -> int:
-        return aligned(TREE_BYTES) + len(self.record)
+        return aligned(TREE_BYTES) + len(self.packed)
 
     def commit(self, request: int, **more: object) -> messages.Commit:
-        fields = {"prefix_bytes": len(self.record), "parent": self.piece.parent, **more}
+        fields = {"prefix_bytes": len(self.packed), "parent": self.record.parent, **more}
         return messages.Commit(request, self.key, self.payload_bytes, TREE_BYTES, **fields)  # type: ignore[arg-type]
 
 
@@ -52,8 +52,8 @@ def block(words: Sequence[int], tag: bytes = TAG) -> Block:
 
 def snapshot(words: Sequence[int], tag: bytes = TAG) -> Block:
     """What continues `words` at their end."""
-    piece = Piece(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
-    return _named(piece, text([]), tag)
+    record = PrefixRecord(SCOPE, LAYOUT, False, True, BLOCK * len(words), 0, name(words, tag), (), BLOCK)
+    return _named(record, text([]), tag)
 
 
 @cache
@@ -61,15 +61,15 @@ def _block(words: tuple[int, ...], tag: bytes) -> Block:
     parent = None
     for end in range(1, len(words)):
         parent = _block(words[:end], tag).key
-    piece = Piece(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
-    return _named(piece, text(words[-1:]), tag)
+    record = PrefixRecord(SCOPE, LAYOUT, False, False, BLOCK * (len(words) - 1), BLOCK, parent, (), BLOCK)
+    return _named(record, text(words[-1:]), tag)
 
 
-def _named(piece: Piece, tokens: Tokens, tag: bytes) -> Block:
-    record = piece.pack(tokens).tobytes()
-    return Block(piece_key(tag, record), piece, record)
+def _named(record: PrefixRecord, tokens: Tokens, tag: bytes) -> Block:
+    packed = record.pack(tokens).tobytes()
+    return Block(block_key(tag, packed), record, packed)
 
 
-def query(tokens: Tokens) -> Piece:
+def query(tokens: Tokens) -> PrefixRecord:
     """All of a sequence, to ask for."""
-    return Piece(SCOPE, LAYOUT, False, False, 0, len(tokens), None, (), BLOCK)
+    return PrefixRecord(SCOPE, LAYOUT, False, False, 0, len(tokens), None, (), BLOCK)
