@@ -111,11 +111,6 @@ class Connection:
         return self.state is ConnectionState.CLOSED
 
     @property
-    def open_requests(self) -> int:
-        """Requests that were sent, or taken, and are not answered."""
-        return len(self._open)
-
-    @property
     def held_bytes(self) -> int:
         return self._reader.held_bytes
 

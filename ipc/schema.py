@@ -49,8 +49,6 @@ Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
 PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
 """Of a block's record, or of a query."""
 Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
-Scope = Annotated[bytes, Meta(min_length=16, max_length=16)]
-"""A namespace at one of its generations."""
 Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
 NoneOrOne = Annotated[int, Meta(ge=0, le=1)]

@@ -230,8 +230,6 @@ class IndexWriter:
         self._words[at] = (seq + 1) & _SEQ_MAX
         self._words[self._fingerprint_at(slot)] = self._words[at + 3]
 
-    republish = publish
-
     def move(self, slot: int, to: int) -> None:
         """Publishes the reserved slot `to` and unpublishes `slot`, which has the same key and payload."""
         self._reuse[to] = self._reuse[slot] & _USE

@@ -302,21 +302,3 @@ TABLE: Final[Mapping[str, Fields]] = {
     "DeviceConfig": DEVICE,
 }
 """The table of each of vLLM's classes, by class name."""
-
-WHOLE: Final = frozenset(
-    {
-        "AttentionConfig",
-        "AudioDummyOptions",
-        "BaseDummyOptions",
-        "DynamicShapesConfig",
-        "HiSparseConfig",
-        "ImageDummyOptions",
-        "IrOpPriorityConfig",
-        "KernelConfig",
-        "PassConfig",
-        "QuantSpec",
-        "QuantizationConfigArgs",
-        "VideoDummyOptions",
-    }
-)
-"""Classes of named fields that have no table: all of their fields are part of the name."""

@@ -213,15 +213,6 @@ class PrefixIndex:
             best = Found(position, [node.key for node in path], None if snapshot is None else snapshot.key)
         return best
 
-    def roots(self, tag: bytes) -> list[bytes]:
-        """The first blocks of a namespace's sequences, of all scopes and layouts, hidden or not."""
-        found = []
-        for layouts in self._trees.get(tag, {}).values():
-            for tree in layouts.values():
-                found += [node.key for node in each(tree.children)]
-                found += [node.key for node in self._hidden.get(tree, ())]
-        return found
-
     def children(self, key: bytes) -> int:
         """How many children a known block has that are not hidden."""
         node = self._nodes[key]

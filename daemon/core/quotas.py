@@ -15,7 +15,6 @@ from ...errors import LimitReached
 from .rates import Rates
 
 Kind = Literal["clients", "status_clients", "lanes", "inboxes", "claims", "namespaces"]
-KINDS: Final[tuple[Kind, ...]] = ("clients", "status_clients", "lanes", "inboxes", "claims", "namespaces")
 ROOT: Final = 0
 
 

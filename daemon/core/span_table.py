@@ -427,7 +427,7 @@ class SpanTable:
 
     def _republish(self, entry: SpanEntry, now: float, *, used: bool) -> None:
         self._fresh.pop(entry.span_id, None)
-        self.index.republish(entry.slot)
+        self.index.publish(entry.slot)
         self.entries.show(entry)
         self.sequences.shown(entry)
         self.order.tell(entry)

@@ -118,37 +118,6 @@ class QueueingController:
         """The floor: ceil(λ · E[S] · E[blocks] · 1.15). 0 as long as nothing is known."""
         return _floor(*self._window(now))
 
-    def get_eviction_target_blocks(self, now: float, used_blocks: int, capacity_blocks: int) -> int:
-        """How many of the blocks in use may go at most. None below the floor, however small the capacity."""
-        assert used_blocks >= 0, used_blocks
-        assert capacity_blocks >= 0, capacity_blocks
-        return max(0, used_blocks - self.get_minimum_stable_blocks(now))
-
-    def room_refusal(self, now: float, needed_blocks: int, used_blocks: int, capacity_blocks: int) -> str | None:
-        """Why the floor leaves no room for `needed_blocks` more; None where it is not in the way.
-
-        It is not if so many are free, or may go; nor for what is larger than the capacity, which no eviction could
-        make room for. An answer, never an order to evict and to ask again.
-        """
-        floor = self.get_minimum_stable_blocks(now)
-        free = max(0, capacity_blocks - used_blocks)
-        if floor == 0 or needed_blocks <= free:
-            return None
-        if floor >= capacity_blocks:
-            return (
-                f"{needed_blocks} blocks needed and {free} free; nothing may be evicted, since the queueing floor of "
-                f"{floor} blocks is not below the capacity of {capacity_blocks}: take in fewer requests, or raise the "
-                "capacity"
-            )
-        spare = max(0, used_blocks - floor)
-        if needed_blocks > capacity_blocks or used_blocks - spare + needed_blocks <= capacity_blocks:
-            return None
-        return (
-            f"{needed_blocks} blocks needed and {free} free; of {used_blocks} in use only {spare} may be evicted above "
-            f"the queueing floor of {floor}, of a capacity of {capacity_blocks}: take in fewer requests, or raise the "
-            "capacity"
-        )
-
     def export_metrics(self, now: float, capacity_blocks: int | None = None) -> dict[str, float]:
         """The state's numbers by name, for status and metrics. `utilisation` and `stable` (1 or 0) need a capacity."""
         state = self.compute_stability_state(now, capacity_blocks)

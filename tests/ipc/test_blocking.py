@@ -129,7 +129,7 @@ def test_a_daemon_that_does_not_read_costs_no_more_than_the_time_limit(
     with pytest.raises(TimedOut, match="does not read"):
         channel.send(*put, timeout_s=0.01)
     # Nothing of it was sent: the channel goes on, and the same put may be sent.
-    assert channel.connection.open_requests == 0
+    assert len(channel.connection._open) == 0
     while filled:
         filled -= len(sockets[1].recv(filled))
     channel.send(*put, timeout_s=60)

@@ -221,15 +221,15 @@ def test_an_id_is_free_again_once_it_is_answered(attached: Pair) -> None:
     for _ in range(50):
         attached.ask(m.RequestClaim(5, KEY))
         attached.answer(m.Claimed(5, "compute", 1, 10.0))
-    assert attached.server.open_requests == attached.client.open_requests == 0
+    assert len(attached.server._open) == len(attached.client._open) == 0
 
 
 def test_a_wait_keeps_the_request_open_until_it_is_answered_again(attached: Pair) -> None:
     attached.ask(m.RequestClaim(5, KEY))
     attached.answer(m.Claimed(5, "wait"))
-    assert attached.client.open_requests == 1
+    assert len(attached.client._open) == 1
     attached.answer(m.Claimed(5, "hit"))
-    assert attached.client.open_requests == 0
+    assert len(attached.client._open) == 0
     with pytest.raises(UsageError, match="not open"):
         attached.server.send(m.Claimed(5, "hit"))
 
@@ -258,7 +258,7 @@ def test_an_answer_to_no_request_is_refused(attached: Pair) -> None:
 def test_an_error_answers_any_request(attached: Pair) -> None:
     attached.ask(m.Commit(5, KEY, 100, 10), m.Part(5, 0, 100, True))
     attached.answer(m.Error(5, "Invalidated", "too late"))
-    assert attached.client.open_requests == 0
+    assert len(attached.client._open) == 0
     attached.ask(m.Commit(5, KEY, 100, 10))
 
 
@@ -321,7 +321,7 @@ def test_a_message_over_the_daemons_limit_is_not_sent() -> None:
     pair.client.receive_data(pack(m.Welcome(1, PROTOCOL_VERSION, "0.1", "i", 1, limits)))
     with pytest.raises(MessageTooLarge, match=r"Evict of \d+ bytes; message_bytes_max is 1024"):
         pair.client.send(m.Evict(2, [KEY] * 40))
-    assert pair.client.open_requests == 0
+    assert len(pair.client._open) == 0
 
 
 def test_the_server_reads_no_longer_messages_than_it_says() -> None:
@@ -335,7 +335,7 @@ def test_what_was_never_sent_can_be_taken_back(attached: Pair) -> None:
     attached.client.send(commit, part)
     attached.client.unsent(commit, part)
     attached.check()
-    assert attached.client.open_requests == 0
+    assert len(attached.client._open) == 0
     attached.client.send(commit)
     attached.client.send(part)
     attached.client.unsent(part)
@@ -421,7 +421,7 @@ def test_declared_and_given_descriptors_must_agree(attached: Pair) -> None:
     ):
         with pytest.raises(UsageError, match=f"{given_} descriptors given"):
             attached.client.send(message, fds=given_)
-    assert attached.client.open_requests == 0
+    assert len(attached.client._open) == 0
 
 
 def test_only_the_first_message_of_a_call_brings_descriptors(attached: Pair) -> None:

@@ -98,10 +98,10 @@ def test_a_request_and_its_answer_arrive_unchanged_with_a_lane_and_without(
     pair: Pair, request_: Message, answer: Message | None
 ) -> None:
     assert pair.ask(request_) == [request_]
-    assert pair.server.open_requests == pair.client.open_requests == (answer is not None)
+    assert len(pair.server._open) == len(pair.client._open) == (answer is not None)
     if answer is not None:
         assert pair.tell(answer) == [answer]
-    assert pair.server.open_requests == pair.client.open_requests == 0
+    assert len(pair.server._open) == len(pair.client._open) == 0
     assert (type(request_) in ANSWERED_BY) == (answer is not None)
 
 
@@ -113,13 +113,13 @@ def test_any_request_may_be_refused_and_no_answer_stands_for_another(pair: Pair,
         pair.server.send(m.Limited(number, 1, 2))
     refusal = m.Error(number, "UnderPressure", "card at 97 %, and emergency begins at 96 %")
     assert pair.tell(refusal) == [refusal]
-    assert pair.client.open_requests == 0
+    assert len(pair.client._open) == 0
 
 
 @pytest.mark.parametrize("push", PUSHED, ids=name_of)
 def test_pushes_go_to_the_client_unasked(pair: Pair, push: Message) -> None:
     assert pair.tell(push) == [push]
-    assert pair.client.open_requests == pair.server.open_requests == 0
+    assert len(pair.client._open) == len(pair.server._open) == 0
 
 
 @pytest.mark.parametrize("message", [*PUSHED, *(answer for _, answer in EXCHANGES if answer)], ids=name_of)

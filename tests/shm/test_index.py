@@ -88,7 +88,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.writer.unpublish(self.published[key])
         assert self.reader.find(key) is None
         if back:
-            self.writer.republish(self.published[key])
+            self.writer.publish(self.published[key])
         else:
             del self.published[key]
 
@@ -310,7 +310,7 @@ def test_a_kill_between_any_two_stores_leaves_an_index_that_the_next_daemon_can_
     assert first is not None
     writer.publish(first)
     writer.unpublish(first)
-    writer.republish(first)
+    writer.publish(first)
     writer.unpublish(first)
     writer.show_uses({first: 5}, 7.25)
     writer.show_holders(first, 2)

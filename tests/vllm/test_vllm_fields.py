@@ -23,10 +23,25 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.registry import _VLLM_MODELS
 
 from tensord.client.identity.vllm_environment import ENVIRONMENT
-from tensord.client.identity.vllm_fields import READS_LENGTH, TABLE, WHOLE, Fields
+from tensord.client.identity.vllm_fields import READS_LENGTH, TABLE, Fields
 
 # vLLM's own, and read around envs.py.
 READ_BESIDE = {"VLLM_CUSTOM_ALLREDUCE_ALGO"}
+# Classes of named fields that have no table: all of their fields are part of the name.
+WHOLE = {
+    "AttentionConfig",
+    "AudioDummyOptions",
+    "BaseDummyOptions",
+    "DynamicShapesConfig",
+    "HiSparseConfig",
+    "ImageDummyOptions",
+    "IrOpPriorityConfig",
+    "KernelConfig",
+    "PassConfig",
+    "QuantSpec",
+    "QuantizationConfigArgs",
+    "VideoDummyOptions",
+}
 SOURCES = Path(vllm.config.__file__).parents[1]
 
 

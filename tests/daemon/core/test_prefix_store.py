@@ -670,7 +670,7 @@ def test_a_found_piece_whose_predecessor_is_missing_ends_and_what_follows_it() -
     for words in ((1, 2, 3), (1, 2, 3, 4)):
         for slot in stand.index.slots():
             if slot.key == name(words) and not slot.published:
-                stand.index.republish(slot.number)
+                stand.index.publish(slot.number)
     restart(stand)
     stand.settle()
     assert [stand.matched(1, 2, 3, 4), stand.matched(1, 5)] == [1, 2]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from tensord.daemon.core.quotas import KINDS, Kind, Quota, Quotas
+from tensord.daemon.core.quotas import Kind, Quota, Quotas
 from tensord.errors import LimitReached
 
 OWN = 990
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def quotas(total: int = 8, uid_max: int = 6) -> Quotas:

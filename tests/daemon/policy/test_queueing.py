@@ -1,4 +1,4 @@
-"""The queueing floor: exactly Little's law over the last window, and reasons instead of loops."""
+"""The queueing floor: exactly Little's law over the last window."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def test_nothing_known_is_no_floor() -> None:
     assert queue.get_minimum_stable_blocks(5.0) == 0
     state = queue.compute_stability_state(5.0, 0)
     assert (state.arrivals_per_s, state.service_s, state.samples, state.stable) == (0.0, 0.0, 0, True)
-    assert queue.room_refusal(5.0, 10, 100, 100) is None
     queue.record_request_arrival(5.0, 1000)
     assert queue.get_minimum_stable_blocks(6.0) == 0, "nobody knows yet how long they take"
     queue = QueueingController(WINDOW_S)
@@ -210,54 +209,3 @@ class AgainstAList(RuleBasedStateMachine):
 
 TestAgainstAList = AgainstAList.TestCase
 TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-
-
-# ---- what may go, and who is refused
-
-
-def test_blocks_may_go_down_to_the_floor_and_no_further() -> None:
-    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
-    assert [queue.get_eviction_target_blocks(60.0, used, 200) for used in (0, 114, 115, 116, 200)] == [0, 0, 0, 1, 85]
-    assert queue.get_eviction_target_blocks(60.0, 110, 100) == 0, "a small capacity lifts no floor"
-
-
-def test_the_floor_is_in_nobodys_way_while_there_is_room_or_enough_may_go() -> None:
-    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
-    assert queue.room_refusal(60.0, 50, 150, 200) is None
-    assert queue.room_refusal(60.0, 85, 200, 200) is None
-    assert queue.room_refusal(60.0, 201, 200, 200) is None, "larger than the device: it is not the floor that refuses"
-    assert queue.room_refusal(60.0, 10, 90, 100) is None, "floor over capacity, but it is free"
-
-
-def test_room_that_only_the_floor_has_is_refused_with_the_numbers() -> None:
-    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
-    refusal = queue.room_refusal(60.0, 86, 200, 200)
-    assert refusal == (
-        "86 blocks needed and 0 free; of 200 in use only 85 may be evicted above the queueing floor of 115, of a "
-        "capacity of 200: take in fewer requests, or raise the capacity"
-    )
-    assert "only 0 may be evicted" in str(queue.room_refusal(60.0, 100, 110, 200))
-
-
-@pytest.mark.parametrize("capacity", [115, 100, 0])
-def test_a_floor_at_or_above_capacity_refuses_with_a_reason_and_never_loops(capacity: int) -> None:
-    queue = served(arrivals=60, service_s=10.0, blocks=10, seconds=60)  # 115
-    refusals = {queue.room_refusal(60.0, 1, capacity, capacity) for _ in range(3)}
-    (refusal,) = refusals
-    assert refusal == (
-        "1 blocks needed and 0 free; nothing may be evicted, since the queueing floor of 115 blocks is not below the "
-        f"capacity of {capacity}: take in fewer requests, or raise the capacity"
-    )
-
-
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 60))
-def test_who_is_not_refused_finds_room_above_the_floor(needed: int, used: int, capacity: int, arrivals: int) -> None:
-    queue = served(arrivals=arrivals, service_s=20.0, blocks=10, seconds=60)
-    refusal = queue.room_refusal(60.0, needed, used, capacity)
-    spare = queue.get_eviction_target_blocks(60.0, used, capacity)
-    floor = queue.get_minimum_stable_blocks(60.0)
-    if refusal is None and needed <= capacity and used <= capacity and floor:
-        assert used - spare + needed <= capacity
-    if refusal is not None:
-        assert used + needed > capacity, "there was room without anybody going"
-        assert floor >= capacity or used - spare + needed > capacity
