@@ -40,6 +40,7 @@ from .config.config import Config
 from .config.limits import governor_limits, quota_rules, store_limits, wire_limits
 from .core.governor import events as governor_events
 from .core.governor.governor import Governor
+from .core.governor.limits import DEVICES_MAX
 from .core.quotas import Quotas
 from .core.store import Store
 from .gauges.gauges import open_gauges
@@ -193,7 +194,7 @@ class _Daemon:
     def _assembled(self, memory: Segments, store: Store) -> _Parts:
         """The actors, each with what it tells the others."""
         config = self._config
-        watchers = Watchers(config.queues.watch_outbox_max)
+        watchers = Watchers(config.queues.outbox_max)
         actor = StoreActor(
             store,
             memory,
@@ -212,7 +213,7 @@ class _Daemon:
             tell_watchers=watchers.tell,
         )
         pressure = PressureActor(
-            open_gauges(config.gauges, config.device.devices_max, _log),
+            open_gauges(config.gauges, DEVICES_MAX, _log),
             clock=time.monotonic,
             report=governor.inbox.tell_now,
             every_s=lambda: governor.sample_every_s,
@@ -236,7 +237,7 @@ class _Daemon:
                 parts.governor.inbox,
                 self._quotas.rates,
                 welcome=welcome,
-                outbox_max=config.queues.session_outbox_max,
+                outbox_max=config.queues.outbox_max,
                 hello_s_max=self._config.limits.hello_s_max,
             )
             sessions.add(session)

@@ -21,6 +21,8 @@ BLOCKS_MAX: Final = 1024
 PREFIX_BYTES_MAX: Final = 64 << 20
 COST_MS_MAX: Final = 86_400_000.0
 AGENT_NAME_CHARS_MAX: Final = 128
+INBOXES_PER_CLIENT_MAX: Final = 16
+"""The inbox in use, and earlier ones from which puts are still read."""
 TEXT_CHARS_MAX: Final = 2000
 NUMBER_MAX: Final = (1 << 63) - 1
 SIZE_BYTES_MAX: Final = 1 << 48
@@ -61,7 +63,7 @@ class ClientLimits(Struct, frozen=True):
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
     inbox_bytes_max: SomeBytes = 256 << 20
-    inboxes_per_client_max: Some = 16
+    inboxes_per_client_max: Some = INBOXES_PER_CLIENT_MAX
     object_bytes_max: SomeBytes = 1 << 30
     requests_in_flight_max: Some = 1024
     commits_in_flight_max: Some = 64

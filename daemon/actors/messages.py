@@ -50,7 +50,7 @@ class Joined(Struct, frozen=True):
         """Hands it to the session. One that does not keep up is hung up on: False, and the descriptors are ours yet."""
         if self.inbox.offer(delivery):
             return True
-        self.inbox.tell_now(HangUp(f"{self.inbox.capacity} messages wait for it (session_outbox_max)"))
+        self.inbox.tell_now(HangUp(f"{self.inbox.capacity} messages wait for it (queues.outbox_max)"))
         return False
 
 

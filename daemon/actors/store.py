@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import DaemonUnavailable, LimitReached, NotEnoughMemory, TensordError
 from ...ipc import messages
 from ...ipc.declared import handlers, id_of
+from ...ipc.schema import INBOXES_PER_CLIENT_MAX
 from ...shm.clock import unix_at_boot_s
 from ...shm.prefix import HEADER_BYTES, MEDIA_BYTES, MEDIA_MAX, TOKEN_BYTES, PrefixRecord
 from ..config.config import Config
@@ -345,7 +346,7 @@ class StoreActor:
                 limits.inboxes_bytes_max,
                 uid,
                 request.inbox,
-                limits.inboxes_per_client_max,
+                INBOXES_PER_CLIENT_MAX,
             )
         except OSError as error:
             raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error

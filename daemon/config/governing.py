@@ -155,17 +155,9 @@ class DeviceSection:
         reload=True,
     )
     max_entries: int = setting(COUNT, "entries on one device", 1_000_000, low=1, high=1 << 24, reload=True)
-    devices_max: int = setting(COUNT, "devices known by name", 64, low=1, high=1024)
     reservations_max: int = setting(COUNT, "reservations of one client", 64, low=1, high=65_536, reload=True)
     reserve_s_max: float = setting(
         DURATION, "time after which a reservation ends", 60.0, low=0.05, high=DAY_S, reload=True
-    )
-    remembered_max: int = setting(
-        COUNT,
-        "offloaded entries that are remembered for promotion; the oldest are forgotten first",
-        65_536,
-        low=0,
-        high=1 << 24,
     )
     workflows_max: int = setting(COUNT, "workflows registered at once", 256, low=1, high=65_536, reload=True)
     workflow_steps_max: int = setting(

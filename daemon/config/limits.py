@@ -23,7 +23,6 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         default_ttl_s=config.default_ttl_s,
         commits_in_flight_max=limits.commits_in_flight_max,
-        parts_in_flight_max=limits.parts_in_flight_max,
         put_idle_s=limits.put_idle_s,
         announced_bytes_max=quotas.announced_bytes_max,
         announced_uid_bytes_max=max(1, int(quotas.announced_share_max * ring_bytes)),
@@ -41,39 +40,18 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
 
 def quota_rules(config: Config) -> dict[Kind, Quota]:
     """What one uid may have of each kind, from the configuration. At least 1 of each."""
-    limits, quotas = config.limits, config.quotas
-    rules: list[tuple[Kind, str, str, int, str, float]] = [
-        ("clients", "clients", "limits.clients_max", limits.clients_max, "clients", quotas.clients_share_max),
-        (
-            "status_clients",
-            "readers of the status socket",
-            "limits.status_clients_max",
-            limits.status_clients_max,
-            "clients",
-            quotas.clients_share_max,
-        ),
-        ("lanes", "lanes", "limits.lanes_max", limits.lanes_max, "lanes", quotas.lanes_share_max),
-        (
-            "inboxes",
-            "bytes of inboxes",
-            "limits.inboxes_bytes_max",
-            limits.inboxes_bytes_max,
-            "inboxes",
-            quotas.inboxes_share_max,
-        ),
-        ("claims", "claims and waits", "quotas.claims_max", quotas.claims_max, "claims", quotas.claims_share_max),
-        (
-            "namespaces",
-            "namespaces that it invalidated first",
-            "limits.namespaces_max",
-            limits.namespaces_max,
-            "namespaces",
-            quotas.namespaces_share_max,
-        ),
-    ]
+    limits, share = config.limits, config.quotas.limits_share_max
+    totals: dict[Kind, tuple[str, str, int]] = {
+        "clients": ("clients", "limits.clients_max", limits.clients_max),
+        "status_clients": ("readers of the status socket", "limits.status_clients_max", limits.status_clients_max),
+        "lanes": ("lanes", "limits.lanes_max", limits.lanes_max),
+        "inboxes": ("bytes of inboxes", "limits.inboxes_bytes_max", limits.inboxes_bytes_max),
+        "claims": ("claims and waits", "quotas.claims_max", config.quotas.claims_max),
+        "namespaces": ("namespaces that it invalidated first", "limits.namespaces_max", limits.namespaces_max),
+    }
     return {
-        kind: Quota(things, limit, total, f"quotas.{name}_share_max = {share:g}", max(1, int(share * total)))
-        for kind, things, limit, total, name, share in rules
+        kind: Quota(things, limit, total, f"quotas.limits_share_max = {share:g}", max(1, int(share * total)))
+        for kind, (things, limit, total) in totals.items()
     }
 
 
@@ -83,7 +61,6 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
     return schema.ClientLimits(
         message_bytes_max=limits.message_bytes_max,
         inbox_bytes_max=limits.inbox_bytes_max,
-        inboxes_per_client_max=limits.inboxes_per_client_max,
         object_bytes_max=min(limits.object_bytes_max or ring_bytes, ring_bytes),
         requests_in_flight_max=limits.requests_in_flight_max,
         commits_in_flight_max=limits.commits_in_flight_max,
@@ -116,11 +93,9 @@ def governor_limits(config: Config) -> GovernorLimits:
         max_bytes=device.max_bytes,
         max_tokens=device.max_tokens,
         max_entries=device.max_entries,
-        devices_max=device.devices_max,
         keys_per_request_max=config.limits.keys_per_request_max,
         reservations_max=device.reservations_max,
         reserve_s_max=device.reserve_s_max,
-        remembered_max=device.remembered_max,
         workflows_max=device.workflows_max,
         workflow_steps_max=device.workflow_steps_max,
         lookahead_steps=device.lookahead_steps,

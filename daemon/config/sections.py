@@ -16,7 +16,6 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 TIB: Final = 1 << 40
 HOUR_S: Final = 3600.0
-_OF_ONE_UID: Final = "that one uid may have; root and the daemon's own uid may have all"
 DAY_S: Final = 24 * HOUR_S
 
 
@@ -58,13 +57,6 @@ class LimitsSection:
     )
     tree_depth_max: int = setting(COUNT, "levels of nesting of one payload tree", 32, low=1, high=64)
     inbox_bytes_max: int = setting(SIZE, "size of one inbox", 64 * MIB, low=64 * KIB, high=1 * TIB, reload=True)
-    inboxes_per_client_max: int = setting(
-        COUNT,
-        "inboxes of one client: the one in use, and earlier ones from which puts are still read",
-        16,
-        low=2,
-        high=1024,
-    )
     inboxes_bytes_max: int = setting(
         SIZE, "size of all clients' inboxes together", 2 * GIB, low=64 * KIB, high=16 * TIB, reload=True
     )
@@ -72,9 +64,6 @@ class LimitsSection:
         COUNT, "unanswered requests of one client", 1024, low=1, high=65_536, reload=True
     )
     commits_in_flight_max: int = setting(COUNT, "unanswered puts of one client", 64, low=1, high=65_536, reload=True)
-    parts_in_flight_max: int = setting(
-        COUNT, "parts of one put that wait to be copied", 1024, low=1, high=65_536, reload=True
-    )
     put_idle_s: float = setting(
         DURATION,
         "time to wait for the next part of a put; then the put is refused",
@@ -160,28 +149,17 @@ class LimitsSection:
 class QuotasSection:
     """What one uid or one client may take of the shared resources: docs/quotas.md."""
 
-    clients_share_max: float = setting(
+    limits_share_max: float = setting(
         SHARE,
-        f"share of limits.clients_max, and of limits.status_clients_max, {_OF_ONE_UID}",
+        """share that one uid may have of each of limits.clients_max, limits.status_clients_max, limits.lanes_max,
+        limits.inboxes_bytes_max, limits.namespaces_max and claims_max. Root and the daemon's own uid may have all""",
         0.75,
         low=0.001,
         high=1.0,
         reload=True,
     )
-    lanes_share_max: float = setting(
-        SHARE, f"share of limits.lanes_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
-    )
-    inboxes_share_max: float = setting(
-        SHARE, f"share of limits.inboxes_bytes_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
-    )
     claims_max: int = setting(
         COUNT, "claims that all uids together may hold or wait for", 65_536, low=1, high=1 << 24, reload=True
-    )
-    claims_share_max: float = setting(
-        SHARE, f"share of claims_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
-    )
-    namespaces_share_max: float = setting(
-        SHARE, f"share of limits.namespaces_max {_OF_ONE_UID}", 0.75, low=0.001, high=1.0, reload=True
     )
     requests_per_s_max: int = setting(
         COUNT,
@@ -222,12 +200,12 @@ class QueuesSection:
         low=16,
         high=1_000_000,
     )
-    session_outbox_max: int = setting(COUNT, "messages waiting to be sent to one client", 1024, low=16, high=1_000_000)
-    watch_outbox_max: int = setting(
+    outbox_max: int = setting(
         COUNT,
-        "events waiting for one watcher; older ones are dropped and counted",
+        """messages that wait to be sent to one client, and events that wait for one watcher. At the limit the client is
+        disconnected; the watcher's oldest event is dropped and counted""",
         1024,
-        low=1,
+        low=16,
         high=1_000_000,
     )
 

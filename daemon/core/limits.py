@@ -16,7 +16,7 @@ class StoreLimits:
     `ring_bytes` is what the ring will have once it is fully grown. `max_bytes` bounds the bytes taken in the ring, span
     headers and alignment included. `announced_bytes_max` and `announced_uid_bytes_max` bound what the puts of one
     client, and of one uid, may hold room for before it has come. `pinned_bytes_max` bounds what clients pin by message
-    (`Pin`), all together.
+    (`Pin`), all together. `parts_in_flight_max`, the parts of one put that wait to be copied, is not a setting.
     """
 
     ring_bytes: int

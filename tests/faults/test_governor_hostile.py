@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tensord.daemon.core.governor.limits import DEVICES_MAX
 from tensord.daemon.gauges.reading import GaugeFailed, Reading
 from tensord.errors import (
     BadGraph,
@@ -153,10 +154,10 @@ def test_an_answer_that_is_too_large_is_an_error_and_not_silence(tmp_path: Path)
 def test_what_needs_no_answer_gets_none_also_when_it_is_refused(tmp_path: Path) -> None:
     """An error without an id would end its client's connection."""
     with (
-        Daemon(gauges_device="owners", gauges_host="none", device_devices_max=2) as daemon,
+        Daemon(gauges_device="owners", gauges_host="none") as daemon,
         RawClient(daemon.start().socket, attach=False) as client,
     ):
-        for device in ("one", "two", "three", "host"):
+        for device in ("host", *(f"card {number}" for number in range(DEVICES_MAX + 2))):
             client.channel.send(
                 messages.UseEntries(device, [key(1)] * 1024),
                 messages.RequestsArrived(device),

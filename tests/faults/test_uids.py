@@ -126,20 +126,20 @@ def one_of_all(stage: Stage, uid: int, path: Path) -> str:
 @pytest.mark.parametrize(
     ("hog", "flags", "most", "named"),
     [
-        (all_clients, {"limits_clients_max": 8}, 6, "quotas.clients_share_max = 0.75) of limits.clients_max = 8"),
-        (all_lanes, {"limits_lanes_max": 8}, 6, "quotas.lanes_share_max = 0.75) of limits.lanes_max = 8"),
+        (all_clients, {"limits_clients_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.clients_max = 8"),
+        (all_lanes, {"limits_lanes_max": 8}, 6, "quotas.limits_share_max = 0.75) of limits.lanes_max = 8"),
         (
             all_inboxes,
             {"limits_inboxes_bytes_max": 4 * MIB, "limits_inbox_bytes_max": MIB},
             3,
-            "quotas.inboxes_share_max = 0.75) of limits.inboxes_bytes_max = 4194304",
+            "quotas.limits_share_max = 0.75) of limits.inboxes_bytes_max = 4194304",
         ),
-        (all_claims, {"quotas_claims_max": 20}, 15, "quotas.claims_share_max = 0.75) of quotas.claims_max = 20"),
+        (all_claims, {"quotas_claims_max": 20}, 15, "quotas.limits_share_max = 0.75) of quotas.claims_max = 20"),
         (
             all_readers,
             {"limits_status_clients_max": 8},
             6,
-            "quotas.clients_share_max = 0.75) of limits.status_clients_max = 8",
+            "quotas.limits_share_max = 0.75) of limits.status_clients_max = 8",
         ),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_uid_that_invalidates_all_it_may_leaves_other_uids_theirs_for_as_long_
         with Child(invalidates, LOUD, daemon.socket, 100) as loud:
             number, refusal = loud.hear()
             assert number == 6 and loud.hear() == 2
-            named = "quotas.namespaces_share_max = 0.75) of limits.namespaces_max = 8"
+            named = "quotas.limits_share_max = 0.75) of limits.namespaces_max = 8"
             assert f"uid {LOUD} has 6" in refusal and named in refusal
         daemon.kill()
         daemon.start()
@@ -200,11 +200,11 @@ def test_a_uid_that_invalidates_all_it_may_leaves_other_uids_theirs_for_as_long_
 
 def test_quotas_are_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "tensord.toml"
-    file.write_text("[quotas]\nclients_share_max = 0.25\n")
+    file.write_text("[quotas]\nlimits_share_max = 0.25\n")
     with serving(config=file, limits_clients_max=8) as daemon:
         with Child(all_clients, LOUD, daemon.socket) as loud:
             assert loud.hear()[0] == 2
-        file.write_text("[quotas]\nclients_share_max = 0.5\n")
+        file.write_text("[quotas]\nlimits_share_max = 0.5\n")
         os.kill(daemon.pid, 1)
         until(lambda: "setting changed" in daemon.log, "the new configuration")
         daemon.until(lambda status: status["clients"] == 0, "the first to be gone")

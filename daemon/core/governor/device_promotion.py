@@ -50,12 +50,6 @@ class Remembered:
     def __len__(self) -> int:
         return sum(map(len, self._tables.values()))
 
-    def change_most(self, most: int) -> None:
-        """Forgets what is too much now."""
-        self._most = most
-        for device in list(self._tables):
-            self._forget_oldest(device)
-
     def add(self, device: str, client: int, table: Table, rows: Rows, now: float) -> None:
         """Rows of the device's table were offloaded by the client."""
         if len(rows):

@@ -66,7 +66,6 @@ class Devices:
         """For what happens from now on."""
         self._limits = limits
         self._orders.change_limits(limits)
-        self._promotions.remembered.change_most(limits.remembered_max)
 
     # ---- clients
 
@@ -81,7 +80,7 @@ class Devices:
             if len(self._devices) >= self._limits.devices_max:
                 raise LimitReached(
                     f"{len(self._devices)} devices are open and devices_max is {self._limits.devices_max}: "
-                    f"{device!r} would be one more; raise it"
+                    f"{device!r} would be one more; close one that is not needed"
                 )
             known = self._devices[device] = DeviceRecord(device)
             self._promotions.opened(device)

@@ -1,15 +1,23 @@
-"""The governor's settings, each under the name that it has in the configuration and in refusals."""
+"""The governor's limits, each under the name that it has in the configuration and in refusals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...policy.modes import Thresholds
+
+DEVICES_MAX: Final = 64
+REMEMBERED_MAX: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorLimits:
-    """Bytes, counts, seconds and shares. None stands for "no limit"."""
+    """Bytes, counts, seconds and shares. None stands for "no limit".
+
+    Two are not settings: at most `devices_max` devices are known by name, and at most `remembered_max` offloaded
+    entries are remembered for promotion; the oldest are forgotten first.
+    """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     sample_s: float = 2.0
@@ -25,11 +33,11 @@ class GovernorLimits:
     max_bytes: int | None = None
     max_tokens: int | None = None
     max_entries: int = 1_000_000
-    devices_max: int = 64
+    devices_max: int = DEVICES_MAX
     keys_per_request_max: int = 1024
     reservations_max: int = 64
     reserve_s_max: float = 60.0
-    remembered_max: int = 65_536
+    remembered_max: int = REMEMBERED_MAX
     workflows_max: int = 256
     workflow_steps_max: int = 16_384
     lookahead_steps: int = 1

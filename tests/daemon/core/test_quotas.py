@@ -14,7 +14,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def quotas(total: int = 8, uid_max: int = 6) -> Quotas:
-    rule = Quota("lanes", "limits.lanes_max", total, "quotas.lanes_share_max", uid_max)
+    rule = Quota("lanes", "limits.lanes_max", total, "quotas.limits_share_max", uid_max)
     return Quotas(dict.fromkeys(KINDS, rule), OWN)
 
 
@@ -23,7 +23,7 @@ def test_a_uid_gets_its_share_and_no_more() -> None:
     made.admit("lanes", 1000, 5)
     with pytest.raises(LimitReached) as refused:
         made.admit("lanes", 1000, 6)
-    for named in ("uid 1000 has 6 lanes", "may have 6 (quotas.lanes_share_max)", "limits.lanes_max = 8"):
+    for named in ("uid 1000 has 6 lanes", "may have 6 (quotas.limits_share_max)", "limits.lanes_max = 8"):
         assert named in str(refused.value)
     assert made.refusals == {"lanes": 1}
 
