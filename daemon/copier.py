@@ -20,11 +20,11 @@ import xxhash
 
 from ..errors import BadPrefix, BadTree, LimitReached, TensordError
 from ..shm.copy import copy_checked
+from ..shm.inbox import check_inbox
 from ..shm.keys import generation_of
 from ..shm.layout import NAMESPACE_TAG_BYTES, SPAN_HEADER_BYTES, SpanHeader, aligned
 from ..shm.prefix import PrefixRecord, block_key
 from ..shm.recipe import Recipe, recipe
-from ..shm.segments import check_inbox
 from .core.effects import Copy, Move
 from .core.events import Copied, Moved
 from .core.turns import Turns

@@ -1,7 +1,8 @@
-"""Named and anonymous shared memory: creation, sizes, locks, prefaulting, removal.
+"""Named shared memory: creation, sizes, locks, prefaulting, removal.
 
 Owns: the names under /dev/shm, the check that memory exists before it is promised, the check of a segment's owner, the
-lock that makes a daemon the only one of its instance, a memfd's seals. Does not own: the content of the memory.
+lock that makes a daemon the only one of its instance. Does not own: the content of the memory, nor inboxes, which have
+no name (inbox.py).
 
 Names: `/tensord.<instance>.lock`, `.ring`, `.index`, `.learned`, `.lane.<id>[.u<uid>][.fenced]`. All have mode 0600, so
 that only the daemon's user can map one for writing, whatever descriptors other users were passed.
@@ -35,16 +36,13 @@ _INSTANCE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _LANE: Final = re.compile(r"lane\.([0-9a-f]{1,16})(?:\.u([0-9]{1,10}))?(\.fenced)?")
 _CLAIM_TRIES: Final = 10
 _CLAIM_EVERY_S: Final = 0.01
-_TMPFS_MAGIC: Final = 0x01021994
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 14, 22, 23
 _BLOCK_BYTES: Final = 512
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
-INBOX_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
 def segment_name(instance: str, part: str) -> str:
@@ -363,50 +361,3 @@ def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring
     for there, where in ((shm_free_bytes(), f"free in {SHM_FOLDER}"), (available_bytes(), "available to this process")):
         if size_bytes > there:
             raise NotEnoughMemory(f"{what} needs {size_bytes} bytes, and {there} are {where}{remedy}")
-
-
-def create_inbox(size_bytes: int) -> int:
-    """Creates an inbox, a client's staging memory: a memfd that no process can resize any more."""
-    fd = os.memfd_create("tensord-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, size_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, INBOX_SEALS)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def check_inbox(fd: int, size_bytes: int) -> None:
-    """Checks that mapping a received descriptor can never cause a SIGBUS.
-
-    Raises:
-        SegmentError: the file is not a memfd with the three seals, is not of ordinary pages, or is not of the announced
-            size.
-    """
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise SegmentError("an inbox must be a memfd; this descriptor is of another file") from None
-    if seals & INBOX_SEALS != INBOX_SEALS:
-        raise SegmentError(f"an inbox must be sealed against SHRINK, GROW and SEAL; its seals are {seals:#x}")
-    there = os.fstat(fd).st_size
-    if there != size_bytes:
-        raise SegmentError(f"an inbox announced with {size_bytes} bytes has {there}")
-    filesystem = _filesystem(fd)
-    if filesystem != _TMPFS_MAGIC:
-        # A hole in huge pages causes a SIGBUS if no huge page is free. A hole in ordinary pages reads as zeros.
-        raise SegmentError(
-            f"an inbox must be a memfd of ordinary pages, this one's file system is {filesystem:#x}: "
-            "make it without MFD_HUGETLB"
-        )
-
-
-def _filesystem(fd: int) -> int:
-    """The magic number of the file system of a descriptor's file."""
-    statfs = ctypes.create_string_buffer(256)
-    if _libc.fstatfs(fd, statfs):
-        number = ctypes.get_errno()
-        raise SegmentError(f"an inbox's file system is unknown: {os.strerror(number)}")
-    return int.from_bytes(statfs.raw[:8], "little")

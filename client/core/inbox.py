@@ -22,8 +22,9 @@ import numpy as np
 
 from ...errors import TensordError
 from ...shm.allocator import SpanAllocator
+from ...shm.inbox import create_inbox
 from ...shm.layout import aligned
-from ...shm.segments import PREFAULT_PIECE_BYTES, create_inbox, prefault
+from ...shm.segments import PREFAULT_PIECE_BYTES, prefault
 from ...shm.unshared import Unshared
 from .waiting import Condition
 

@@ -16,7 +16,7 @@ from tensord.ipc import messages
 from tensord.ipc.blocking import BlockingChannel
 from tensord.ipc.schema import PROTOCOL_VERSION
 from tensord.shm import fence
-from tensord.shm.segments import create_inbox
+from tensord.shm.inbox import create_inbox
 from tensord.shm.tree import encode
 
 from ..daemon_process import MIB, PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tensord.ipc import messages, states
 from tensord.ipc.frames import pack
 from tensord.ipc.schema import PROTOCOL_VERSION
-from tensord.shm.segments import create_inbox
+from tensord.shm.inbox import create_inbox
 from tensord.shm.tree import encode
 
 from . import words

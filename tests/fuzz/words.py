@@ -16,7 +16,7 @@ import msgpack
 import msgspec
 
 from tensord.ipc import messages
-from tensord.shm.segments import INBOX_SEALS, create_inbox
+from tensord.shm.inbox import INBOX_SEALS, create_inbox
 
 INBOX_BYTES: Final = 1 << 16
 KEYS: Final = [b"fuzzfuzz" + bytes([number]) * 24 for number in range(6)]

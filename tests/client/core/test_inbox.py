@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tensord.client.core.inbox import Inbox, Region
 from tensord.client.core.reservation import Reservation
+from tensord.shm.inbox import INBOX_SEALS
 from tensord.shm.layout import aligned
-from tensord.shm.segments import INBOX_SEALS
 
 from ...interruptions import interrupt
 
