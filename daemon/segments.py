@@ -25,7 +25,7 @@ from ..errors import BadPrefix, NameTaken, SegmentError
 from ..shm import segments
 from ..shm.copy import PIECE_BYTES, checksum_of_pieces
 from ..shm.fence import check, fence, works
-from ..shm.index import IndexWriter, Slot
+from ..shm.index import IndexWriter
 from ..shm.lanes import LaneReader
 from ..shm.layout import (
     LANE_BYTES,
@@ -40,6 +40,7 @@ from ..shm.layout import (
     pack_lane_header,
 )
 from ..shm.prefix import PrefixRecord
+from ..shm.slots import Slot
 from .core.recovery import Recovered
 from .opening import Opened, header_at, opened
 from .sizes import ConfiguredSizes

@@ -1,7 +1,8 @@
 """The table of keys and spans in shared memory: one writer, any number of readers, no locks.
 
 Owns: choosing a key's two buckets, the fingerprint line that says which of a bucket's eight slots to read, and the
-seqlock of each slot. Does not own: the contents of a span, nor the decision to reuse one.
+seqlock of each slot. Does not own: where a slot's words are (slots.py), the contents of a span, nor the decision to
+reuse one.
 
 States of a slot. `seq` only rises, across restarts too:
 
@@ -16,9 +17,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from .layout import (
     BUCKET_BYTES,
     BUCKET_SLOTS,
     KEY_BYTES,
-    PLACE_OFFSET_MASK,
     PLACE_UNVERIFIED,
     REUSE_HOLDERS_SHIFT,
     REUSE_USED_SHIFT,
@@ -44,45 +43,22 @@ from .layout import (
     reuse_used_s,
     unpack_reuse,
 )
+from .slots import BUCKET_CELLS, LENGTH, PLACE, SLOT, SPAN, Array, Slot, cells_of, read_slot, slot_at, slots_of
 
 # A key's bytes 8 to 24 come from a digest, so they serve as its hashes. The first eight bytes are the namespace's tag.
 KEY_HASHES: Final = struct.Struct("@8xII8s8x")
-SLOT: Final = struct.Struct("@Q32sQQQ")
 _USE: Final = np.uint64((1 << REUSE_HOLDERS_SHIFT) - 1)
 """The bits of a reuse word that record uses: their number and the time of the last one."""
 _SEQ_MAX: Final = (1 << 64) - 1
 """0 follows this value. No daemon counts this far, but a damaged slot may hold it."""
 _SLOT_KEY: Final = struct.Struct("@32s")
-_SPAN, _PLACE, _LENGTH = 5, 6, 7
-_BUCKET_CELLS: Final = 1 + BUCKET_SLOTS
 _ALL_FOUR: Final = np.uint32(0x01010101)  # four bools, all of them True
 
 SPAN_IDS_AT_ONCE: Final = 32_768
 """Slots that one step of a scan over all slots reads: 1 to 2 ms."""
 
-Array = np.ndarray[Any, Any]
-
 Hit = tuple[int, int, int, int, int]
 """(index of the seq word, seq, span id, place word, payload bytes) of a published slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A copy of one slot. `offset` (of the span in the ring), `tree_bytes` (of the tree header) and `payload_bytes` are
-    in bytes."""
-
-    number: int
-    seq: int
-    key: bytes
-    span_id: int
-    offset: int
-    tree_bytes: int
-    payload_bytes: int
-    unverified: bool
-
-    @property
-    def published(self) -> bool:
-        return not self.seq & 1
 
 
 class IndexReader:
@@ -98,7 +74,7 @@ class IndexReader:
         self.words = memoryview(memory).cast("Q")
         self.generations = GenerationReader(memory, geometry)
         self._reuse_at = geometry.uses_at >> 3
-        self._cells = _cells(memory, geometry)
+        self._cells = cells_of(memory, geometry)
 
     def find(self, key: bytes) -> Hit | None:
         """The published slot of `key`, or None. The caller checks `words[at] == seq` after it has acted on the result.
@@ -128,7 +104,7 @@ class IndexReader:
     def reuse(self, at: int) -> tuple[int, int]:
         """(uses, holders) of the slot whose seq word is at index `at`, as returned by `find`. Valid if seq is still
         unchanged afterwards."""
-        bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, _BUCKET_CELLS)
+        bucket, cell = divmod((at - (self.buckets_at >> 3)) // SLOT_WORDS, BUCKET_CELLS)
         return unpack_reuse(self.words[self._reuse_at + bucket * BUCKET_SLOTS + cell - 1])
 
     def find_many(self, keys: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -143,7 +119,7 @@ class IndexReader:
         fingerprints = wide[:, 2]
         first = hashes[:, 0].astype(np.intp)
         # Cells of 64 bytes. A bucket has nine: its line of fingerprints, then eight slots.
-        line = first * _BUCKET_CELLS
+        line = first * BUCKET_CELLS
         same = self._cells.take(line, axis=0) == fingerprints[:, None]
         cell = line + 1 + same.argmax(axis=1)
         # Eight bools are read as one word. It is zero if the first bucket lacks the fingerprint.
@@ -151,7 +127,7 @@ class IndexReader:
         if len(rest):
             second = hashes[rest, 1].astype(np.intp)
             second ^= (second == first[rest]) & bool(self.mask)
-            line = second * _BUCKET_CELLS
+            line = second * BUCKET_CELLS
             same = self._cells.take(line, axis=0) == fingerprints[rest, None]
             cell[rest] = line + 1 + same.argmax(axis=1)
         # SYNC POINT: every seq is loaded before any body, since the copy of a whole slot may read its words in any
@@ -161,15 +137,15 @@ class IndexReader:
         mine = (slots[:, 1:5] == wide).view(np.uint32)[:, 0] == _ALL_FOUR
         found = mine & ((seq & np.uint64(1)) == 0)
         at = (self.buckets_at >> 3) + cell * SLOT_WORDS
-        return found, at, seq, slots[:, _SPAN], slots[:, _PLACE], slots[:, _LENGTH]
+        return found, at, seq, slots[:, SPAN], slots[:, PLACE], slots[:, LENGTH]
 
     def later_than(self, epoch: int) -> Iterator[Slot]:
         """Allocated slots, published or not, whose span ids have an epoch above `epoch`, in descending order of span
         id."""
-        spans = _slots(self._cells)[:, :, _SPAN].reshape(-1)
+        spans = slots_of(self._cells)[:, :, SPAN].reshape(-1)
         later = np.flatnonzero(spans >> np.uint64(SPAN_COUNTER_BITS) > epoch)
         for number in later[np.argsort(spans[later])[::-1]].tolist():
-            yield _slot(self.memory, _slot_at(self.buckets_at >> 3, number), number)
+            yield read_slot(self.memory, slot_at(self.buckets_at >> 3, number), number)
 
 
 class IndexWriter:
@@ -192,7 +168,7 @@ class IndexWriter:
         """An empty index over zeroed `memory`, or over new private memory if none is given. Every slot's seq becomes
         1."""
         memory = bytearray(geometry.index_bytes) if memory is None else memory
-        _slots(_cells(memory, geometry))[:, :, 0] = 1
+        slots_of(cells_of(memory, geometry))[:, :, 0] = 1
         GenerationWriter.create(memory, geometry)
         return cls(memory, geometry)
 
@@ -208,14 +184,14 @@ class IndexWriter:
             return None
         for slot in range(bucket * BUCKET_SLOTS, (bucket + 1) * BUCKET_SLOTS):
             at = self._slot_at(slot)
-            if not self._words[at + _SPAN]:
+            if not self._words[at + SPAN]:
                 assert self._words[at] & 1, f"slot {slot} is free, and its seq {self._words[at]} even"
                 _SLOT_KEY.pack_into(self._memory, (at + 1) * 8, key)
-                self._words[at + _PLACE] = pack_place(offset, tree_bytes)
-                self._words[at + _LENGTH] = payload_bytes
+                self._words[at + PLACE] = pack_place(offset, tree_bytes)
+                self._words[at + LENGTH] = payload_bytes
                 # SYNC POINT: the span id is stored last, so that after a kill at any instruction the next daemon finds
                 # the slot either free or complete.
-                self._words[at + _SPAN] = span_id
+                self._words[at + SPAN] = span_id
                 self._filled[bucket] += 1
                 return slot
         raise AssertionError(f"bucket {bucket} counts {self._filled[bucket]} slots, but all eight are taken")
@@ -224,7 +200,7 @@ class IndexWriter:
         """Makes a reserved or unpublished slot visible to readers."""
         at = self._slot_at(slot)
         seq = self._words[at]
-        assert seq & 1 and self._words[at + _SPAN], f"slot {slot} with seq {seq} has nothing to publish"
+        assert seq & 1 and self._words[at + SPAN], f"slot {slot} with seq {seq} has nothing to publish"
         # SYNC POINT: the span's bytes and the slot's body were stored before seq. x86-64 keeps stores in order, so a
         # reader that sees the even seq sees them too. ARM needs a release store here.
         self._words[at] = (seq + 1) & _SEQ_MAX
@@ -252,16 +228,16 @@ class IndexWriter:
     def release(self, slot: int) -> None:
         """Frees an unpublished slot whose span no reader can reach any more."""
         at = self._slot_at(slot)
-        assert self._words[at] & 1 and self._words[at + _SPAN], f"slot {slot} cannot be released"
+        assert self._words[at] & 1 and self._words[at + SPAN], f"slot {slot} cannot be released"
         # The reuse word is cleared before the span id, so that a free slot never has the uses of an earlier entry.
         self._reuse[slot] = 0
-        self._words[at + _SPAN] = 0
+        self._words[at + SPAN] = 0
         self._filled[slot // BUCKET_SLOTS] -= 1
 
     def mark(self, slot: int, *, unverified: bool) -> None:
         """Sets or clears the flag that makes readers verify the span's checksum first. It is part of one word, so seq
         stays."""
-        at = self._slot_at(slot) + _PLACE
+        at = self._slot_at(slot) + PLACE
         self._words[at] = self._words[at] & ~PLACE_UNVERIFIED | unverified
 
     def show_uses(self, uses: dict[int, int], used_s: float) -> None:
@@ -288,15 +264,15 @@ class IndexWriter:
         """(span ids, holders) of all slots for which `show_holders` last stored more than 0; (n,) uint64 each."""
         holders = self._reuse >> np.uint64(REUSE_HOLDERS_SHIFT)
         slots = np.flatnonzero(holders)
-        spans = _slots(_cells(self._memory, self.geometry))[:, :, _SPAN].reshape(-1)
+        spans = slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN].reshape(-1)
         return spans[slots], holders[slots]
 
     def span_ids(self) -> Iterator[Array]:
         """The span ids of all allocated slots, published or not, in sorted arrays of up to SPAN_IDS_AT_ONCE, (n,)
         uint64. A slot that is allocated during the whole iteration is in one of the arrays."""
-        slots, step = _slots(_cells(self._memory, self.geometry)), SPAN_IDS_AT_ONCE // BUCKET_SLOTS
+        slots, step = slots_of(cells_of(self._memory, self.geometry)), SPAN_IDS_AT_ONCE // BUCKET_SLOTS
         for first in range(0, len(slots), step):
-            spans = slots[first : first + step, :, _SPAN].reshape(-1)
+            spans = slots[first : first + step, :, SPAN].reshape(-1)
             yield np.sort(spans[spans != 0])
 
     def slots_for(self, key: bytes) -> list[int]:
@@ -306,11 +282,11 @@ class IndexWriter:
 
     def read(self, slot: int) -> Slot:
         """A copy of the slot, whatever its state."""
-        return _slot(self._memory, self._slot_at(slot), slot)
+        return read_slot(self._memory, self._slot_at(slot), slot)
 
     def slots(self) -> Iterator[Slot]:
         """Every allocated slot, in ascending order of numbers."""
-        for number in np.flatnonzero(_slots(_cells(self._memory, self.geometry))[:, :, _SPAN]):
+        for number in np.flatnonzero(slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN]):
             yield self.read(int(number))
 
     def check_invariants(self) -> None:
@@ -336,58 +312,34 @@ class IndexWriter:
         return first & self._mask, _second_bucket(first, second, self._mask)
 
     def _slot_at(self, slot: int) -> int:
-        return _slot_at(self._buckets_at, slot)
+        return slot_at(self._buckets_at, slot)
 
     def _fingerprint_at(self, slot: int) -> int:
         """Index of the word with the slot's fingerprint."""
-        return self._buckets_at + slot // BUCKET_SLOTS * _BUCKET_CELLS * SLOT_WORDS + slot % BUCKET_SLOTS
+        return self._buckets_at + slot // BUCKET_SLOTS * BUCKET_CELLS * SLOT_WORDS + slot % BUCKET_SLOTS
 
     def _count_filled(self) -> bytearray:
-        taken = (_slots(_cells(self._memory, self.geometry))[:, :, _SPAN] != 0).sum(axis=1)
+        taken = (slots_of(cells_of(self._memory, self.geometry))[:, :, SPAN] != 0).sum(axis=1)
         return bytearray(taken.astype(np.uint8).tobytes())
 
     def _repair_free_slots(self) -> None:
         """Makes the seq of free slots odd. A free slot with an even seq is damage, and a reader could take it for an
         entry."""
-        slots = _slots(_cells(self._memory, self.geometry))
+        slots = slots_of(cells_of(self._memory, self.geometry))
         seqs = slots[:, :, 0]
-        wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, _SPAN] == 0))
+        wrong = np.nonzero((seqs & np.uint64(1) == 0) & (slots[:, :, SPAN] == 0))
         seqs[wrong] |= np.uint64(1)
 
     def _repair_fingerprints(self) -> None:
         """Corrects fingerprint lines that disagree with their slots. A daemon leaves one if it is killed between the
         stores of a slot's seq and its fingerprint."""
-        cells = _cells(self._memory, self.geometry)
-        slots = _slots(cells)
-        published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, _SPAN] != 0)
+        cells = cells_of(self._memory, self.geometry)
+        slots = slots_of(cells)
+        published = (slots[:, :, 0] & np.uint64(1) == 0) & (slots[:, :, SPAN] != 0)
         right = np.where(published, slots[:, :, 3], np.uint64(0))
-        lines = cells[::_BUCKET_CELLS]
+        lines = cells[::BUCKET_CELLS]
         wrong = np.nonzero(lines != right)
         lines[wrong] = right[wrong]
-
-
-def _cells(memory: memoryview | mmap | bytearray, geometry: IndexGeometry) -> Array:
-    """All buckets as (9 × bucket_count, 8) words."""
-    words = geometry.bucket_count * _BUCKET_CELLS * SLOT_WORDS
-    return np.frombuffer(memory, "u8", words, geometry.buckets_at).reshape(-1, SLOT_WORDS)
-
-
-def _slots(cells: Array) -> Array:
-    """All slots as (bucket_count, 8, 8) words."""
-    return cells.reshape(-1, _BUCKET_CELLS, SLOT_WORDS)[:, 1:]
-
-
-def _slot_at(buckets_at: int, slot: int) -> int:
-    """Index of a slot's first word. A bucket's slots follow its line of fingerprints. `buckets_at` is the first
-    bucket's word."""
-    return buckets_at + (slot // BUCKET_SLOTS + slot + 1) * SLOT_WORDS
-
-
-def _slot(memory: memoryview | mmap, at: int, number: int) -> Slot:
-    """A copy of the slot whose first word has index `at`."""
-    seq, key, span, place, payload_bytes = SLOT.unpack_from(memory, at * 8)
-    unverified = bool(place & PLACE_UNVERIFIED)
-    return Slot(number, seq, key, span, place & PLACE_OFFSET_MASK, place >> 48, payload_bytes, unverified)
 
 
 def bad_key(key: object) -> BadKey:

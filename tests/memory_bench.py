@@ -18,7 +18,7 @@ from tensord.client.core.view import View
 from tensord.shm.allocator import SpanAllocator
 from tensord.shm.copy import checksum_of
 from tensord.shm.fence import fence, register
-from tensord.shm.index import IndexWriter, Slot
+from tensord.shm.index import IndexWriter
 from tensord.shm.lanes import Lane, LaneReader
 from tensord.shm.layout import (
     LANE_BYTES,
@@ -31,6 +31,7 @@ from tensord.shm.layout import (
     span_bytes,
     span_id,
 )
+from tensord.shm.slots import Slot
 from tensord.shm.tree import encode
 
 

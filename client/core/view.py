@@ -21,7 +21,7 @@ from numpy import ndarray, uint8
 from ...errors import BadTree, Corrupt, Invalidated, LayoutMismatch
 from ...shm.clock import unix_at_boot_s
 from ...shm.copy import checksum_of
-from ...shm.index import KEY_HASHES, SLOT, IndexReader, bad_key
+from ...shm.index import KEY_HASHES, IndexReader, bad_key
 from ...shm.lanes import HEAD_AT, LOG_AT, LOG_MASK, Lane
 from ...shm.layout import (
     BUCKET_BYTES,
@@ -35,6 +35,7 @@ from ...shm.layout import (
     Superblock,
 )
 from ...shm.recipe import Recipe
+from ...shm.slots import SLOT
 from .fields import check_key
 from .lease import ArrayLease, Batch, Lease, lease_over
 from .ring_mapping import RingMapping

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...shm.index import Slot
 from ...shm.layout import SpanHeader, span_bytes
 from ...shm.prefix import PrefixRecord
+from ...shm.slots import Slot
 from .counters import StoreCounters
 from .entries import SpanEntry
 from .expiry import Expiry
