@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ...shm.window import window_around
 from .entries import SpanEntry
 from .span_table import SpanTable
 from .windows import Price, Prices
@@ -83,7 +84,7 @@ class Moving:
             entry = memory.at(offset)
             return not entry.child_count and self._may_move(entry)
 
-        window = ring.window(hole, size_bytes, may_move, share_taken, ENTRIES_MAX)
+        window = window_around(ring.map, hole, size_bytes, may_move, share_taken, ENTRIES_MAX)
         if window is None or not window.enough:
             return None
         entries = sorted(map(memory.at, window.spans), key=lambda entry: (-entry.span_bytes, entry.offset))

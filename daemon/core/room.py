@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from ...shm.allocator import Window
+from ...shm.window import Window, widest_withdrawn
 from .clearing import Clearing
 from .coldest import LOOKS_MAX, Coldest
 from .entries import SpanEntry
@@ -201,7 +201,7 @@ class Room:
         costs nobody an entry. Once in an attempt: what it takes may not be to be had."""
         if cursor.exchanged or self._memory.over_budget(need.entries, need.span_bytes, need.tokens):
             return None
-        return self._memory.ring.widest_withdrawn(need.span_bytes)
+        return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
     def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | None:
         """First the coldest go until enough is free, then what stands in the way moves together; None where that is not
@@ -253,7 +253,7 @@ class Room:
         return (
             window
             or windows.cheapest(self._coldest.walk(owners=owners))
-            or ring.widest_withdrawn(need.span_bytes)
+            or widest_withdrawn(ring.map, need.span_bytes)
             or (None if owners is None else self._window_of(need, windows, owners))
         )
 

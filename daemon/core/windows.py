@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from ...shm.allocator import Window
+from ...shm.window import Window, window_around
 from .entries import SpanEntry
 from .span_table import SpanTable
 
@@ -105,7 +105,9 @@ class Windows:
             known = self._known[offset]
             return memory.policy.rank(memory.at(offset).number) if known is None else known[1][1]
 
-        return memory.ring.window(offset, self._size_bytes, may_go, warmth, self._spans_max, through=through, take=take)
+        return window_around(
+            memory.ring.map, offset, self._size_bytes, may_go, warmth, self._spans_max, through=through, take=take
+        )
 
     def _look(self, offset: int) -> tuple[SpanEntry, Price] | None:
         """What stands there and what it costs; None where it may not go."""

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 
 from tensord.shm.allocator import SpanAllocator
+from tensord.shm.window import widest_withdrawn, window_around
 
 CELL = 64
 PAGE = 4 * CELL
@@ -119,7 +120,7 @@ class RingAgainstCells(RuleBasedStateMachine):
 
     @rule(cells=st.integers(1, 20))
     def a_window_through_what_is_withdrawn_says_what_to_take_back(self, cells: int) -> None:
-        window = self.ring.widest_withdrawn(cells * CELL)
+        window = widest_withdrawn(self.ring.map, cells * CELL)
         if window is None:
             return
         assert window.enough and not window.spans
@@ -143,7 +144,7 @@ class RingAgainstCells(RuleBasedStateMachine):
         spans = self.spans()
         around = data.draw(st.sampled_from(sorted([*spans, *dict(self.holes())])))
         stays = data.draw(st.sets(st.sampled_from(sorted(spans))))
-        window = self.ring.window(around, cells * CELL, lambda o: o not in stays, lambda o: -o, spans_max)
+        window = window_around(self.ring.map, around, cells * CELL, lambda o: o not in stays, lambda o: -o, spans_max)
         reach = self.reach(around, stays)
         if window is None:
             assert reach < cells * CELL
@@ -200,48 +201,3 @@ TestRingAgainstCells.settings = settings(max_examples=150, stateful_step_count=4
 def test_an_empty_stretch_spares_nothing() -> None:
     ring = SpanAllocator(PAGE, PAGE)
     assert ring.withdraw_some(PAGE, (CELL, CELL)) == (0, PAGE)
-
-
-def test_window_grows_towards_the_colder_neighbour() -> None:
-    ring = SpanAllocator(10 * CELL)
-    offsets = [ring.allocate(2 * CELL) for _ in range(5)]
-    warmth = dict(zip(offsets, [9, 1, 0, 5, 2], strict=True))
-    window = ring.window(4 * CELL, 6 * CELL, lambda _: True, lambda o: warmth[o], 16)
-    assert window is not None
-    assert window.spans == [2 * CELL, 4 * CELL, 6 * CELL]
-
-
-def test_the_coldest_goes_though_its_neighbour_alone_would_be_room_enough() -> None:
-    ring = SpanAllocator(10 * CELL)
-    small, large = ring.allocate(2 * CELL), ring.allocate(8 * CELL)
-    assert (small, large) == (0, 2 * CELL)
-    window = ring.window(0, 8 * CELL, lambda _: True, lambda o: o, 16)
-    assert window is not None
-    assert sorted(window.spans) == [0, 2 * CELL]
-
-
-def test_window_passes_over_spans_that_may_not_go() -> None:
-    ring = SpanAllocator(10 * CELL)
-    for _ in range(5):
-        ring.allocate(2 * CELL)
-    window = ring.window(4 * CELL, 4 * CELL, lambda o: o != 2 * CELL, lambda o: o, 16)
-    assert window is not None
-    assert window.spans == [4 * CELL, 6 * CELL]
-    assert ring.window(4 * CELL, 8 * CELL, lambda o: o != 2 * CELL, lambda o: o, 16) is None
-
-
-def test_a_window_cut_short_goes_on_from_its_hole() -> None:
-    ring = SpanAllocator(64 * CELL)
-    for _ in range(64):
-        ring.allocate(CELL)
-    around, rounds = 32 * CELL, 0
-    while True:
-        window = ring.window(around, 40 * CELL, lambda _: True, lambda o: o, 7)
-        assert window is not None
-        for offset in window.spans:
-            ring.free(offset)
-        around, rounds = window.low, rounds + 1
-        if window.enough:
-            break
-    assert ring.largest_free_bytes == 40 * CELL
-    assert rounds == 6
