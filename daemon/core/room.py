@@ -25,18 +25,25 @@ from .need import Need
 from .pins import Pins
 from .span_table import SpanTable
 from .staying import Staying
-from .windows import ANCHORS_MAX, Prices, Windows
+from .windows import ANCHORS_MAX, Price, Prices, Windows
 
 VICTIMS_MAX: Final = 96
+WINDOW_ENTRIES_MAX: Final = 512
+"""Entries of one window. Where they are more than VICTIMS_MAX, they go in several rounds."""
 BATCH_BYTES_MAX: Final = 64 << 20
 BATCH_SHARE: Final = 64
 BATCH_ENTRIES_MAX: Final = 64
 PLANS_MAX: Final = 32
 """Rounds in which entries move for one put, or colder ones go so that they can."""
 SPARE_SHARE: Final = 50
-"""Rather than something warm, the coldest go as well, until a put's bytes and a half and this part of the ring are
-free."""
-SPARE_STEPS: Final = 2
+"""Some of the coldest entries go in place of warmer ones until one and a half times the put's bytes and this part of
+the ring are free."""
+FAR: Final = 1000.0
+"""Beyond that they go only in place of entries that are worth this many times as much, as new entries are."""
+SPARE_STEPS: Final = 4
+"""Of the coldest entries go, in one round, the bytes that the cheapest way would lose, divided by this number."""
+SPARE_MIN: Final = 32
+"""At least the put's bytes, divided by this number, go."""
 
 
 @dataclass(slots=True)
@@ -45,7 +52,8 @@ class Cursor:
 
     `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries that may
     go were looked at in vain, `plans` how often entries were to move, `exchanged` whether pages were to be exchanged
-    once, `fresh` whether what is pinned was looked at since the search began.
+    once, `fresh` whether what is pinned was looked at since the search began, `spare_bytes` what went so that more can
+    move.
     """
 
     window_at: int | None = None
@@ -53,6 +61,7 @@ class Cursor:
     exchanged: bool = False
     fresh: bool = False
     plans: int = 0
+    spare_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -111,10 +120,10 @@ class Room:
         if need.key is not None:
             ring = self._memory.ring
             if ring.largest_free_bytes < need.span_bytes:
-                gathered = self._gathered(need, cursor, owners)
-                if gathered is not None:
-                    return gathered
-                window = self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
+                found = self._gathered(need, cursor, owners)
+                if isinstance(found, Choice):
+                    return found
+                window = found or self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
                     if not self.staying.surveyed():
                         return Choice(looking=True)
@@ -203,9 +212,14 @@ class Room:
             return None
         return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
-    def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | None:
-        """First the coldest go until enough is free, then what stands in the way moves together; None where that is not
-        the way: for blocks of sequences, which do not move, while pages are withdrawn, and after PLANS_MAX rounds."""
+    def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | Window | None:
+        """The cheapest way to `need.span_bytes` in one piece, out of three: entries move into holes elsewhere, a window
+        is freed, or some of the coldest entries go so that more can move in the next round.
+
+        Returns:
+            None where entries cannot move: for blocks of sequences, while pages are withdrawn, and after PLANS_MAX
+            rounds.
+        """
         memory, ring = self._memory, self._memory.ring
         coldest = next(self._coldest.walk(owners=owners), None)
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
@@ -224,15 +238,28 @@ class Room:
         # The coldest is asked for first.
         prices.of(coldest)
         plan = Moving(memory, prices, self.staying.may_go, self._of(owners)).best(need.span_bytes)
-        if plan is None or not plan.moves:
-            # No move helps. Windows choose as well, and let more go at once, so that one scan serves many puts.
+        if plan is not None and plan.moves and not plan.victims:
+            return Choice({}, plan.moves)
+        windows = self._windows(need, owners)
+        window = windows.cheapest(self._coldest.walk(owners=owners))
+        ways: list[tuple[Price, int, Choice | Window]] = []
+        if plan is not None and plan.moves:
+            ways.append((plan.lost, plan.gone_bytes, Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)))
+        if window is not None:
+            ways.append((windows.price(window), sum(map(ring.size_at, window.spans)), self._first_part(window)))
+        if not ways:
             return None
-        spare_bytes = (need.span_bytes >> 1) + ring.capacity_bytes // SPARE_SHARE
-        if plan.victims and ring.free_bytes < need.span_bytes + spare_bytes:
-            spare = self._coldest_bytes(max(entry.span_bytes for entry in plan.victims) // SPARE_STEPS, owners)
-            if prices.total(spare) < plan.lost:
+        lost, gone_bytes, way = min(ways, key=lambda each: each[:2])
+        if cursor.spare_bytes < need.span_bytes:
+            spare = self._coldest_bytes(max(gone_bytes // SPARE_STEPS, need.span_bytes // SPARE_MIN), owners)
+            little_free = ring.free_bytes < need.span_bytes * 3 // 2 + ring.capacity_bytes // SPARE_SHARE
+            if prices.total(spare) < lost and (little_free or FAR * self._worth(spare) < lost[0]):
+                cursor.spare_bytes += sum(entry.span_bytes for entry in spare)
                 return Choice(self._with_children(dict.fromkeys(spare, "capacity")))
-        return Choice(dict.fromkeys(plan.victims, "capacity"), plan.moves)
+        return way
+
+    def _worth(self, entries: Iterable[SpanEntry]) -> float:
+        return sum(self._memory.policy.rank(entry.number)[0] * entry.span_bytes for entry in entries)
 
     def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[SpanEntry]:
         """The coldest, so many that they have as many bytes."""
@@ -246,16 +273,27 @@ class Room:
 
     def _window(self, need: Need, window_at: int | None, owners: frozenset[int] | None) -> Window | None:
         ring = self._memory.ring
-        windows = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
-        window = None
         if window_at is not None and ring.is_free(window_at):
-            window = windows.around(window_at, through=True)
+            begun = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
+            window = begun.around(window_at, through=True)
+            if window is not None:
+                return window
+        cheapest = self._windows(need, owners).cheapest(self._coldest.walk(owners=owners))
         return (
-            window
-            or windows.cheapest(self._coldest.walk(owners=owners))
+            (None if cheapest is None else self._first_part(cheapest))
             or widest_withdrawn(ring.map, need.span_bytes)
-            or (None if owners is None else self._window_of(need, windows, owners))
+            or (None if owners is None else self._window_of(need, owners))
         )
+
+    def _first_part(self, window: Window) -> Window:
+        """The part of a window that goes in one round. The next rounds go on from its `low`."""
+        if len(window.spans) <= VICTIMS_MAX:
+            return window
+        return Window(window.spans[:VICTIMS_MAX], window.low, window.high, enough=False)
+
+    def _windows(self, need: Need, owners: frozenset[int] | None) -> Windows:
+        """Windows of so many entries that a large put is not confined to large entries, which may be new."""
+        return Windows(self._memory, need.span_bytes, self._of(owners), WINDOW_ENTRIES_MAX)
 
     def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
         """Whether an entry may go, and is of one of the owners."""
@@ -263,9 +301,10 @@ class Room:
             return self.staying.may_go
         return lambda entry: entry.owner_uid in owners and self.staying.may_go(entry)
 
-    def _window_of(self, need: Need, windows: Windows, owners: frozenset[int]) -> Window | None:
+    def _window_of(self, need: Need, owners: frozenset[int]) -> Window | None:
         """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
         wide = Windows(self._memory, need.span_bytes, self._of(owners), LOOKS_MAX)
+        windows = Windows(self._memory, need.span_bytes, self._of(owners), VICTIMS_MAX)
         for entry in islice(self._coldest.walk(owners=owners), ANCHORS_MAX):
             found = wide.around(entry.offset, through=True)
             if found is not None and (found.enough or len(found.spans) >= LOOKS_MAX):

@@ -71,7 +71,7 @@ class Windows:
         for anchor in islice(anchors, ANCHORS_MAX):
             window = self.around(anchor.offset, below=price)
             if window is not None and window.enough:
-                best, price = window, self._price(window.spans)
+                best, price = window, self.price(window)
                 if len(window.spans) <= 1:
                     break
             if self._taken >= TAKEN_MAX:
@@ -116,9 +116,10 @@ class Windows:
             self._known[offset] = (entry, self._prices.of(entry)) if self._may_go(entry) else None
         return self._known[offset]
 
-    def _price(self, offsets: Iterable[int]) -> Price:
+    def price(self, window: Window) -> Price:
+        """What is lost with the window's entries."""
         price = FREE
-        for known in map(self._look, offsets):
+        for known in map(self._look, window.spans):
             if known is not None:
                 price = _sum(price, known[1])
         return price

@@ -122,6 +122,8 @@ class Stand:
         """What lanes recorded and nobody has told the store."""
         self.seen: frozenset[int] | None = None
         self.answers: dict[int, list[Any]] = {}
+        self.outcomes: dict[int, dict[int, messages.Committed]] = {}
+        """How each put of a client ended, by its id."""
         self.told: list[dict[str, Any]] = []
         self.forgotten: list[int] = []
         self.half_copied: set[int] = set()
@@ -149,6 +151,9 @@ class Stand:
                 case Send(client, message):
                     assert client in self.answers, "an answer to a client that left"
                     self.answers[client].append(message)
+                    if isinstance(message, messages.Committed):
+                        assert message.id not in self.outcomes[client], "answered twice"
+                        self.outcomes[client][message.id] = message
                 case Copy():
                     self.copies.append(effect)
                 case Move():
@@ -188,13 +193,13 @@ class Stand:
 
     def join(self, *clients: int) -> None:
         for client in clients:
-            self.answers[client] = []
+            self.answers[client], self.outcomes[client] = [], {}
             self.do(ClientJoined(client, 1000 + client, f"client {client}"))
 
     def join_as(self, uid: int, *clients: int) -> None:
         """Clients of one uid; `join` gives each client a uid of its own."""
         for client in clients:
-            self.answers[client] = []
+            self.answers[client], self.outcomes[client] = [], {}
             self.do(ClientJoined(client, uid, f"client {client}"))
 
     def leave(self, client: int) -> None:
@@ -427,11 +432,7 @@ class Stand:
         return done.outcome if done.error is None else done.error.code
 
     def outcome(self, client: int, request: int) -> messages.Committed | None:
-        done = [
-            answer for answer in self.answers[client] if isinstance(answer, messages.Committed) and answer.id == request
-        ]
-        assert len(done) <= 1, "answered twice"
-        return done[0] if done else None
+        return self.outcomes[client].get(request)
 
     def last(self, client: int = 1) -> Any:
         return self.answers[client][-1]

@@ -75,6 +75,25 @@ def test_what_is_put_is_there_whatever_its_size(stand: Stand) -> None:
     assert there(stand, last) == 100
 
 
+@pytest.mark.parametrize("policy", EVERY)
+def test_large_entries_that_are_put_into_a_ring_full_of_small_ones_are_there(policy: str) -> None:
+    """Where one large entry fits stand more small ones than go in one round. No new entry goes in their place."""
+    sizes = (256 * SPAN, 16 * SPAN, 64)
+    stand = Stand(20 * sizes[0], policy=policy, max_entries=10_000)
+    stand.join(1)
+    number = 0
+    for size_bytes in sizes:
+        for _ in range(stand.limits.ring_bytes // size_bytes):
+            number += 1
+            stand.now += 0.1
+            stand.put(number, size_bytes)
+    for fresh in range(100_000, 100_016):
+        stand.now += 0.1
+        assert stand.put(fresh, sizes[0]) == "stored"
+        # An eighth of what is stored is promised to what was put last.
+        assert there(stand, range(max(fresh - 1, 100_000), fresh + 1)) == 100
+
+
 @pytest.mark.parametrize("stand", BESIDE_USE, indirect=True)
 def test_what_is_put_beside_a_set_in_use_is_there(stand: Stand) -> None:
     chance = random.Random(1)
