@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -217,3 +219,31 @@ def test_a_stopped_daemons_full_socket_costs_the_timeout_and_no_error(wanted: by
         again = client.claim(wanted)
         becomes(again, "compute")
         again.abandon()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_client_that_waits_knows_when_the_payload_is_expected(
+    shared: Daemon, clients: tuple[tensord.Client, tensord.Client], wanted: bytes, asynchronous: bool
+) -> None:
+    _, second = clients
+    before = time.monotonic()
+
+    async def wait_beside() -> float:
+        async with tensord.AsyncClient(shared.socket) as first:
+            mine = await first.claim(wanted, within_s=40.0)
+            becomes(mine, "compute")
+            return expected()
+
+    def expected() -> float:
+        theirs = second.claim(wanted)
+        becomes(theirs, "waiting")
+        return theirs.expected_at
+
+    if asynchronous:
+        expected_at = asyncio.run(wait_beside())
+    else:
+        with tensord.Client(shared.socket) as first:
+            mine = first.claim(wanted, within_s=40.0)
+            becomes(mine, "compute")
+            expected_at = expected()
+    assert before + 40.0 - PATIENCE_S < expected_at <= time.monotonic() + 40.0
