@@ -1,11 +1,12 @@
-"""A socket in threads with its connection: what a client's callers and background thread share.
+"""A connected socket that several threads share: a client's callers and its background thread.
 
-Owns: the socket, the locks around it, messages that nobody took yet. Does not own the protocol
-(`connection`), nor who waits for which answer.
+Owns: the socket, its locks, and the messages that were not received by a caller yet. Does not own the protocol
+(`connection`), nor which thread waits for which answer.
 
-Any thread may send, one at a time receives, any may close: who waits in the channel then leaves.
+Any thread may send. One thread at a time may receive. Any thread may close the channel: all waiting threads then
+leave it.
 
-Invariants: as in `channel`; and nobody waits for a lock longer than its own time limit.
+Invariants: those of `channel`. No call but `close` waits for a lock longer than its time limit.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .messages import Attach, Hello
 from .schema import Message
 
 _POLL_MS_MAX: Final = (1 << 31) - 1
-"""What the kernel takes: 24 days."""
+"""The longest timeout that poll() takes, in milliseconds: 24 days."""
 
 
 class BlockingChannel:
-    """One daemon, for threads: any may `send`, one at a time may `receive`, any may `close`."""
+    """The connection to one daemon. Any thread may `send`, one at a time may `receive`, any may `close`."""
 
     def __init__(self, sock: socket.socket, connection: Connection, name: str = "the peer") -> None:
         sock.setblocking(False)
@@ -41,7 +42,7 @@ class BlockingChannel:
         self._sock = sock
         self._ready: deque[Delivery] = deque()
         self._failure: TensordError | None = None
-        # Reentrant: a signal handler may close what its own thread waits on.
+        # Reentrant: a signal handler may close the channel while its own thread waits in it.
         self._receiving = threading.RLock()
         self._sending = threading.RLock()
         self._state = threading.Lock()
@@ -53,36 +54,39 @@ class BlockingChannel:
         timeout_s: float,
         connection: Connection | None = None,
     ) -> Self:
-        """Raises what `connect.connect` raises; `connection` is a control client unless given."""
+        """Connects to the socket at `path`. `connection` defaults to a control client's.
+
+        Raises what `connect.connect` raises.
+        """
         sock = connect(path, timeout_s)
         return cls(sock, connection or Connection.control_client(), f"the daemon at {path}")
 
     def send(self, *messages: Message, fds: Sequence[int] = (), timeout_s: float) -> None:
-        """Sends in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
+        """Sends the messages in one call. Raises TimedOut, DaemonUnavailable, or what `Connection.send` raises.
 
-        After TimedOut either nothing was sent, or (a message cut in two, or the handshake) the
-        channel is closed. After an exception of a signal handler it is closed.
+        After TimedOut either nothing was sent, or the channel is closed (if part of a message was sent, or if the
+        message was Hello or Attach). After an exception of a signal handler the channel is closed.
         """
         deadline = time.monotonic() + timeout_s
         wait_s = max(0.0, timeout_s)
         try:
-            # Within: a signal handler may raise after the lock was taken, and before anything is noted.
+            # The acquire is inside the try: a signal handler may raise right after the lock was taken.
             if self._sending.acquire(timeout=wait_s):
                 self._send(messages, fds, deadline, timeout_s)
                 return
         except TensordError:
             raise
         except BaseException:
-            # A signal handler's exception: half a message may have gone.
+            # An exception of a signal handler: part of a message may have been sent.
             self.shut()
             raise
         finally:
             try:
                 self._sending.release()
             except RuntimeError:
-                # It was not taken.
+                # The lock was not taken.
                 pass
-        raise self._timed_out("others are sending", timeout_s)
+        raise self._timed_out("other threads are sending", timeout_s)
 
     def _send(self, messages: Sequence[Message], fds: Sequence[int], deadline: float, timeout_s: float) -> None:
         self._check_open()
@@ -91,7 +95,7 @@ class BlockingChannel:
         try:
             sent = self._write(data, fds, deadline)
         except DaemonUnavailable:
-            # Nobody will answer it: it must not count against what may be open until that is noticed.
+            # These requests get no answer. They must not count as open until the end of the connection is noticed.
             if not isinstance(messages[0], Hello | Attach):
                 with self._state:
                     self.connection.unsent(*messages)
@@ -103,13 +107,15 @@ class BlockingChannel:
         else:
             with self._state:
                 self.connection.unsent(*messages)
-        raise self._timed_out("it does not read", timeout_s)
+        raise self._timed_out("the peer does not read", timeout_s)
 
     def receive(self, timeout_s: float) -> Delivery:
-        """The next message and its descriptors, which are now the caller's.
+        """The next message and its descriptors. The caller owns the descriptors.
 
-        Raises TimedOut, DaemonUnavailable when the daemon has gone, ProtocolError when it is not
-        to be understood; close the channel after the latter two.
+        Raises:
+            TimedOut: no message came in time.
+            DaemonUnavailable: the daemon has closed the connection. Close the channel.
+            ProtocolError: the daemon broke the protocol. Close the channel.
         """
         deadline = time.monotonic() + timeout_s
         if not self._receiving.acquire(timeout=max(0.0, timeout_s)):
@@ -120,21 +126,21 @@ class BlockingChannel:
                     raise self._failure
                 self._check_open()
                 if not self._read() and not self._wait(select.POLLIN, deadline):
-                    raise self._timed_out("it sent nothing", timeout_s)
+                    raise self._timed_out("the peer sent nothing", timeout_s)
             return self._ready.popleft()
         finally:
             self._receiving.release()
 
     def close(self) -> None:
-        """Ends the channel, wakes whoever waits in it, closes descriptors that nobody took."""
+        """Ends the channel, wakes all threads that wait in it, and closes the descriptors of unreceived messages."""
         self.shut()
-        # Those who wait leave now; the number of the socket must not be reused under them.
+        # The waiting threads leave now. The socket's descriptor number must not be reused before they have left.
         with self._receiving, self._sending:
             self._sock.close()
             self._drop()
 
     def close_in_child(self) -> None:
-        """For the child of a fork: gives up its copies; the parent's connection goes on."""
+        """For the child of a fork: closes the child's copies. The parent's connection goes on."""
         self.closed = True
         self._sock.close()
         self._drop()
@@ -145,7 +151,7 @@ class BlockingChannel:
         close_all(self.connection.close())
 
     def shut(self) -> None:
-        """Ends the channel and wakes whoever waits in it. Takes no lock; `close` is still to be called."""
+        """Ends the channel and wakes all threads that wait in it. Takes no lock. Call `close` afterwards."""
         self.closed = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -153,7 +159,7 @@ class BlockingChannel:
             pass
 
     def _read(self) -> bool:
-        """False if there was nothing to read."""
+        """One read. Returns False if the socket had no bytes. A failure is noted in `_failure`."""
         try:
             chunk = read(self._sock)
         except BlockingIOError:
@@ -162,7 +168,7 @@ class BlockingChannel:
             self._failure = self._gone(error.strerror)
             return True
         if not chunk.data:
-            self._failure = self._gone("it closed the connection")
+            self._failure = self._gone("the peer closed the connection")
             return True
         with self._state:
             arrival = self.connection.receive_data(*chunk)
@@ -173,7 +179,7 @@ class BlockingChannel:
         return True
 
     def _write(self, data: bytes, fds: Sequence[int], deadline: float) -> int:
-        """How many bytes went before the deadline."""
+        """How many bytes were written before the deadline."""
         sent = 0
         view = memoryview(data)
         while sent < len(data):
@@ -202,4 +208,4 @@ class BlockingChannel:
         return DaemonUnavailable(f"{self._name} is gone ({reason}): connect anew")
 
     def _timed_out(self, reason: str, timeout_s: float) -> TimedOut:
-        return TimedOut(f"{self._name} within {timeout_s} s: {reason}")
+        return TimedOut(f"{self._name} did not respond within {timeout_s} s: {reason}")

@@ -1,14 +1,15 @@
-"""A socket on a loop with its connection: bytes and descriptors to typed messages, and back.
+"""A connected socket on an event loop: reads and writes typed messages and descriptors.
 
-Owns: the socket, what it would not take yet, messages that nobody took yet.
-Does not own the protocol (`connection`), nor what messages mean.
+Owns: the socket, the bytes that the socket did not take yet, and the messages that were not consumed yet. Does not own
+the protocol (`connection`), nor the meaning of messages.
 
-One reader on the raw socket, on asyncio or uvloop. No transports: uvloop's lose descriptors that
-come with a transport's read.
+The raw socket has one reader, on asyncio or uvloop. Transports are not used: uvloop's transports lose descriptors.
 
-Invariants: messages are delivered in the order they were sent, also those that came before the peer
-went away or broke the rules. A delivered descriptor belongs to whoever took it, every other one is
-closed by `close`. Descriptors given to `send` stay the caller's, who may close them at once.
+Invariants:
+- Messages are delivered in the order in which they were sent. Messages that came before the peer closed the
+  connection, or before it broke the protocol, are delivered too.
+- A delivered descriptor belongs to the consumer of its message. All other descriptors are closed by `close`.
+- Descriptors given to `send` stay the caller's, who may close them at once.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LAST_READS_MAX: Final = 64
 
 
 class AsyncChannel:
-    """One peer on the running loop. All methods are to be called on that loop's thread.
+    """The connection to one peer, on the running loop. Call all methods on that loop's thread.
 
-    With `on_message` messages are given to it as they come; without, the channel is an asynchronous
-    iterator of (message, fds), and stops reading while `inbox_messages_max` of them wait.
-    `on_closed` is called once, from the loop: with what the peer did wrong, or None.
+    `on_message` is called with each message when it arrives. Without `on_message` the channel is an asynchronous
+    iterator of (message, fds), and stops reading while `inbox_messages_max` messages wait to be consumed. `on_closed`
+    is called once, from the loop, with the peer's error or None.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class AsyncChannel:
         self._read_bytes = read_bytes
         self._out = OutBuffer(out_bytes_max)
         self._together: bytearray | None = None
-        self._out_broken = False  # the peer takes nothing any more; what it sent is still read
+        self._out_broken = False  # the peer no longer reads; messages that it sent are still read
         self._reading = False
         self._deaf = False
         self._hang_up = select.poll()
@@ -80,11 +81,11 @@ class AsyncChannel:
 
     @property
     def untaken(self) -> int:
-        """Messages that came and that nobody took yet."""
+        """The number of messages that arrived and were not consumed."""
         return len(self._inbox)
 
     def pause(self) -> None:
-        """Stop reading: the peer will feel it when the socket's buffer is full."""
+        """Stops reading. The peer gets backpressure once the socket's buffer is full."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._fd)
@@ -95,7 +96,7 @@ class AsyncChannel:
             self._loop.add_reader(self._fd, self._readable)
 
     def stop_reading(self) -> None:
-        """Reads what the socket has now, LAST_READS_MAX times at most, and never again."""
+        """Reads the bytes that the socket has now, in LAST_READS_MAX reads at most, and never reads again."""
         for _ in range(LAST_READS_MAX):
             if not self._reading or not self._read():
                 break
@@ -103,9 +104,9 @@ class AsyncChannel:
         self.pause()
 
     def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
-        """Sends in one call, or keeps what the socket does not take. Never blocks.
+        """Sends the messages in one call, and buffers the bytes that the socket does not take. Never blocks.
 
-        False if the channel is closed, or was closed because the peer has left too much unread.
+        Returns False if the channel is closed, or if this call closed it because the peer left too many bytes unread.
         Raises what `Connection.send` raises for messages that may not be sent.
         """
         if self.closed or self.connection.closed:
@@ -116,7 +117,8 @@ class AsyncChannel:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is sent meanwhile goes in one call at the end; but a message with descriptors in a call of its own."""
+        """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
+        is written in a call of its own, in order."""
         self._together = bytearray()
         try:
             yield
@@ -126,13 +128,13 @@ class AsyncChannel:
                 self._write(data)
 
     async def drained(self) -> None:
-        """Waits until the socket has taken all that was sent, or the channel is closed. For one task at a time."""
+        """Waits until the socket has taken all sent bytes, or the channel is closed. One task at a time may wait."""
         while self._out and not self.closed:
             self._drainer = self._loop.create_future()
             await self._drainer
 
     def close(self) -> None:
-        """Ends the channel; messages that nobody took are dropped and their descriptors closed."""
+        """Ends the channel. Messages that were not consumed are dropped, and their descriptors are closed."""
         self._end(None)
         while self._inbox:
             close_all(self._inbox.popleft()[1])
@@ -156,7 +158,7 @@ class AsyncChannel:
         self._read()
 
     def _read(self) -> bool:
-        """False if there was nothing to read."""
+        """One read. Returns False if the socket had no bytes, or the connection has ended."""
         try:
             chunk = read(self._sock, self._read_bytes)
         except BlockingIOError:
@@ -174,14 +176,14 @@ class AsyncChannel:
             self._write(arrival.replies)
         self._follow(arrival.failure)
         if self._reading and self._hang_up.poll(0):
-            # The peer has closed its end. If it left answers unread, that is an error of the socket, after which libuv
-            # stops watching: what is still to be read, and the end, would never be seen.
+            # The peer has closed its end. If the peer left answers unread, the socket reports an error, and libuv
+            # stops watching the socket. The rest of the bytes, and the end of the stream, would never be read.
             self.pause()
             self.resume()
         return True
 
     def _follow(self, failure: TensordError | None = None) -> None:
-        """The protocol may have ended: a failure, or a Hello that was refused."""
+        """Ends the channel if the connection is closed: after a failure, or after a refused Hello."""
         if self.connection.closed:
             self._end(failure)
 

@@ -1,7 +1,7 @@
-"""Reaching a daemon's socket, or saying what to do about it.
+"""Connects to the daemon's socket, or raises an error that says what to do.
 
-Owns: the connect call, its time limit, and the texts of its failures. Does not own where the socket
-stands (`places`), nor what is said on it.
+Owns: the connect call, its time limit, and the texts of its errors. Does not own the socket's path (`places`), nor the
+protocol (`connection`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from .places import CONTROL_NAME, SOCKET_PATH_BYTES_MAX
 def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
     """A connected, non-blocking Unix stream socket.
 
-    Raises DaemonUnavailable, SocketForbidden or TimedOut (a full backlog), and BadConfiguration for
-    a path that no Unix socket can have.
+    Raises:
+        DaemonUnavailable: no daemon listens at `path`.
+        SocketForbidden: this user may not connect.
+        TimedOut: the daemon's backlog stayed full for `timeout_s`.
+        BadConfiguration: `path` is too long for a Unix socket.
     """
     where = Path(path)
     size = len(os.fsencode(where))
@@ -35,12 +38,12 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
         raise DaemonUnavailable(
-            f"no socket can be made to reach the daemon at {where} ({error.strerror}): close what is open, or raise "
+            f"cannot create a socket to connect to the daemon at {where} ({error.strerror}): close files, or raise "
             "the limit on open files (`ulimit -n`)"
         ) from None
     try:
-        # A non-blocking connect to a full backlog fails at once; a blocking one waits for its turn,
-        # for as long as the send timeout says.
+        # A non-blocking connect fails at once if the backlog is full. A blocking connect waits for as long as the
+        # send timeout says.
         _set_send_timeout(sock, max(timeout_s, 1e-6))
         sock.connect(os.fspath(where))
         _set_send_timeout(sock, 0)
@@ -58,7 +61,7 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
         if where.exists() and not where.is_socket():
             kind = "folder" if where.is_dir() else "file"
             raise DaemonUnavailable(
-                f"{where} is a {kind} and no socket: name the daemon's socket itself, such as "
+                f"{where} is a {kind}, not a socket: give the path of the daemon's socket, such as "
                 f"{(where if where.is_dir() else where.parent) / CONTROL_NAME}"
             ) from None
         raise DaemonUnavailable(
@@ -86,7 +89,7 @@ def _forbidden(where: Path) -> str:
         found = where.stat()
     except OSError:
         return (
-            f"uid {uid} may not look into {where.parent}, where the socket {where.name} stands: "
+            f"uid {uid} may not look into {where.parent}, the folder of the socket {where.name}: "
             "ask for access to that folder, or set TENSORD_SOCKET to another daemon's socket"
         )
     group = _group(found.st_gid)

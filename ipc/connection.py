@@ -1,11 +1,11 @@
-"""One connection's protocol, without I/O: who may say what, when, and which descriptors go along.
+"""The protocol of one connection, without I/O: which messages are allowed now, and which descriptors belong to them.
 
-Owns: which requests are open, the commits whose parts are still to come, and descriptors that
-arrived before the message that declares them. Does not own the tables of states (`states`), the
-socket (`channel`), nor what a request does.
+Owns: the open requests, the commits whose parts have not all been sent, and the descriptors that arrived before the
+message that declares them. Does not own the tables of states (`states`), the socket (`channel`, `blocking`), nor the
+effect of a request.
 
-Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in
-`Arrival.discarded`, or from `close`. After a failure the connection is CLOSED and takes nothing.
+Invariants: a descriptor given to `receive_data` comes back exactly once: with its message, in `Arrival.discarded`, or
+from `close`. After a failure the connection is CLOSED and accepts nothing.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from .states import (
 )
 
 FDS_MAX: Final = 8
-"""The most descriptors that may wait for the message that declares them."""
+"""The most descriptors that may wait for the message that declares them, and the most in one sendmsg call."""
 
 Delivery = tuple[Any, tuple[int, ...]]
-"""A message and its descriptors, which from now on belong to whoever takes it."""
+"""A message and its descriptors. The receiver of the message owns the descriptors."""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """What one read brought. `messages` count even if a later one was the failure."""
+    """The result of one read. `messages` are valid even if a later message in the same read was the failure."""
 
     messages: list[Delivery] = field(default_factory=list)
-    discarded: list[int] = field(default_factory=list)  # to be closed
-    replies: bytearray = field(default_factory=bytearray)  # owed to the peer, before anything else
-    failure: ProtocolError | None = None  # the connection is CLOSED; send `replies`, then close
+    discarded: list[int] = field(default_factory=list)  # descriptors that the caller closes
+    replies: bytearray = field(default_factory=bytearray)  # bytes to send to the peer before anything else
+    failure: ProtocolError | None = None  # if set, the connection is CLOSED: send `replies`, then close the socket
 
 
 class Connection:
-    """The protocol of one side of one socket. Make it with one of the four class methods."""
+    """The protocol of one side of one socket. Create it with one of the four class methods."""
 
     def __init__(self, *, serving: bool, control: bool, limits: ClientLimits) -> None:
         self.state = ConnectionState.FRESH
@@ -81,12 +81,12 @@ class Connection:
         elif control and serving:
             frames = replace(CONTROL_FRAMES, message_bytes_max=limits.message_bytes_max)
         self._reader = FrameReader(frames)
-        told = CONTROL_FRAMES if control or not serving else DOCUMENT_FRAMES
-        self._send_bytes_max = told.message_bytes_max
-        self._open: dict[int, Kind] = {}  # requests that were not answered
-        self._commits: set[int] = set()  # not answered, or parts to come
-        self._parts_due: set[int] = set()  # commits whose last part is to come
-        self._watched = False
+        sent = CONTROL_FRAMES if control or not serving else DOCUMENT_FRAMES
+        self._send_bytes_max = sent.message_bytes_max
+        self._open: dict[int, Kind] = {}  # unanswered requests by id
+        self._commits: set[int] = set()  # ids of commits that are unanswered or miss parts
+        self._parts_due: set[int] = set()  # ids of commits that miss their last part
+        self._watched = False  # a Watch came, so that Events are allowed
         self._fds: deque[int] = deque()
 
     @classmethod
@@ -95,7 +95,7 @@ class Connection:
 
     @classmethod
     def control_client(cls) -> Connection:
-        """`limits` are the defaults until Welcome tells the daemon's."""
+        """`limits` are the defaults until Welcome brings the daemon's limits."""
         return cls(serving=False, control=True, limits=ClientLimits())
 
     @classmethod
@@ -117,9 +117,9 @@ class Connection:
     # ---- what comes in
 
     def receive_data(self, data: bytes, fds: Sequence[int] = (), cut: ProtocolError | None = None) -> Arrival:
-        """Takes what one read returned; `cut` if descriptors were lost on the way.
+        """Processes the result of one read. `cut`: the error of a read that lost descriptors.
 
-        What the peer did wrong is not raised: it is in `Arrival.failure`.
+        An error of the peer is not raised: it is in `Arrival.failure`.
         """
         arrival = Arrival()
         self._fds.extend(fds)
@@ -133,21 +133,21 @@ class Connection:
         try:
             for found in self._reader.feed(data):
                 self._take(found, arrival)
-            self._refuse_strays()
+            self._refuse_undeclared()
             if cut is not None:
                 raise cut
         except ProtocolError as failure:
             self._fail(failure, arrival)
 
     def _fail(self, failure: ProtocolError, arrival: Arrival) -> None:
-        """Ends the connection for what the peer did; a server tells it why."""
+        """Ends the connection for an error of the peer. A server sends the peer the error."""
         arrival.failure = failure
         arrival.discarded += self.close()
         if self.serving:
             arrival.replies += pack(m.Error.of(failure))
 
     def close(self) -> list[int]:
-        """The peer is gone, or we are. Returns descriptors that nobody took, to be closed."""
+        """Ends the connection. Returns the descriptors that no message has taken; the caller closes them."""
         self.state = ConnectionState.CLOSED
         left = list(self._fds)
         self._fds.clear()
@@ -184,7 +184,7 @@ class Connection:
         arrival.messages.append((message, fds))
 
     def _check_version(self, found: object) -> None:
-        """Before the fields are looked at: another version may have other fields."""
+        """Raises VersionMismatch. Called before the fields are decoded: another version may have other fields."""
         if self.state not in (ConnectionState.FRESH, ConnectionState.GREETING) or type(found) is not dict:
             return
         if found.get("type") != ("Hello" if self.serving else "Welcome"):
@@ -209,22 +209,24 @@ class Connection:
             )
         return tuple(self._fds.popleft() for _ in range(count))
 
-    def _refuse_strays(self) -> None:
+    def _refuse_undeclared(self) -> None:
         waiting = len(self._fds)
         if waiting > FDS_MAX:
-            raise ProtocolError(f"{waiting} descriptors wait for a message; at most {FDS_MAX} may")
+            raise ProtocolError(f"{waiting} descriptors wait for a message that declares them; at most {FDS_MAX} may")
         if waiting and not self._reader.held_bytes:
-            raise ProtocolError(f"{waiting} descriptors came that no message declares: say how many in its 'fds'")
+            raise ProtocolError(f"no message declares the last {waiting} descriptors: give their number in its 'fds'")
 
     # ---- what goes out
 
     def send(self, *messages: Message, fds: int = 0) -> bytes:
-        """The bytes of `messages`, to be sent with `fds` descriptors in one call.
+        """The bytes of `messages`. The caller sends them in one call, with `fds` descriptors.
 
         Only the first message may bring descriptors.
 
-        Raises UsageError for what is not allowed now, LimitReached and MessageTooLarge for what is
-        over a limit, DaemonUnavailable on a closed connection.
+        Raises:
+            UsageError: a message is not allowed in this state, or the descriptors are not the declared ones.
+            LimitReached, MessageTooLarge: a message is over a limit.
+            DaemonUnavailable: the connection is closed.
         """
         if self.state is ConnectionState.CLOSED:
             raise DaemonUnavailable(f"the connection is closed: {REMEDIES[self.state]}")
@@ -235,12 +237,12 @@ class Connection:
             if len(data) > self._send_bytes_max:
                 raise MessageTooLarge(
                     f"{type(message).__name__} of {len(data)} bytes; message_bytes_max is "
-                    f"{self._send_bytes_max}: send it in several"
+                    f"{self._send_bytes_max}: send smaller messages"
                 )
             brings = getattr(message, "fds", 0)
             if brings and packed:
-                # A call may be cut between two messages; descriptors go with its first byte, and
-                # would wait for a message of which nothing has come.
+                # The socket may take only the first of two messages. The descriptors travel with the first byte of
+                # the call, and would wait at the receiver for a message that has not begun to arrive.
                 raise UsageError(f"{type(message).__name__} brings descriptors: send it first in its call")
             packed.append(data)
             declared += brings
@@ -259,7 +261,8 @@ class Connection:
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
     def unsent(self, *messages: Message) -> None:
-        """Takes back requests of a `send` whose bytes never left. Not for Hello and Attach."""
+        """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
+        which change the state."""
         for message in reversed(messages):
             if isinstance(message, m.Part):
                 if message.last:
@@ -271,7 +274,7 @@ class Connection:
                 self._parts_due.discard(number)
                 self._commits.discard(number)
 
-    # ---- what both ways have in common
+    # ---- both directions
 
     def _refusal(self, message: Message) -> LimitReached | None:
         most = self.limits.keys_per_request_max

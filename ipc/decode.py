@@ -1,7 +1,10 @@
-"""From an unpacked object to a typed message, or to an error that names field, value and limit.
+"""Turns an unpacked object into a typed message, or into an error that names field, value and limit.
 
-Owns: telling a message of an unknown type, which can be answered, from a bad one, which ends a
-connection. Does not own the ranges themselves (`schema`).
+Owns: the distinction of two errors. A message of an unknown type can be answered, and the connection goes on. Any
+other bad message ends the connection. Does not own the ranges of fields (`schema`) nor the message classes
+(`messages`).
+
+Invariant: a returned message has every field within its range.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from .schema import Message
 
 
 class UnknownMessage(BadMessage):
-    """A message of a type this side does not know. It can be answered; the connection goes on."""
+    """A message of a type that this side does not know. It can be answered, and the connection goes on.
+
+    `id` and `fds`: the message's fields of that name, None and 0 where they are missing or out of range. `name`: the
+    unknown type.
+    """
 
     def __init__(self, text: str, id: int | None, fds: int, name: str = "") -> None:
         super().__init__(text)
@@ -32,27 +39,28 @@ class UnknownMessage(BadMessage):
 
 
 def decode(obj: object, known: Kinds) -> Message:
-    """One unpacked object as a message of one of the classes in `known`.
+    """The typed message of one unpacked object. Its class is one of `known`.
 
     Raises:
-        UnknownMessage: its type is not in `known`.
-        BadMessage: anything else is wrong with it; the text names field, value and limit.
+        UnknownMessage: the message's type is not in `known`.
+        BadMessage: the object is wrong in another way. The text names field, value and limit.
     """
     if type(obj) is not dict:
-        raise BadMessage(f"a message is a map with a 'type', this is {_shown(obj)}")
+        raise BadMessage(f"a message is a map with a 'type', got {_shown(obj)}")
     name = obj.get("type")
     if type(name) is not str:
-        raise BadMessage(f"a message names its 'type' as a string, this one has {_shown(name)}")
+        raise BadMessage(f"the 'type' of a message is a string, got {_shown(name)}")
     kind = known.get(name)
     if kind is None:
         raise UnknownMessage(
             f"unknown message type {_shown(name)}; known here: {', '.join(known)}",
-            _small(obj.get("id")),
-            _small(obj.get("fds")) or 0,
+            _number_or_none(obj.get("id")),
+            _number_or_none(obj.get("fds")) or 0,
             name,
         )
     try:
-        # As a native type, bytes stay bytes: otherwise text in their place is taken for base64.
+        # With bytes as a built-in type, convert accepts only bytes for a field of bytes. Otherwise it would decode a
+        # text in that place as base64.
         return convert(obj, kind, builtin_types=_BYTES)
     except ValidationError as error:
         raise BadMessage(f"{name}: {_reason(error, obj)}") from None
@@ -80,6 +88,6 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def _small(value: object) -> int | None:
+def _number_or_none(value: object) -> int | None:
     fits = type(value) is int and 0 <= value < 1 << 63
     return cast(int, value) if fits else None

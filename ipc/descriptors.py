@@ -1,9 +1,10 @@
-"""Bytes and descriptors through a Unix socket, and what becomes of descriptors that nobody takes.
+"""Reads and writes bytes and descriptors on a Unix socket, and buffers output that the socket does not take.
 
-Owns: the two system calls, and closing. Does not own which message a descriptor belongs to.
+Owns: the two system calls, the closing of descriptors, and the output buffer. Does not own which message a descriptor
+belongs to (`connection`).
 
-A descriptor travels with the first byte of the call that sends it. The kernel ends a read after
-bytes that came with descriptors, so they never arrive later than the message that declares them.
+Invariant: descriptors never arrive later than the message that declares them. They travel with the first byte of the
+call that sends them, and the kernel ends a read after bytes that came with descriptors.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _FLAGS: Final = socket.MSG_CMSG_CLOEXEC
 
 
 class Chunk(NamedTuple):
-    """What one read returned; no data means that the peer is gone."""
+    """The result of one read. Empty data means that the peer has closed the connection."""
 
     data: bytes
     fds: Sequence[int]
-    cut: ProtocolError | None  # descriptors were lost on the way
+    cut: ProtocolError | None  # set if descriptors of this read were lost
 
 
 def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
@@ -45,14 +46,14 @@ def read(sock: socket.socket, most_bytes: int = READ_BYTES) -> Chunk:
     cut = None
     if flags & socket.MSG_CTRUNC:
         cut = ProtocolError(
-            f"descriptors were lost: more than {FDS_MAX} in one call, or this process has as many "
-            "open as RLIMIT_NOFILE allows"
+            f"descriptors were lost: more than {FDS_MAX} came in one call, or this process has reached its limit on "
+            "open files (RLIMIT_NOFILE)"
         )
     return Chunk(data, fds.tolist(), cut)
 
 
 def write(sock: socket.socket, data: bytes | bytearray | memoryview, fds: Sequence[int]) -> int:
-    """One non-blocking write; how many bytes went. The descriptors go if any byte does."""
+    """One non-blocking write. Returns how many bytes were written. The descriptors are sent with the first byte."""
     if not fds:
         return sock.send(data, socket.MSG_NOSIGNAL)
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -68,10 +69,9 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 class OutBuffer:
-    """What a socket would not take yet, in order, with duplicates of the descriptors that go along.
+    """The bytes that a socket did not take yet, in order, with duplicates of their descriptors.
 
-    Invariant: holds at most `bytes_max`, and descriptors only until the first byte of their piece
-    has gone.
+    Invariant: holds at most `bytes_max`, and holds descriptors only until the first byte of their piece is sent.
     """
 
     __slots__ = ("_pieces", "bytes_max", "held_bytes")
@@ -85,11 +85,14 @@ class OutBuffer:
         return bool(self._pieces)
 
     def push(self, data: bytes | memoryview, fds: Sequence[int] = ()) -> None:
-        """Raises LimitReached when the peer has left more than bytes_max unread."""
+        """Appends bytes and duplicates of descriptors.
+
+        Raises LimitReached if more than bytes_max, or more than HELD_FDS_MAX descriptors, would wait.
+        """
         if self.held_bytes + len(data) > self.bytes_max:
             raise LimitReached(
                 f"the peer leaves {self.held_bytes + len(data)} bytes unread; out_bytes_max is "
-                f"{self.bytes_max}: it is dropped"
+                f"{self.bytes_max}: the connection is closed"
             )
         if fds or not self._pieces:
             self._pieces.append((bytearray(data), self._copies(fds)))
@@ -98,12 +101,12 @@ class OutBuffer:
         self.held_bytes += len(data)
 
     def _copies(self, fds: Sequence[int]) -> list[int]:
-        """The caller may close its own as soon as it has given them."""
+        """Duplicates of `fds`, so that the caller may close its own descriptors at once."""
         held = sum(len(copies) for _, copies in self._pieces)
         if held + len(fds) > HELD_FDS_MAX:
             raise LimitReached(
                 f"{held + len(fds)} descriptors wait for a peer that does not read; at most "
-                f"{HELD_FDS_MAX} may: it is dropped"
+                f"{HELD_FDS_MAX} may: the connection is closed"
             )
         copies: list[int] = []
         try:
@@ -115,7 +118,7 @@ class OutBuffer:
         return copies
 
     def flush(self, sock: socket.socket) -> None:
-        """Sends what the socket takes. Raises OSError, but BlockingIOError never."""
+        """Writes as much as the socket takes. Raises OSError, but never BlockingIOError."""
         while self._pieces:
             data, fds = self._pieces[0]
             try:
@@ -126,7 +129,7 @@ class OutBuffer:
             close_all(fds)
             fds.clear()
             if sent < len(data):
-                del data[:sent]  # what has gone must not be kept: the peer may be slow for ever
+                del data[:sent]  # free the sent bytes now: the peer may never read the rest
                 return
             self._pieces.popleft()
 

@@ -1,12 +1,15 @@
-"""Bytes to objects and messages to bytes: where a message ends, and how large it may be.
+"""Framing: splits a stream of bytes into unpacked objects, and packs messages into bytes.
 
-Owns: framing (MessagePack needs no length prefix: a message is a map, and ends where the map ends)
-and the limits on size, lengths and nesting. Does not own what the objects mean (`decode`).
+A message is one MessagePack map and ends where the map ends. A length prefix is not needed.
 
-Invariants: no object is built before its message is whole, since an array's header alone makes a
-parser allocate for all the items it promises; so an unfinished message costs at most twice
-`message_bytes_max` and one feed, however it is cut. A reader that has raised stays unusable: after
-bad bytes nobody knows where the next message begins.
+Owns: framing, and the limits on size, lengths and nesting of one message. Does not own the meaning of the objects
+(`decode`).
+
+Invariants:
+- No object is built before its message is complete. An array's header alone would make a parser allocate memory for
+  all announced items. So an incomplete message costs at most twice `message_bytes_max` plus one feed of memory,
+  however the stream is cut into reads.
+- A reader that has raised an error stays unusable, because the start of the next message is then unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from msgspec.msgpack import Encoder
 from ..errors import BadMessage, MessageTooLarge
 from .schema import Message
 
-# What is given to the parser at once: a long feed is cut, so that the parser's buffer stays small.
+# The most bytes given to the parser at once. A longer feed is cut, so that the parser's buffer stays small.
 _FEED_BYTES: Final = 65_536
 _FIRST_BUFFER_BYTES: Final = 4096
 
@@ -31,7 +34,7 @@ _encode = Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """The most that one message may hold. `depth_max` counts the message's own map as one."""
+    """The limits of one message. `depth_max` counts the map of the message itself as one level."""
 
     message_bytes_max: int
     text_bytes_max: int
@@ -42,27 +45,27 @@ class FrameLimits:
 
 
 CONTROL_FRAMES: Final = FrameLimits(65_536, 16_384, 4096, 4096, 64, 4)
-"""Requests and answers of the control socket, and requests to the status socket."""
+"""Limits of requests and answers on the control socket, and of requests on the status socket."""
 DOCUMENT_FRAMES: Final = FrameLimits(16 << 20, 1 << 20, 65_536, 65_536, 65_536, 12)
-"""What the daemon tells on the status socket."""
+"""Limits of the daemon's answers and pushes on the status socket."""
 
 
 def pack(message: Message) -> bytes:
-    """`message` as it crosses the socket."""
+    """The bytes of `message` on the wire."""
     return _encode(message)
 
 
 class FrameReader:
-    """Bytes in, unpacked objects out, in order."""
+    """Takes the bytes of a stream and returns its messages as unpacked objects, in order."""
 
     __slots__ = ("_at", "_ends", "_failed", "_held", "_limits")
 
     def __init__(self, limits: FrameLimits = CONTROL_FRAMES) -> None:
         self._limits = limits
-        self._held = bytearray()  # the unfinished message
-        self._at = 0  # where in the stream `_held` begins
+        self._held = bytearray()  # the bytes of the incomplete message
+        self._at = 0  # the position in the stream at which `_held` begins
         self._failed: str | None = None
-        # Only skips: it finds the ends of messages, and builds nothing.
+        # Finds the ends of messages by skipping over objects. It builds no object.
         self._ends = msgpack.Unpacker(
             read_size=_FIRST_BUFFER_BYTES,
             max_buffer_size=limits.message_bytes_max + _FEED_BYTES,
@@ -70,14 +73,15 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the message that is not yet whole."""
+        """How many bytes of the incomplete message have arrived."""
         return len(self._held)
 
     def feed(self, data: bytes) -> Iterator[object]:
         """The messages that `data` completes. Read the iterator to its end before the next feed.
 
-        Raises MessageTooLarge as soon as a message is over message_bytes_max, whole or not, and
-        BadMessage for what is not MessagePack or over another limit.
+        Raises:
+            MessageTooLarge: a message, complete or not, is over message_bytes_max.
+            BadMessage: the bytes are not MessagePack, or are over another limit.
         """
         if len(data) <= _FEED_BYTES:
             return self._feed(data)
@@ -86,8 +90,8 @@ class FrameReader:
 
     def _feed(self, data: bytes) -> Iterator[object]:
         if self._failed is not None:
-            raise BadMessage(f"nothing can be read after: {self._failed}")
-        begin = self._at + len(self._held)  # where in the stream `data` begins
+            raise BadMessage(f"nothing more can be read from this stream after an error: {self._failed}")
+        begin = self._at + len(self._held)  # the position in the stream at which `data` begins
         used = 0
         self._ends.feed(data)
         while used < len(data) and self._next_end():
@@ -132,34 +136,35 @@ class FrameReader:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise self._bad(_why(error)) from None
         if _deeper_than(found, limits.depth_max):
-            raise self._bad(f"nested deeper than {limits.depth_max}")
+            raise self._bad(f"nested deeper than {limits.depth_max} levels")
         return found
 
     def _bad(self, reason: str) -> BadMessage:
         self._failed = reason
-        return BadMessage(f"not a message: {reason}")
+        return BadMessage(f"the received bytes are not a message: {reason}")
 
     def _too_large(self, size: int) -> MessageTooLarge:
         self._held.clear()
         limit = self._limits.message_bytes_max
         self._failed = f"a message of {size} bytes or more; message_bytes_max is {limit}"
-        return MessageTooLarge(f"{self._failed}: send less at once")
+        return MessageTooLarge(f"{self._failed}: send smaller messages")
 
 
 def _no_extension(code: int, data: bytes) -> object:
-    raise ValueError(f"extension type {code}, {len(data)} bytes: only plain MessagePack types are known")
+    raise ValueError(f"extension type {code} of {len(data)} bytes; only the standard MessagePack types are allowed")
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, msgpack.FormatError):
-        return "a byte that begins nothing in MessagePack"
+        return "a byte that begins no MessagePack type"
     if isinstance(error, msgpack.StackError):
         return "nested too deeply"
     return str(error) or type(error).__name__
 
 
 def _deeper_than(found: object, depth: int) -> bool:
-    """Level by level, since a hostile message nests deeper than Python recurses."""
+    """True if `found` has more than `depth` levels. A loop, because a hostile message could exceed Python's recursion
+    limit."""
     level = [found]
     for _ in range(depth):
         inner: list[object] = []

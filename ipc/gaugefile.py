@@ -1,12 +1,12 @@
-"""Gauges as they stand in a file: how full each is now, or a drill's readings over time.
+"""Parses gauge files: the current readings of gauges, or the readings of a drill over time.
 
     # NAME         USED    TOTAL              # SECONDS  NAME          USED    TOTAL
     host           12GiB   64GiB              0          0000:65:00.0  70%     80GiB
     0000:65:00.0   87.5%   80GiB              2.5        0000:65:00.0  97%     80GiB
 
-Owns: the two formats and their limits. Does not own any file, nor what follows from a reading.
+Owns: the two formats and their limits. Does not own the files, nor the consequences of a reading.
 
-Invariant: what is returned is what the wire takes too; of a text with one bad line nothing is.
+Invariants: every returned value is valid in a message too. A text with one bad line returns nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from .quantities import DURATION_WANTS, SIZE_WANTS, read_duration, read_size
 from .schema import DURATION_S_MAX, SIZE_BYTES_MAX
 
 FILE_CHARS_MAX: Final = 1 << 20
-"""Whoever reads a file reads no more than this and one, so that a wrong file costs no memory."""
+"""The most characters of a gauge file. A caller reads at most one character more, so that a wrong file costs little
+memory."""
 READINGS_MAX: Final = 16_384
 LINE_CHARS_MAX: Final = 512
 OVERFULL_MAX: Final = 2
-"""A driver may show more used than there is, for shared or swapped memory, but hardly more than twice as much."""
+"""The most that USED may be, as a multiple of TOTAL. A driver may report more than TOTAL for shared or swapped memory,
+but hardly more than twice as much."""
 
 USED_WANTS: Final = f"{SIZE_WANTS}, or a share of TOTAL such as 75%"
 
@@ -37,7 +39,7 @@ _SHOWN_CHARS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class DrillReading:
-    """At `at_s` seconds after a drill's begin, `gauge` shows `used_bytes` of `total_bytes`."""
+    """`at_s` seconds after the start of a drill, `gauge` reads `used_bytes` of `total_bytes`."""
 
     at_s: float
     gauge: str
@@ -46,59 +48,59 @@ class DrillReading:
 
 
 def read_gauges(text: str) -> dict[str, tuple[int, int]]:
-    """(used_bytes, total_bytes) by gauge, in the order of the lines; none for a text without lines.
+    """(used_bytes, total_bytes) by gauge, in the order of the lines. Empty for a text without readings.
 
-    Raises BadGaugeFile, which names line, field, value and what is wanted.
+    Raises BadGaugeFile, which names the line, the field, the value and the accepted values.
     """
     gauges: dict[str, tuple[int, int]] = {}
     for number, fields in _lines(text, ("NAME", "USED", "TOTAL"), GAUGES_MAX):
         name = _name(number, fields[0])
         if name in gauges:
-            _refuse(number, "NAME", name, "a gauge that stands in no line before")
+            _refuse(number, "NAME", name, "a gauge that no earlier line has")
         gauges[name] = _reading(number, fields[1], fields[2])
     return gauges
 
 
 def read_drill(text: str) -> list[DrillReading]:
-    """A drill's readings, in the order of the lines, which is that of time; none for a text without lines.
+    """The readings of a drill, in the order of the lines and of time. Empty for a text without readings.
 
-    Readings of several gauges may stand at the same second, one of each.
+    Several gauges may have a reading at the same second, one each.
 
-    Raises BadGaugeFile, which names line, field, value and what is wanted.
+    Raises BadGaugeFile, which names the line, the field, the value and the accepted values.
     """
     readings: list[DrillReading] = []
-    together: set[str] = set()  # gauges that have a reading at the last second
+    simultaneous: set[str] = set()  # gauges with a reading at the same second as the last reading
     for number, fields in _lines(text, ("SECONDS", "NAME", "USED", "TOTAL"), READINGS_MAX):
         at_s = _seconds(number, fields[0])
         name = _name(number, fields[1])
         if readings and at_s < readings[-1].at_s:
             _refuse(number, "SECONDS", fields[0], f"no less than the {readings[-1].at_s:g} of the line before")
         if not readings or at_s > readings[-1].at_s:
-            together.clear()
-        if name in together:
+            simultaneous.clear()
+        if name in simultaneous:
             _refuse(number, "NAME", name, f"a gauge that has no reading at {at_s:g} s yet")
-        together.add(name)
+        simultaneous.add(name)
         readings.append(DrillReading(at_s, name, *_reading(number, fields[2], fields[3])))
     return readings
 
 
 def _lines(text: str, wanted: tuple[str, ...], lines_max: int) -> Iterator[tuple[int, list[str]]]:
-    """The lines that say something, by number, in fields."""
+    """The number and the fields of each line that is not empty or a comment."""
     if len(text) > FILE_CHARS_MAX:
-        raise BadGaugeFile(f"a gauge file of more than {FILE_CHARS_MAX} characters: is it the right one?")
+        raise BadGaugeFile(f"the gauge file has more than {FILE_CHARS_MAX} characters: check that it is the right file")
     count = 0
     for number, line in enumerate(text.split("\n"), 1):
         fields = line[: LINE_CHARS_MAX + 1].split("#", 1)[0].split()
         if not fields:
             continue
         if len(line) > LINE_CHARS_MAX:
-            raise BadGaugeFile(f"line {number}: {len(line)} characters; at most {LINE_CHARS_MAX} may stand in one")
+            raise BadGaugeFile(f"line {number}: {len(line)} characters; a line may have at most {LINE_CHARS_MAX}")
         if len(fields) != len(wanted):
             shown = _shown(" ".join(fields))
             raise BadGaugeFile(f"line {number}: {shown} has {len(fields)} fields; wanted: {' '.join(wanted)}")
         count += 1
         if count > lines_max:
-            raise BadGaugeFile(f"line {number}: more than {lines_max} readings")
+            raise BadGaugeFile(f"line {number}: more than {lines_max} readings; remove some")
         yield number, fields
 
 
@@ -136,7 +138,7 @@ def _reading(number: int, used: str, total: str) -> tuple[int, int]:
 def _size(number: int, field: str, given: str, wants: str) -> int:
     try:
         return read_size(given)
-    except (ValueError, OverflowError):  # of hundreds of digits
+    except (ValueError, OverflowError):  # OverflowError: a number of hundreds of digits
         _refuse(number, field, given, wants)
 
 

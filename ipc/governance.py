@@ -1,7 +1,9 @@
-"""What the governor and its clients say: modes, device entries and orders about them, workflows, requests, drills.
+"""The messages between the governor and its clients: modes, device entries, orders, workflows, requests, drills.
 
-Owns: names and fields, as `messages`, from where all of them can be had too. Gauges and devices go by one name: a
-device's gauge is called as the device is (its PCI address, `0000:65:00.0`), the host's `host`.
+Owns: the names and fields of these messages. `messages` exports them too. Does not own the decisions behind them (the
+daemon's governor).
+
+A device and its gauge have the same name: the PCI address, such as `0000:65:00.0`. The host's gauge is named `host`.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ ARRIVALS_MAX: Final = 1_000_000
 BLOCKS_MAX: Final = 1 << 32
 
 GaugeName = Annotated[str, Meta(min_length=1, max_length=GAUGE_CHARS_MAX)]
-"""A device, or `host`."""
+"""The name of a device, or `host`."""
 AgentName = Annotated[str, Meta(max_length=AGENT_CHARS_MAX)]
-"""Empty: no agent's."""
+"""The name of an agent. Empty: no agent."""
 WorkflowName = Annotated[str, Meta(min_length=1, max_length=WORKFLOW_CHARS_MAX)]
 
 
@@ -40,7 +42,7 @@ _STEP_NAMES: Final = {
 
 
 class TierState(Struct, frozen=True):
-    """One gauge as it stands. `refuses`: nothing new is taken in until the mode is left.
+    """The current state of one gauge. `refuses`: no new entries are accepted until the mode is left.
 
     Example:
         >>> host = cache.modes()["host"]
@@ -57,7 +59,8 @@ class TierState(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
-    """One step of a workflow, as `steps.AgentStep` says it. Its names are short on the wire: STEPS_MAX in a message."""
+    """One step of a workflow; `steps.AgentStep` explains the fields. The field names on the wire are short, because a
+    message may have STEPS_MAX steps."""
 
     agent_id: Annotated[str, Meta(min_length=1, max_length=AGENT_CHARS_MAX)]
     step_index: Count
@@ -70,21 +73,24 @@ class Step(Struct, frozen=True, omit_defaults=True, rename=_STEP_NAMES):
 
 
 class Modes(Answer, frozen=True):
-    """Answers Subscribe, with every gauge there is; none before the daemon's first sample."""
+    """Answers Subscribe with the states of all gauges. Empty before the daemon's first sample."""
 
     id: Id
     tiers: Annotated[list[TierState], Meta(max_length=GAUGES_MAX)]
 
 
 class ModeChanged(Answer, frozen=True):
-    """A push, to whoever subscribed. `before` is the state's mode where the gauge is new, and relaxed."""
+    """A push to subscribed clients: a gauge changed its mode, or is new.
+
+    `before`: the mode before. For a new gauge in mode relaxed it is relaxed too.
+    """
 
     before: Mode
     state: TierState
 
 
 class Subscribe(GovernorRequest, frozen=True):
-    """Answered by Modes; a ModeChanged follows at every transition, and for every new gauge."""
+    """Asks for the modes. A ModeChanged follows at every transition, and for every new gauge."""
 
     answered_by = Modes
     pushes = (ModeChanged,)
@@ -95,9 +101,9 @@ class Subscribe(GovernorRequest, frozen=True):
 
 
 class DeviceOpened(Answer, frozen=True):
-    """Answers OpenDevice. `state` is None while no gauge of that name is known.
+    """Answers OpenDevice. `state` is None while the daemon knows no gauge of that name.
 
-    `report_every_s`: send ReadDevice so often; 0 where the daemon has a gauge of its own for it.
+    `report_every_s`: the interval at which the client sends ReadDevice; 0 if the daemon has its own gauge.
     """
 
     id: Id
@@ -106,9 +112,11 @@ class DeviceOpened(Answer, frozen=True):
 
 
 class Order(Answer, frozen=True):
-    """A push: what to do with entries. `promote`: get them from the host tier, and register them again.
+    """A push: tells a client to offload, drop or promote entries.
 
-    `offload` and `drop` are acknowledged, with `order`; `promote` is not. `reason`: the mode, or the budget passed.
+    `promote`: the client reads the entries from the host tier and registers them again. The client acknowledges
+    `offload` and `drop` with the number `order`; it does not acknowledge `promote`. `reason`: the mode, or the budget
+    that was exceeded.
     """
 
     order: Token
@@ -119,7 +127,8 @@ class Order(Answer, frozen=True):
 
 
 class OpenDevice(GovernorRequest, frozen=True):
-    """This client will register entries on `device`. Once per device and connection; again is the same as once."""
+    """Announces that this client will register entries on `device`. Sent once per device and connection; sending it
+    again changes nothing."""
 
     answered_by = DeviceOpened
     pushes = (Order,)
@@ -128,16 +137,16 @@ class OpenDevice(GovernorRequest, frozen=True):
 
 
 class Registered(Answer, frozen=True):
-    """Answers RegisterEntry where it was not refused; `renewed`: this client had the key registered."""
+    """Answers RegisterEntry if it was not refused. `renewed`: this client had registered the key before."""
 
     id: Id
     renewed: bool = False
 
 
 class RegisterEntry(GovernorRequest, frozen=True):
-    """A tree of tensors lies in this client's VRAM. Again for a key that it has: its sizes are replaced, its uses kept.
+    """Registers a tree of tensors in this client's VRAM. For a registered key the sizes are replaced, the uses kept.
 
-    `uses`: what a former daemon knew of, for an entry that is registered anew after a restart.
+    `uses`: the number of uses under the former daemon, for an entry that is registered again after a restart.
     """
 
     answered_by = Registered
@@ -151,14 +160,14 @@ class RegisterEntry(GovernorRequest, frozen=True):
 
 
 class UseEntries(GovernorRequest, frozen=True):
-    """No answer. One use for each time that a key stands here; unknown keys are ignored."""
+    """Counts one use for each occurrence of a key in `keys`. No answer. Unknown keys are ignored."""
 
     device: GaugeName
     keys: Keys
 
 
 class ReleaseEntries(GovernorRequest, frozen=True):
-    """This client deleted entries of its own. Answered by how many were known."""
+    """Says that this client deleted entries of its own. The answer counts the known ones."""
 
     answered_by = Counted
     id: Id
@@ -167,10 +176,10 @@ class ReleaseEntries(GovernorRequest, frozen=True):
 
 
 class AcknowledgeOrder(GovernorRequest, frozen=True):
-    """What became of an order's entries, all of them or the next few, each in one of the lists.
+    """Reports the outcome of an order for all of its entries or for some. Each entry is in exactly one list.
 
-    `offloaded` lie in the ring now; `dropped` do not; `kept` are in use here, and go on being device entries.
-    `freed_bytes`: what the driver got back for these.
+    `offloaded`: now in the ring. `dropped`: deleted without a copy in the ring. `kept`: in use by this client, so they
+    stay device entries. `freed_bytes`: the memory returned to the driver for the entries of this message.
     """
 
     answered_by = Done
@@ -184,13 +193,15 @@ class AcknowledgeOrder(GovernorRequest, frozen=True):
 
 
 class Reserved(Answer, frozen=True):
+    """Answers ReserveDevice. `lasts_s`: the time until the reservation expires."""
+
     id: Id
     reservation: Token
     lasts_s: SecondsOrNone
 
 
 class ReserveDevice(GovernorRequest, frozen=True):
-    """Sets free memory of a device aside, for `for_s` at most. Answered by Reserved, or by why there is not so much."""
+    """Reserves free memory of a device for `for_s` at most. Answered by Reserved, or by an Error with the reason."""
 
     answered_by = Reserved
     id: Id
@@ -200,7 +211,7 @@ class ReserveDevice(GovernorRequest, frozen=True):
 
 
 class ReleaseReservation(GovernorRequest, frozen=True):
-    """The memory was taken, or is not wanted."""
+    """Ends a reservation: the client has allocated the memory, or no longer needs it."""
 
     answered_by = Done
     id: Id
@@ -208,7 +219,10 @@ class ReleaseReservation(GovernorRequest, frozen=True):
 
 
 class ReadDevice(GaugeRequest, frozen=True):
-    """No answer. What the driver tells this client, for a daemon that has no library to ask it."""
+    """A device's memory as the driver reports it to this client. No answer.
+
+    Sent if the daemon has no gauge of its own for the device.
+    """
 
     device: GaugeName
     used_bytes: Bytes
@@ -219,7 +233,10 @@ class ReadDevice(GaugeRequest, frozen=True):
 
 
 class RegisterWorkflow(GovernorRequest, frozen=True):
-    """Ended with EndWorkflow, or with its client. Registering it again replaces its steps and keeps its place."""
+    """Registers a workflow. It lasts until EndWorkflow or until the client's connection ends.
+
+    Registering it again replaces its steps and keeps its current step.
+    """
 
     answered_by = Done
     id: Id
@@ -228,7 +245,7 @@ class RegisterWorkflow(GovernorRequest, frozen=True):
 
 
 class AdvanceWorkflow(GovernorRequest, frozen=True):
-    """The workflow is at `step` now; never less than before."""
+    """Sets the current step of a workflow. `step` must not be less than before."""
 
     answered_by = Done
     id: Id
@@ -237,20 +254,22 @@ class AdvanceWorkflow(GovernorRequest, frozen=True):
 
 
 class EndWorkflow(GovernorRequest, frozen=True):
+    """Ends a workflow."""
+
     answered_by = Done
     id: Id
     workflow: WorkflowName
 
 
 class RequestsArrived(GovernorRequest, frozen=True):
-    """No answer. So many inference requests arrived at this client, for a device's queueing floor."""
+    """Counts inference requests that arrived at this client, for a device's queueing floor. No answer."""
 
     device: GaugeName
     count: Annotated[int, Meta(ge=1, le=ARRIVALS_MAX)] = 1
 
 
 class RequestCompleted(GovernorRequest, frozen=True):
-    """No answer. An inference request was served in `service_s`, holding `blocks` of the device's cache."""
+    """Reports one inference request: served in `service_s`, with `blocks` of the device's cache. No answer."""
 
     device: GaugeName
     service_s: SecondsOrNone
@@ -261,7 +280,7 @@ class RequestCompleted(GovernorRequest, frozen=True):
 
 
 class Drilled(Answer, frozen=True):
-    """What follows, or would follow, from a made-up reading."""
+    """Answers Drill: the consequences of the simulated reading, or the consequences that it would have."""
 
     id: Id
     before: Mode
@@ -274,7 +293,11 @@ class Drilled(Answer, frozen=True):
 
 
 class Drill(GovernorRequest, frozen=True):
-    """A made-up reading. `act`: it replaces the gauge until this connection ends; else nothing follows from it."""
+    """Gives the governor a simulated reading.
+
+    `act`: the reading replaces the gauge's own until this connection ends. Otherwise the daemon only computes the
+    consequences.
+    """
 
     answered_by = Drilled
     id: Id

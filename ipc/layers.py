@@ -1,10 +1,15 @@
-"""Layers of a model's cache: what each keeps of a sequence, and to which positions it can go back.
+"""Layers of a model's KV cache: how many tokens of a sequence each layer keeps, and to which positions it can rewind.
 
-Rules (mistral.rs, PrefixCacheManagerV2): a normal layer rewinds anywhere it covers; a rotating window that has rolled
-over not at all, since what it would need again was overwritten; a shared layer always; a recurrent one only to where a
-snapshot of it stands.
+The rules are those of mistral.rs (PrefixCacheManagerV2):
+- a normal layer rewinds to any position that it covers;
+- a rotating layer rewinds to any position until its window has rolled over. After that it cannot rewind, because the
+  tokens that it needs are overwritten;
+- a shared layer rewinds to any position;
+- a recurrent layer rewinds only to a position that has a snapshot of it.
 
-Owns: the rule, and what a sequence's layers make of its blocks. Does not own the arrays.
+Owns: the rules, and the digest by which sequences with equal layers share blocks. Does not own the arrays.
+
+Invariant: all layers of a sequence that are not shared have the same length.
 """
 
 from __future__ import annotations
@@ -21,14 +26,15 @@ Kind = Literal["normal", "rotating", "shared", "recurrent"]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer keeps of a sequence.
+    """The cache of one layer for one sequence.
 
     Args:
-        kind: "normal" keeps every token, "rotating" the last `window`, "shared" has nothing of its own (it uses another
-            layer's), "recurrent" a state, which stands for `length` tokens and no other number.
-        length: tokens it has seen: what a normal layer covers.
-        window: of a rotating layer, in tokens.
-        snapshots: positions at which a recurrent layer's state was kept, `length` among them if it was.
+        kind: "normal" keeps every token. "rotating" keeps the last `window` tokens. "shared" keeps nothing and uses the
+            cache of another layer. "recurrent" keeps one state, which is valid after exactly `length` tokens.
+        length: the number of tokens that the layer has processed. A normal layer covers all of them.
+        window: the size of a rotating layer's window, in tokens.
+        snapshots: the positions at which a recurrent layer's state was saved. They include `length` if the last state
+            was saved.
     """
 
     kind: Kind
@@ -38,17 +44,17 @@ class Layer:
 
     @property
     def whole(self) -> bool:
-        """Whether it has something for each token, so that it can be cut into blocks."""
+        """True if the layer still has data for every token. Such a layer can be cut into blocks."""
         return self.kind == "normal" or (self.kind == "rotating" and self.length <= self.window)
 
     @property
     def exact(self) -> bool:
-        """Whether it can be continued only where a snapshot stands."""
+        """True if the layer can be continued only at a position with a snapshot."""
         return self.kind == "recurrent" or (self.kind == "rotating" and self.length > self.window)
 
 
 def can_rewind_to(layer: Layer, position: int) -> bool:
-    """Whether the layer can be continued after its first `position` tokens."""
+    """True if the layer can be continued after its first `position` tokens."""
     match layer.kind:
         case "shared":
             return True
@@ -61,15 +67,20 @@ def can_rewind_to(layer: Layer, position: int) -> bool:
 
 
 def layout(layers: Sequence[Layer], block_tokens: int) -> tuple[bytes, bool]:
-    """What sequences must have in common to share blocks: 16 bytes, and whether they need snapshots to go on from.
+    """A digest of the layers, and whether the sequence needs snapshots to be continued.
+
+    The digest has 16 bytes. Sequences share blocks only if their digests are equal.
 
     Raises:
-        BadPrefix: layers that disagree on their length; the first that does is named.
+        BadPrefix: two layers have different lengths. The text names the first layer that differs.
     """
     lengths = [layer.length for layer in layers if layer.kind != "shared"]
     for number, layer in enumerate(layers):
         if layer.kind != "shared" and layer.length != lengths[0]:
-            raise BadPrefix(f"layer {number} ({layer.kind}) has seen {layer.length} tokens, the first {lengths[0]}")
+            raise BadPrefix(
+                f"layer {number} ({layer.kind}) has processed {layer.length} tokens, the first layer {lengths[0]}: "
+                "give layers of equal length"
+            )
     described = [f"{layer.kind} {layer.window} {layer.whole}" for layer in layers]
     digest = hashlib.sha256("\n".join([str(block_tokens), *described]).encode()).digest()[:16]
     return digest, any(layer.exact for layer in layers)

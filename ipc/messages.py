@@ -1,19 +1,19 @@
-"""What a client and the daemon say on the control socket: every message as a frozen, typed class.
+"""The messages of the control socket, each a frozen, typed class.
 
-Owns: names and fields of what concerns connections and the store. The governor's messages stand in `governance`, those
-of the status socket in `queries`; both can be had from here. Does not own the ranges of fields (`schema`), how bytes
-become objects (`frames`), the base classes that say who handles a message (`declared`), nor who may say what when
-(`connection`).
+Owns: the names and fields of the messages about connections and the store. `governance` has the governor's messages,
+`queries` those of the status socket; both can be imported from here too. Does not own the ranges of fields (`schema`),
+the framing (`frames`), the base classes that name the handler of a message (`declared`), nor the order in which
+messages may be sent (`states`, `connection`).
 
-On the wire a message is a msgpack map whose `type` is the class's name. Unknown fields are ignored,
-so that a field may be added without a new protocol version; an unknown `type` is told apart from a
-bad message, so that it can be answered.
+On the wire a message is a MessagePack map. Its `type` is the name of the class. Unknown fields are ignored, so that a
+field can be added without a new protocol version. An unknown `type` is an error of its own, which can be answered.
 
-Invariant: what `decode` returns is within its ranges. Constructing a message checks nothing: a
-sender is trusted with its own words, and pays no validation. Ranges across fields (`tree_bytes`
-within `payload_bytes`, a part within its inbox) are left to whoever knows the other side of them.
+Invariant: a message returned by `decode` has every field within its range. The constructor of a message checks
+nothing: a sender does not pay for validation. Ranges across fields (`tree_bytes` within `payload_bytes`, a part within
+its inbox) are checked by the code that handles the message.
 
-`fds` in a message says how many descriptors travel with it: first declared, first taken.
+`fds` is the number of descriptors that travel with a message. Descriptors are assigned to messages in the order in
+which both arrive.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from .schema import Message as Message
 
 
 class Welcome(Answer, frozen=True):
-    """Answers Hello. `version` of the daemon's package, `epoch` of this incarnation."""
+    """Answers Hello. `version`: of the daemon's package. `epoch`: of this incarnation of the daemon."""
 
     id: Id
     protocol: Count
@@ -81,7 +81,10 @@ class Welcome(Answer, frozen=True):
 
 
 class Hello(GreetingRequest, frozen=True):
-    """The first message. `pid` as the client sees itself; `fence`: it registered for the fence."""
+    """The first message of a connection.
+
+    `pid`: as the client's own pid namespace counts it. `fence`: the client registered for the membarrier fence.
+    """
 
     answered_by = Welcome
     id: Id
@@ -92,7 +95,7 @@ class Hello(GreetingRequest, frozen=True):
 
 
 class Attached(Answer, frozen=True):
-    """Answers Attach, with ring, index and lane as descriptors, in this order."""
+    """Answers Attach. Brings three descriptors: ring, index and lane, in this order."""
 
     id: Id
     lane_id: Count
@@ -102,7 +105,7 @@ class Attached(Answer, frozen=True):
 
 
 class Attach(AttachmentRequest, frozen=True):
-    """Asks for ring, index and a lane; a client that had a lane brings it along as a descriptor."""
+    """Asks for the ring, the index and a lane. A client that already has a lane sends its descriptor."""
 
     answered_by = Attached
     id: Id
@@ -110,7 +113,10 @@ class Attach(AttachmentRequest, frozen=True):
 
 
 class OpenInbox(AttachmentRequest, frozen=True):
-    """Brings a sealed inbox of `inbox_bytes`. `inbox`: its number, which no other open inbox of the connection has."""
+    """Brings the descriptor of a sealed inbox of `inbox_bytes`.
+
+    `inbox`: the number of the inbox. Two open inboxes of a connection must not share a number.
+    """
 
     answered_by = Done
     id: Id
@@ -120,7 +126,7 @@ class OpenInbox(AttachmentRequest, frozen=True):
 
 
 class CloseInbox(AttachmentRequest, frozen=True):
-    """No answer. The client needs the inbox no more: all of its puts from there are answered."""
+    """No answer. The client no longer needs the inbox: all puts from it are answered."""
 
     inbox: Count
 
@@ -129,14 +135,14 @@ class CloseInbox(AttachmentRequest, frozen=True):
 
 
 class PartCopied(Answer, frozen=True):
-    """The part at `inbox_offset` is in the ring, or not wanted: its place in the inbox is free."""
+    """The part at `inbox_offset` is in the ring, or is not needed. The client may reuse its bytes in the inbox."""
 
     id: Id
     inbox_offset: Bytes
 
 
 class Committed(Answer, frozen=True):
-    """How a put ended; `error` says why it was refused."""
+    """The outcome of a put. `error`: why the put was refused."""
 
     id: Id
     outcome: Literal["stored", "existed", "refused"]
@@ -144,13 +150,13 @@ class Committed(Answer, frozen=True):
 
 
 class Commit(StoreRequest, frozen=True):
-    """Begins a put; one or more Parts of the same id follow, `payload_bytes` in sum.
+    """Begins a put. One or more Parts with the same id follow; together they have `payload_bytes`.
 
-    `acks`: answer each part with PartCopied, for a sender that needs its region again before the put has ended.
-    `cost_ms`: what computing the payload took, 0 where that is not known. `agent`: on whose behalf.
-    `prefix_bytes`: the payload's first leaf, at `aligned(tree_bytes)`, is the record of a block of a sequence
-    (`shm.prefix`); 0: the entry is no block. `parent`: the parent block's key; None where the sequence begins.
-    `inbox`: the number of the inbox in which all of the put's parts stand.
+    `acks`: the daemon answers each part with PartCopied, for a sender that reuses its region before the put has ended.
+    `cost_ms`: the time that computing the payload took; 0 if it is not known. `agent`: the agent that the put is for.
+    `prefix_bytes`: the size of the payload's first leaf, at `aligned(tree_bytes)`, if that leaf is the record of a
+    block of a sequence (`shm.prefix`); 0 if the entry is not a block. `parent`: the key of the parent block; None for
+    the first block of a sequence. `inbox`: the number of the inbox that holds all parts of the put.
     """
 
     answered_by = Committed
@@ -171,7 +177,7 @@ class Commit(StoreRequest, frozen=True):
 
 
 class Part(StoreRequest, frozen=True):
-    """The next `part_bytes` of the payload, to be found at `inbox_offset` of the put's inbox."""
+    """The next `part_bytes` of the payload are at `inbox_offset` of the put's inbox."""
 
     id: Id
     inbox_offset: Bytes
@@ -180,10 +186,10 @@ class Part(StoreRequest, frozen=True):
 
 
 class Claimed(Answer, frozen=True):
-    """`wait` is followed by another Claimed of this id; `alone`: compute, without a claim.
+    """Answers RequestClaim. After `wait` another Claimed with this id follows. `alone`: compute without a claim.
 
-    `lasts_s`: with `compute` until the claim has to be renewed; with `wait` until its holder expects to have stored the
-    payload, 0 where it did not tell.
+    `lasts_s`: with `compute`, the time until the claim has to be renewed. With `wait`, the time in which the holder
+    expects to have stored the payload; 0 if the holder did not say.
     """
 
     id: Id
@@ -193,8 +199,10 @@ class Claimed(Answer, frozen=True):
 
 
 class RequestClaim(StoreRequest, frozen=True):
-    """`within_s`: in how many seconds the client expects to have stored it, if it is the one to compute; 0: it cannot
-    tell."""
+    """Asks for the entry or for the claim on its key.
+
+    `within_s`: the time in which the client expects to have stored the entry if it gets the claim; 0 if not known.
+    """
 
     answered_by = Claimed
     id: Id
@@ -203,13 +211,13 @@ class RequestClaim(StoreRequest, frozen=True):
 
 
 class Renew(StoreRequest, frozen=True):
-    """No answer. Tokens of claims that have ended are ignored."""
+    """Renews claims. No answer. Tokens of claims that have ended are ignored."""
 
     tokens: Tokens
 
 
 class Abandon(StoreRequest, frozen=True):
-    """No answer. The claim goes to the first who waits."""
+    """Gives a claim up. No answer. The claim goes to the client that has waited for it longest."""
 
     token: Token
 
@@ -218,6 +226,8 @@ class Abandon(StoreRequest, frozen=True):
 
 
 class Evict(StoreRequest, frozen=True):
+    """Evicts entries. The answer counts the entries that were stored."""
+
     answered_by = Counted
     needs_lane = False
     id: Id
@@ -225,7 +235,7 @@ class Evict(StoreRequest, frozen=True):
 
 
 class Touch(StoreRequest, frozen=True):
-    """Renews recency and ttl."""
+    """Renews the recency and the time to live of entries. The answer counts the entries that are stored."""
 
     answered_by = Counted
     needs_lane = False
@@ -234,7 +244,7 @@ class Touch(StoreRequest, frozen=True):
 
 
 class Clear(StoreRequest, frozen=True):
-    """Evicts a namespace, or everything."""
+    """Evicts all entries of a namespace; without one, all entries."""
 
     answered_by = Counted
     needs_lane = False
@@ -243,13 +253,15 @@ class Clear(StoreRequest, frozen=True):
 
 
 class Generation(Answer, frozen=True):
+    """Answers Invalidate: the namespace's generation now, and the number of entries dropped."""
+
     id: Id
     generation: Count
     dropped: Count
 
 
 class Invalidate(StoreRequest, frozen=True):
-    """Raises a namespace's generation if it is still `generation`, and drops its entries."""
+    """Raises a namespace's generation if it is still `generation`, and drops the namespace's entries."""
 
     answered_by = Generation
     needs_lane = False
@@ -259,13 +271,15 @@ class Invalidate(StoreRequest, frozen=True):
 
 
 class Pinned(Answer, frozen=True):
-    """`lasts_s` is 0 if the key is not there."""
+    """Answers Pin. `lasts_s`: how long the pin lasts; 0 if the key has no entry."""
 
     id: Id
     lasts_s: SecondsOrNone
 
 
 class Pin(StoreRequest, frozen=True):
+    """Pins an entry for `for_s` at most."""
+
     answered_by = Pinned
     id: Id
     key: Key
@@ -273,19 +287,23 @@ class Pin(StoreRequest, frozen=True):
 
 
 class Unpin(StoreRequest, frozen=True):
+    """Ends a Pin."""
+
     answered_by = Done
     id: Id
     key: Key
 
 
 class Limited(Answer, frozen=True):
+    """Answers Limit: the store's byte budget before and after."""
+
     id: Id
     before_bytes: Bytes
     after_bytes: Bytes
 
 
 class Limit(StoreRequest, frozen=True):
-    """Sets the store's byte budget while it runs."""
+    """Sets the byte budget of the running store."""
 
     answered_by = Limited
     needs_lane = False
@@ -297,8 +315,11 @@ class Limit(StoreRequest, frozen=True):
 
 
 class Matched(Answer, frozen=True):
-    """The first `offset` tokens are cached: `blocks` have them, the last as far as needed. `snapshot`: the one that
-    stands exactly there. Nothing is pinned: what has gone when it is looked up shortens the match."""
+    """Answers MatchPrefix: the first `offset` tokens are cached.
+
+    `blocks`: the blocks with these tokens, in order; the last block may have more tokens. `snapshot`: the snapshot at
+    exactly that offset. Nothing is pinned: if a block is evicted before the client looks it up, the match is shorter.
+    """
 
     id: Id
     offset: Count
@@ -307,9 +328,11 @@ class Matched(Answer, frozen=True):
 
 
 class MatchPrefix(PrefixRequest, frozen=True):
-    """Asks for the longest cached prefix of a sequence. Its record of `query_bytes` (a packed
-    `shm.prefix.PrefixRecord`: all tokens, folded, and all media) stands at `inbox_offset` of the
-    inbox numbered `inbox`. The place is free again with the answer.
+    """Asks for the longest cached prefix of a sequence.
+
+    The query is a packed `shm.prefix.PrefixRecord` of `query_bytes`: all tokens, with the identities of media folded
+    in, and all media. It is at `inbox_offset` of the inbox with the number `inbox`. The client may reuse these bytes
+    once the answer has come.
     """
 
     answered_by = Matched
@@ -322,7 +345,7 @@ class MatchPrefix(PrefixRequest, frozen=True):
 
 
 class EvictPrefixes(StoreRequest, frozen=True):
-    """Evicts the sequences of a namespace, of all its generations. Its other entries stay."""
+    """Evicts the sequences of a namespace, in all of its generations. Its other entries stay."""
 
     answered_by = Counted
     needs_lane = False
@@ -331,8 +354,11 @@ class EvictPrefixes(StoreRequest, frozen=True):
 
 
 class AgentTurn(StoreRequest, frozen=True):
-    """What is known of an agent's next turn: a call of it has ended in a tool call, whose result it will go on with;
-    or its turn has ended, and somebody has to speak first; or it is finished, and uses nothing again."""
+    """Says when an agent will run again.
+
+    "tool_call": its model call ended in a tool call, and it continues with the result. "turn_ended": its turn ended,
+    and it continues after the next input. "finished": it never runs again.
+    """
 
     answered_by = Done
     needs_lane = False

@@ -1,7 +1,7 @@
-"""The words of pressure: tiers, and the modes that a tier can be in.
+"""The names of tiers, and of the modes that a tier can be in.
 
-Owns: their names and their order. Does not own when one is entered or left, nor what follows from it: that is the
-daemon's policy.
+Owns: the names, and the order of the modes. Does not own when a mode is entered or left, nor its consequences: both
+belong to the daemon's governor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Tier(StrEnum):
-    """Where a payload lives: a client's VRAM, or the ring.
+    """The memory that holds a payload: a client's VRAM, or the ring in host memory.
 
     Example:
         >>> tensord.Tier.DEVICE == "device", tensord.Tier.HOST == "host"
@@ -23,7 +23,9 @@ class Tier(StrEnum):
 
 
 class Mode(StrEnum):
-    """How full a tier is, in five levels; `WORKFLOW_AWARE`: normal or pressure, with a step graph to go by.
+    """The mode of a tier: five levels of fullness, and `WORKFLOW_AWARE`.
+
+    `WORKFLOW_AWARE` stands for the levels normal and pressure while a step graph is registered.
 
     Example:
         >>> tensord.Mode.CRITICAL == "critical"
@@ -39,7 +41,7 @@ class Mode(StrEnum):
 
 
 LEVELS: Final = (Mode.RELAXED, Mode.NORMAL, Mode.PRESSURE, Mode.CRITICAL, Mode.EMERGENCY)
-"""The five levels, from empty to full."""
+"""The five levels, from the emptiest to the fullest."""
 
 HOST_GAUGE: Final = "host"
-"""The host tier's gauge. Every other gauge is a device's, under the device's name."""
+"""The name of the host tier's gauge. Every other gauge has the name of its device."""

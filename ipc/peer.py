@@ -1,6 +1,6 @@
-"""Who is at the other end of a Unix socket, as the kernel says.
+"""The identity of the peer of a Unix socket, from the kernel.
 
-Owns: reading SO_PEERCRED. Does not own what a uid may do.
+Owns: the reading of SO_PEERCRED. Does not own what a uid may do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CREDENTIALS: Final = struct.Struct("@iII")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that connected, at the time it did. `pid` is 0 outside our pid namespace."""
+    """The process that connected, as it was at that time. `pid` is 0 for a process outside our pid namespace."""
 
     pid: int
     uid: int

@@ -1,17 +1,16 @@
-"""Where the daemon's three sockets stand, for whoever listens and whoever connects.
+"""The paths of the daemon's three sockets, for the daemon and for clients.
 
-Owns: the names of the folders and of the environment variables, and the check that a folder is not
-somebody else's.
-Does not own: the sockets. Nothing here connects, listens or reads the configuration.
+Owns: the names of folders, sockets and environment variables, and the check that a folder belongs to this user.
+Does not own the sockets. Nothing here connects, listens or reads the configuration.
 
-A socket's folder is found so:
+The folder is the first of these that exists or applies:
 
-    daemon   $RUNTIME_DIRECTORY (a service manager's) │ root: /run/tensord │ else the user's folder
-    client   $TENSORD_SOCKET │ the user's, if a socket is there │ the system's
-    user's   $XDG_RUNTIME_DIR/tensord, or without one /tmp/tensord-<uid>
+    daemon   $RUNTIME_DIRECTORY (set by a service manager) │ for root: /run/tensord │ the user's folder
+    client   $TENSORD_SOCKET │ the user's folder, if a socket is there │ the system's folder, /run/tensord
+    user's   $XDG_RUNTIME_DIR/tensord │ /tmp/tensord-<uid>
 
-Invariant: a folder in /tmp is used only if this user made it and nobody else may write there, since
-anyone can make a folder of that name first.
+Invariant: a folder in /tmp is used only if it belongs to this user and no other user may write to it. Any user can
+create a folder of that name first.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ METRICS_NAME: Final = "metrics.sock"
 SYSTEM_FOLDER: Final = Path("/run/tensord")
 FALLBACK_FOLDER: Final = Path("/tmp")
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""What `sun_path` holds, less its final zero."""
+"""The longest path of a Unix socket: the size of `sun_path` without its final zero byte."""
 
 
 def user_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """The folder of this user's daemon. It need not exist."""
+    """The socket folder of this user's daemon. The folder may not exist yet."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     return Path(runtime, "tensord") if runtime else FALLBACK_FOLDER / f"tensord-{uid}"
 
 
 def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """The folder in which a daemon started here puts its sockets. It need not exist."""
+    """The folder for the sockets of a daemon started in this environment. The folder may not exist yet."""
     given = environ.get("RUNTIME_DIRECTORY")
     if given:
         return Path(given.split(":")[0])
@@ -50,9 +49,9 @@ def daemon_folder(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def control_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
-    """The control socket a client connects to; `uid` is this process's unless given.
+    """The control socket that a client connects to. `uid` defaults to the effective uid of this process.
 
-    Raises SocketForbidden when the user's folder in /tmp is somebody else's.
+    Raises SocketForbidden if the user's folder in /tmp belongs to another user or is writable for others.
     """
     given = environ.get(CONTROL_VARIABLE)
     if given:
@@ -67,7 +66,7 @@ def control_socket(environ: Mapping[str, str], uid: int | None = None, system_fo
 
 
 def status_socket(environ: Mapping[str, str], uid: int | None = None, system_folder: Path = SYSTEM_FOLDER) -> Path:
-    """The status socket: $TENSORD_STATUS_SOCKET, else the one beside the control socket."""
+    """The status socket that a reader connects to: $TENSORD_STATUS_SOCKET, or the one beside the control socket."""
     given = environ.get(STATUS_VARIABLE)
     if given:
         return Path(given)
@@ -75,12 +74,13 @@ def status_socket(environ: Mapping[str, str], uid: int | None = None, system_fol
 
 
 def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Make `folder` for a socket if it is missing and one of the usual: 0755 for the system's, else 0700 and checked.
+    """Creates `folder` for a socket if it is missing and is one of the default folders.
 
-    The usual folders are those of `daemon_folder` and `user_folder`, and one for each instance in them. Their own
-    parents, and folders elsewhere, have to be there: a mistyped path leaves no folders behind.
+    The default folders are the system's, those of `daemon_folder` and `user_folder`, and one level of folders in them,
+    for instances. The system's folder gets mode 0755, any other 0700; folders in /tmp are checked. The parents of
+    default folders, and all other folders, must exist already: a mistyped path creates no folder.
 
-    Raises SocketForbidden when it is not there and not made, or is not this user's alone.
+    Raises SocketForbidden if the folder is missing and is not created, or if a folder in /tmp fails the check.
     """
     uid = os.geteuid() if uid is None else uid
     usual = {SYSTEM_FOLDER, daemon_folder(environ, uid), user_folder(environ, uid)}
@@ -91,9 +91,10 @@ def make_folder(folder: Path, uid: int | None = None, environ: Mapping[str, str]
             check_folder(each, uid)
     if not folder.is_dir():
         if os.path.lexists(folder):
-            raise SocketForbidden(f"{folder} is no folder: remove it, or set another socket")
+            raise SocketForbidden(f"{folder} is not a folder: remove it, or set another socket")
         raise SocketForbidden(
-            f"the socket's folder {folder} is not there, and only usual ones are made: make it, or set another socket"
+            f"the socket's folder {folder} does not exist, and only default folders are created: create it, or set "
+            "another socket"
         )
 
 
@@ -101,23 +102,25 @@ def _make(folder: Path, mode: int) -> None:
     try:
         folder.mkdir(mode, exist_ok=True)
     except FileExistsError:
-        raise SocketForbidden(f"{folder} is no folder: remove it, or set another socket") from None
+        raise SocketForbidden(f"{folder} is not a folder: remove it, or set another socket") from None
     except OSError as error:
         raise SocketForbidden(
-            f"the socket's folder {folder} cannot be made: {error.strerror}; make it, or set another socket"
+            f"the socket's folder {folder} cannot be created: {error.strerror}; create it, or set another socket"
         ) from error
 
 
 def check_folder(folder: Path, uid: int) -> None:
-    """Raise SocketForbidden unless `folder` is a folder of `uid` where nobody else may write."""
+    """Raises SocketForbidden unless `folder` belongs to `uid` and only `uid` may write to it."""
     found = os.lstat(folder)
     remedy = "remove it, or set XDG_RUNTIME_DIR or TENSORD_SOCKET"
     if not stat.S_ISDIR(found.st_mode):
-        raise SocketForbidden(f"{folder} is no folder of its own (a link or a file): {remedy}")
+        raise SocketForbidden(f"{folder} is a link or a file, not a folder: {remedy}")
     if found.st_uid != uid:
         raise SocketForbidden(f"{folder} belongs to uid {found.st_uid}, not to {uid}: {remedy}")
     if found.st_mode & 0o022:
-        raise SocketForbidden(f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, others may write there: {remedy}")
+        raise SocketForbidden(
+            f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}, so that other users may write to it: {remedy}"
+        )
 
 
 def _is_socket(path: Path) -> bool:

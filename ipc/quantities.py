@@ -1,8 +1,8 @@
-"""How sizes and durations are written down, in a configuration and on a command line alike.
+"""Parses and formats sizes and durations, for configuration files and command lines.
 
-Owns: the units, and reading and showing of both. Does not own: bounds, nor which setting wants which.
+Owns: the units, and both directions of the conversion. Does not own bounds, nor which setting takes which unit.
 
-Invariant: what is shown reads back as the same value.
+Invariant: a formatted value parses to the same value again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 
 
 def read_size(given: object) -> int:
-    """Bytes of a number or a text such as "4GiB". Raises ValueError."""
+    """The bytes of a number or of a text such as "4GiB". Raises ValueError."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     match = _SIZE.fullmatch(str(given).strip())
@@ -44,7 +44,7 @@ def show_size(value: int) -> str:
 
 
 def read_duration(given: object) -> float:
-    """Seconds of a number or a text such as "1h30m". Raises ValueError."""
+    """The seconds of a number or of a text such as "1h30m". Raises ValueError."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         return float(given)
     text = str(given).strip()

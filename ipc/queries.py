@@ -1,6 +1,6 @@
-"""What a reader and the daemon say on the status socket: questions, and the documents that answer them.
+"""The messages of the status socket: queries, and the documents that answer them.
 
-Owns: names and fields. Does not own what a document says (the daemon's actors do).
+Owns: the names and fields of these messages. Does not own the content of a document (the daemon's actors build it).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .schema import ENTRIES_MAX, Count, Id, Key, NamespaceTag
 
 
 class Document(Answer, frozen=True):
-    """Answers a query: a map of names, figures, lists and further maps."""
+    """Answers a query. `body`: a map of names, numbers, lists and further maps."""
 
     id: Id
     body: dict[str, Any]
 
 
 class Event(Answer, frozen=True):
-    """A push to a watcher: something that happened in the daemon.
+    """A push to a connection that sent Watch: one event in the daemon.
 
-    `dropped`: the number of events before this one that the watcher missed.
+    `dropped`: the number of events before this one that were not sent.
     """
 
     body: dict[str, Any]
@@ -46,15 +46,16 @@ class EntriesQuery(StatusRequest, frozen=True):
 
 
 class WhyQuery(StatusRequest, frozen=True):
-    """Asks why the key's entry stays, or why it went."""
+    """Asks why the key's entry is still stored, or why it was removed."""
 
     answered_by = Document
     key: Key
 
 
 class GoneQuery(StatusRequest, frozen=True):
-    """Asks for up to `count` keys of entries that went, the latest first, which begin with the first `digits`
-    hexadecimal digits of `key`.
+    """Asks for up to `count` keys of removed entries, the latest first.
+
+    Only keys that begin with the first `digits` hexadecimal digits of `key` are returned.
     """
 
     answered_by = Document
@@ -64,13 +65,13 @@ class GoneQuery(StatusRequest, frozen=True):
 
 
 class ClientsQuery(StatusRequest, frozen=True):
-    """Asks for one row for each lane: whose it is, and what it pins."""
+    """Asks for one row for each lane: its client, and the entries that it pins."""
 
     answered_by = Document
 
 
 class HealthQuery(DaemonQuery, frozen=True):
-    """Asks whether the daemon is healthy, and for what an operator has to look at."""
+    """Asks whether the daemon is healthy, and for the findings that an operator has to look at."""
 
     answered_by = Document
 

@@ -1,6 +1,7 @@
-"""The parts of messages: field types with their ranges, the limits, errors on their way.
+"""The field types of messages, with their ranges, and the form of an error inside a message.
 
-Owns: what a key, a size, a duration may be. Does not own which message holds which (`messages`).
+Owns: the ranges of keys, sizes, counts and durations, the protocol version, and the limits that Welcome sends to a
+client. Does not own which message has which field (`messages`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEYS_MAX: Final = 1024
 TOKENS_MAX: Final = 4096
 ENTRIES_MAX: Final = 1024
 BLOCKS_MAX: Final = 1024
-"""Blocks of one sequence."""
+"""The most blocks of one sequence that an answer may name."""
 PREFIX_BYTES_MAX: Final = 64 << 20
 COST_MS_MAX: Final = 86_400_000.0
 AGENT_NAME_CHARS_MAX: Final = 128
@@ -31,10 +32,10 @@ NAME_CHARS_MAX: Final = 128
 DURATION_S_MAX: Final = 315_360_000.0  # ten years; NaN and infinity fail the comparison
 
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-"""Chosen by whoever asks and repeated in the answer; not used twice while the first is open."""
+"""The id of a request. The requester chooses it, and the answer repeats it. Two open requests must not share an id."""
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 NamespaceTag = Annotated[bytes, Meta(min_length=8, max_length=8)]
-"""The first 8 bytes of every key of a namespace, whatever its generation."""
+"""The first 8 bytes of every key of a namespace. They are the same in all of its generations."""
 Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 """Names one claim."""
 Bytes = Annotated[int, Meta(ge=0, le=SIZE_BYTES_MAX)]
@@ -44,12 +45,13 @@ Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Some = Annotated[int, Meta(ge=1, le=1 << 32)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=DURATION_S_MAX)]
+"""0 means none, or not known."""
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Code = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
 PrefixBytes = Annotated[int, Meta(ge=0, le=PREFIX_BYTES_MAX)]
-"""Of a block's record, or of a query."""
+"""The size of a block's record, or of a prefix query."""
 Milliseconds = Annotated[float, Meta(ge=0, le=COST_MS_MAX)]
 Blocks = Annotated[list[Key], Meta(max_length=BLOCKS_MAX)]
 Tokens = Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
@@ -59,7 +61,7 @@ Three = Annotated[int, Meta(ge=3, le=3)]
 
 
 class ClientLimits(Struct, frozen=True):
-    """What the daemon allows one client, as told in Welcome; every refusal names one of these."""
+    """The limits of one client, as Welcome tells them. Every refusal for a limit names one of these fields."""
 
     message_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 24)] = 65_536
     inbox_bytes_max: SomeBytes = 256 << 20
@@ -78,14 +80,14 @@ class ClientLimits(Struct, frozen=True):
 
 
 class ErrorBody(Struct, frozen=True):
-    """An error of the tensord family on its way; the other side raises the same type."""
+    """An error of the tensord family as a part of a message. The receiver raises the same type."""
 
     code: Code
     text: Text
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorBody:
-        """`error` as it can cross: cut to TEXT_CHARS_MAX, bytes that are no text replaced."""
+        """The message part for `error`. The text is cut to TEXT_CHARS_MAX; characters outside UTF-8 are replaced."""
         code = error.code if isinstance(error, TensordError) else TensordError.__name__
         return cls(code, _printable(str(error) or type(error).__name__))
 
@@ -94,7 +96,7 @@ class ErrorBody(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, tag_field="type"):
-    """The base of everything that crosses a socket."""
+    """The base class of all messages."""
 
 
 def _printable(text: str) -> str:

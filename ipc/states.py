@@ -1,17 +1,18 @@
-"""The states of a connection, as tables: what may be said in each, and where it leads.
+"""The states of a connection, as tables: the messages allowed in each state, and the transitions.
 
                 control socket                                     status socket
 
     FRESH ──Hello──> GREETING ──Welcome──> GREETED             FRESH ──any query──> OPEN
                                             │    ↑
-                                         Attach  Error         Both end in CLOSED: the peer is
-                                            ↓    │             gone, or broke the rules, or
-                     ATTACHED <─Attached─ ATTACHING            Hello was refused.
+                                         Attach  Error         Both end in CLOSED: the peer is gone,
+                                            ↓    │             or broke the protocol, or Hello was
+                     ATTACHED <─Attached─ ATTACHING            refused.
 
-Owns: the tables, which follow from how messages are declared (`declared`). Does not own any connection's state
-(`connection` does).
+Owns: the tables, which are derived from the declarations of messages (`declared`). Does not own the state of any
+connection (`connection`).
 
-Both sides read the same tables: a message counts when it is sent, and when it arrives.
+Invariant: client and daemon use the same tables. The sender makes a transition when it sends a message, the receiver
+when the message arrives.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ CONTROL_REQUESTS: Final[Kinds] = by_name(_CONTROL)
 CONTROL_ANSWERS: Final[Kinds] = by_name(answers(_CONTROL))
 STATUS_REQUESTS: Final[Kinds] = by_name(_STATUS)
 STATUS_ANSWERS: Final[Kinds] = by_name(answers(_STATUS))
-"""What may come on each socket, by the name on the wire: requests to the daemon, answers and pushes to the client."""
+"""The messages of each socket by their name on the wire: requests to the daemon, answers and pushes to the client."""
 
-# These need no lane, so that a command can send them without attaching.
+# Requests that need no lane. A command-line tool can send them without attaching.
 UNATTACHED: Final[frozenset[Kind]] = frozenset(kind for kind in _CONTROL if not kind.needs_lane)
 ATTACHED: Final[frozenset[Kind]] = frozenset(_CONTROL) - {m.Hello, m.Attach}
 
@@ -89,19 +90,20 @@ REMEDIES: Final[dict[ConnectionState, str]] = {
 ANSWERED_BY: Final[dict[Kind, Kind]] = {
     kind: kind.answered_by for kind in (*_CONTROL, *_STATUS) if kind.answered_by is not None
 }
-"""What answers a request; an Error may answer each. Who is not here gets no answer."""
+"""The class of the answer to each request. An Error may answer every one of them. A request not listed here gets no
+answer."""
 OTHER_SOCKET: Final[dict[str, str]] = {
     **{
-        name: f"that is the status socket, where nothing can be changed and {name} is not taken: "
-        f"name the control socket, {CONTROL_NAME} unless it was configured otherwise"
+        name: f"this is the status socket, which is read-only and does not accept {name}: "
+        f"connect to the control socket, {CONTROL_NAME} unless it was configured otherwise"
         for name in CONTROL_REQUESTS
     },
     **{
-        name: f"that is the control socket, which answers no {name}: "
-        f"name the status socket, {STATUS_NAME} unless it was configured otherwise"
+        name: f"this is the control socket, which does not accept {name}: "
+        f"connect to the status socket, {STATUS_NAME} unless it was configured otherwise"
         for name in STATUS_REQUESTS
     },
 }
-"""What is told a peer whose message, by its name, is for the daemon's other socket."""
+"""The text of the Error for a message that belongs to the daemon's other socket, by the message's name."""
 PUSHES: Final[frozenset[Kind]] = frozenset(push for kind in (*_CONTROL, *_STATUS) for push in kind.pushes)
-"""What the daemon may send without being asked."""
+"""The messages that the daemon may send unasked."""

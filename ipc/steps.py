@@ -1,13 +1,15 @@
-"""Step graphs: which agent of a workflow runs at which step, and so how soon each one's entries are needed again.
+"""Step graphs: the agents of a workflow and the steps at which they run.
 
-Owns: what a step may be, the graph's checks, and the order of agents from any step of the workflow.
-Does not own where a workflow is (every question names its step), nor whose entries go.
+The governor derives from a step graph how soon the entries of each agent are needed again.
 
-An agent may run at several steps. Once they are all past it is never needed again: only another step of its own, at
-or after the current one, says otherwise.
+Owns: the checks of a step and of a graph, and the order of agents as seen from a step. Does not own the current step of
+a workflow (every query passes it), nor the choice of entries to evict.
 
-Invariants: a step that was refused has changed nothing; (agent, step_index) is there once; an agent's step indices
-are sorted.
+An agent may run at several steps. Once all of its steps are past, the agent is finished. A further step at or after the
+current one makes it needed again.
+
+Invariants: a refused step has changed nothing; each (agent, step_index) exists once; the step indices of an agent are
+sorted.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from .schema import NUMBER_MAX
 
 @dataclass(frozen=True, slots=True)
 class AgentStep:
-    """`agent_id` runs at `step_index`, after the agents in `depends_on`.
+    """One step of a workflow: the agent `agent_id` runs at `step_index`, after the agents in `depends_on`.
 
-    `estimated_tokens`: what it will hold then; 0: not known. `is_optional`: the workflow can go on without it.
+    `estimated_tokens`: the number of tokens that the agent will hold at this step; 0 if not known. `is_optional`: the
+    workflow can continue without this step.
 
-    Raises BadGraph, which names the field, its value and what is wanted.
+    Raises BadGraph, which names the field, its value and the accepted values.
 
     Example:
         >>> step = tensord.AgentStep("coder", depends_on=("planner",), step_index=1, estimated_tokens=4000)
@@ -58,7 +61,7 @@ class AgentStep:
 
 
 class AgentStepGraph:
-    """The steps of one workflow. Steps may be added in any order; `validate_dag` says whether they are a workflow.
+    """The steps of one workflow. Steps may be added in any order; `validate_dag` checks the whole graph.
 
     Example:
         >>> graph = tensord.AgentStepGraph()
@@ -78,7 +81,7 @@ class AgentStepGraph:
 
     @classmethod
     def from_steps(cls, steps: Iterable[Step]) -> AgentStepGraph:
-        """The graph that a message says, checked as a whole.
+        """The graph of a message's steps, checked as a whole.
 
         Raises BadGraph.
         """
@@ -87,11 +90,11 @@ class AgentStepGraph:
             for each in steps
         )
         graph.validate_dag()
-        graph._in_order()  # now, and not for many graphs at once, when somebody asks
+        graph._in_order()  # sort now: a later query may need many graphs at once
         return graph
 
     def to_messages(self) -> list[Step]:
-        """The steps as a message says them, in the order in which they were added."""
+        """The steps in the form of a message, in the order in which they were added."""
         return [
             Step(each.agent_id, each.step_index, list(each.depends_on), each.estimated_tokens, each.is_optional)
             for each in self._steps.values()
@@ -104,32 +107,34 @@ class AgentStepGraph:
         return len(self._steps)
 
     def __contains__(self, agent_id: object) -> bool:
-        """Whether the agent runs at any step, past ones too."""
+        """True if the agent runs at any step, past steps included."""
         return agent_id in self._indices
 
     def size(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return len(self._steps)
 
     def add_step(self, step: AgentStep) -> None:
-        """One step more.
+        """Adds a step.
 
-        Raises BadGraph if the agent has a step of that index, or there are STEPS_MAX steps.
+        Raises BadGraph if the agent already has a step with that index, or the graph has STEPS_MAX steps.
         """
         at = (step.agent_id, step.step_index)
         if at in self._steps:
             raise BadGraph(f"step_index = {step.step_index}: agent {step.agent_id!r} has that step already")
         if len(self._steps) >= STEPS_MAX:
-            raise BadGraph(f"a step of agent {step.agent_id!r} over {STEPS_MAX} steps: register several workflows")
+            raise BadGraph(
+                f"a step of agent {step.agent_id!r} would be over {STEPS_MAX} steps: register several workflows"
+            )
         self._steps[at] = step
         self._sorted = None
         insort(self._indices.setdefault(step.agent_id, []), step.step_index)
 
     def validate_dag(self) -> None:
-        """Checks what no single step shows.
+        """Checks the graph as a whole.
 
-        Raises BadGraph, naming the agents, if there is no step at all, a dependency has no step in the graph, steps
-        wait for each other in a circle, or a dependency first runs no earlier than a step that waits for it.
+        Raises BadGraph, naming the agents, if the graph has no step, if a dependency has no step in the graph, if the
+        dependencies form a cycle, or if a dependency first runs no earlier than a step that depends on it.
         """
         if not self._steps:
             raise BadGraph("a workflow without steps: add one")
@@ -139,13 +144,13 @@ class AgentStepGraph:
                 max(map(first.__getitem__, step.depends_on), default=-1) < step.step_index
                 for step in self._steps.values()
             ):
-                return  # each waits for an earlier step only: there is no circle
+                return  # every dependency runs earlier: there is no cycle
         except KeyError:
-            pass  # one has no step
-        raise self._what_is_wrong()
+            pass  # a dependency has no step
+        raise self._dependency_error()
 
-    def _what_is_wrong(self) -> BadGraph:
-        """With the dependencies, of which at least one has no step, or none that is early enough."""
+    def _dependency_error(self) -> BadGraph:
+        """The error of a graph in which some dependency has no step, or no step that is early enough."""
         waits: dict[tuple[str, int], list[tuple[str, int]]] = {}
         late: BadGraph | None = None
         for at, step in self._steps.items():
@@ -162,35 +167,37 @@ class AgentStepGraph:
                         f"depends_on: agent {step.agent_id!r} at step {step.step_index} depends on {agent!r}, "
                         f"which first runs at step {indices[0]}: a dependency must run earlier"
                     )
-                # It waits for the run just before its own, or for one that comes too late.
+                # The step waits for the latest earlier run of the dependency, or for its first run, which is too late.
                 waits.setdefault(at, []).append((agent, indices[max(before - 1, 0)]))
         assert late is not None
-        # A circle has a late dependency too, but says more of what is wrong.
+        # A cycle has a late dependency too. Naming the whole cycle helps more.
         try:
             TopologicalSorter(waits).prepare()
         except CycleError as error:
-            circle = " waits for ".join(f"{agent!r} (step {index})" for agent, index in reversed(error.args[1]))
-            return BadGraph(f"depends_on: a cycle: {circle}")
+            cycle = " waits for ".join(f"{agent!r} (step {index})" for agent, index in reversed(error.args[1]))
+            return BadGraph(f"depends_on: a cycle: {cycle}")
         return late
 
     def compute_steps_to_execution(self, agent_id: str, current_step: int) -> int | None:
-        """How many steps after `current_step` the agent runs next; 0: it is running.
+        """How many steps after `current_step` the agent runs next. 0: it runs now.
 
-        None: never again, all its steps are past; also for an agent that is not in the graph (`in` tells them apart).
+        None: all of its steps are past, or the agent is not in the graph (`in` tells these two apart).
         """
         index = self._next_index(agent_id, current_step)
         return None if index is None else index - current_step
 
     def steps_to_execution(self, current_step: int) -> dict[str, int]:
-        """`compute_steps_to_execution` of every agent that runs again, in one pass over the steps that are left."""
+        """`compute_steps_to_execution` of every agent that runs now or later, in one pass over the remaining steps."""
         steps = self._in_order()
         left = steps[bisect_left(steps, current_step, key=_step_index) :]
-        return {step.agent_id: step.step_index - current_step for step in reversed(left)}  # the last one said stays
+        # In reverse order: an agent's nearest step is written last, and overwrites the later ones.
+        return {step.agent_id: step.step_index - current_step for step in reversed(left)}
 
     def get_prefetch_candidates(self, current_step: int, lookahead: int) -> list[AgentStep]:
-        """The next step of every agent that runs within `lookahead` steps and not now.
+        """The next step of every agent that does not run now and runs within `lookahead` steps.
 
-        Nearest first; of one distance, required ones before optional ones, then in order of addition.
+        The nearest steps come first. At equal distance, required steps come before optional ones, then the order of
+        addition decides.
         """
         steps = self._in_order()
         begin = bisect_left(steps, current_step + 1, key=_step_index)
@@ -198,10 +205,10 @@ class AgentStepGraph:
         return [step for step in steps[begin:end] if self._next_index(step.agent_id, current_step) == step.step_index]
 
     def get_eviction_priority_order(self, current_step: int) -> list[str]:
-        """Every agent once; who can be spared most comes first.
+        """Every agent once, in the order in which their entries should be evicted.
 
-        Finished agents, those longest finished first; then from the farthest to those that run now. Of one distance,
-        optional ones before required ones, then in order of addition.
+        First finished agents, the longest finished first. Then the others, from the farthest next step to those that
+        run now. At equal distance, optional steps come before required ones, then the order of addition decides.
         """
         ranks: dict[str, tuple[bool, int, bool]] = {}
         for agent, indices in self._indices.items():
@@ -214,25 +221,25 @@ class AgentStepGraph:
         return sorted(ranks, key=ranks.__getitem__)
 
     def get_step(self, agent_id: str, step_index: int | None = None) -> AgentStep | None:
-        """The agent's step of that index, or its first one; None if there is none."""
+        """The agent's step with that index, by default its first step. None if it does not exist."""
         indices = self._indices.get(agent_id)
         if indices is None:
             return None
         return self._steps.get((agent_id, indices[0] if step_index is None else step_index))
 
     def get_all_agents(self) -> list[str]:
-        """Every agent once, in order of first addition."""
+        """Every agent once, in the order of first addition."""
         return list(self._indices)
 
     def check_invariants(self) -> None:
-        """Asserts what the structures promise each other."""
+        """Asserts that the internal structures agree with each other."""
         assert all(at == (step.agent_id, step.step_index) for at, step in self._steps.items())
         assert {(agent, index) for agent, indices in self._indices.items() for index in indices} == self._steps.keys()
         assert all(first < second for indices in self._indices.values() for first, second in pairwise(indices))
         assert len(self._steps) <= STEPS_MAX
 
     def _in_order(self) -> list[AgentStep]:
-        """All steps by index; of one index, required ones first, then in order of the agents' addition."""
+        """All steps by index. At equal index, required steps first, then in the order of the agents' addition."""
         if self._sorted is None:
             added = {agent: at for at, agent in enumerate(self._indices)}
             self._sorted = sorted(
@@ -251,7 +258,7 @@ def _step_index(step: AgentStep) -> int:
 
 
 def _check_agents(field: str, given: Sequence[object]) -> None:
-    # All at once, since a graph may name 64 times as many as it has steps; one by one only to say which is wrong.
+    # All at once, because a graph may name 64 agents per step. One by one only to find the wrong one.
     if given:
         try:
             "".join(given).encode()  # type: ignore[arg-type]
@@ -266,17 +273,17 @@ def _check_agents(field: str, given: Sequence[object]) -> None:
 
 def _check_agent(field: str, given: object) -> None:
     if not isinstance(given, str):
-        raise BadGraph(f"{field}: {given!r} is no agent; give its name, a text")
+        raise BadGraph(f"{field}: {given!r} is not an agent's name: give a string")
     if not 1 <= len(given) <= AGENT_CHARS_MAX:
-        raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters; 1 to {AGENT_CHARS_MAX} may be")
+        raise BadGraph(f"{field}: {given[:40]!r} has {len(given)} characters: give 1 to {AGENT_CHARS_MAX}")
     try:
         given.encode()
     except UnicodeEncodeError:
-        raise BadGraph(f"{field}: {given!r} is no text that can be sent: leave lone surrogates out") from None
+        raise BadGraph(f"{field}: {given!r} has lone surrogates, which cannot be sent: leave them out") from None
 
 
 def _check_number(field: str, given: object) -> None:
     if isinstance(given, bool) or not isinstance(given, int):
         raise BadGraph(f"{field} = {given!r}: give a whole number")
     if not 0 <= given <= NUMBER_MAX:
-        raise BadGraph(f"{field} = {given}: from 0 to {NUMBER_MAX} may be")
+        raise BadGraph(f"{field} = {given}: give a number from 0 to {NUMBER_MAX}")

@@ -65,7 +65,7 @@ def test_without_a_free_descriptor_the_daemon_is_said_to_be_out_of_reach(tmp_pat
 def test_a_path_that_is_no_socket_is_said_to_be_none(tmp_path: Path, no_descriptor_leaks: None) -> None:
     (tmp_path / "f").touch()
     for path, kind in ((tmp_path / "f", "file"), (tmp_path, "folder")):
-        with pytest.raises(DaemonUnavailable, match=f"{path} is a {kind} and no socket") as caught:
+        with pytest.raises(DaemonUnavailable, match=f"{path} is a {kind}, not a socket") as caught:
             connect(path, 60)
         assert str(tmp_path / "control.sock") in str(caught.value)
 

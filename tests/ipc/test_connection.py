@@ -388,7 +388,7 @@ def test_a_missing_descriptor_is_refused(attached: Pair) -> None:
 def test_an_undeclared_descriptor_is_refused_and_handed_back(attached: Pair) -> None:
     arrival = attached.server.receive_data(pack(m.RequestClaim(5, KEY)), (101,))
     assert [message.id for message, _ in arrival.messages] == [5]
-    assert "1 descriptors came that no message declares" in str(arrival.failure)
+    assert "no message declares the last 1 descriptors" in str(arrival.failure)
     assert arrival.discarded == [101]
 
 

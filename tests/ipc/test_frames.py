@@ -133,7 +133,7 @@ def test_what_is_over_a_limit_is_named(found: object, why: str) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\xc1", "begins nothing"),
+        (b"\xc1", "begins no MessagePack type"),
         (b"\x91" * 2000, "nested too deeply"),
         (b"\x81\xa1\xff\x01", "utf-8"),
         (b"\x81\xa1x\xc7\x00\x05", "extension type 5"),
@@ -155,7 +155,7 @@ def test_a_reader_that_failed_stays_unusable() -> None:
     reader = FrameReader()
     with pytest.raises(BadMessage):
         list(reader.feed(b"\xc1"))
-    with pytest.raises(BadMessage, match="nothing can be read after"):
+    with pytest.raises(BadMessage, match="nothing more can be read"):
         list(reader.feed(pack(m.Done(1))))
 
 

@@ -95,7 +95,7 @@ def test_a_line_is_of_a_bounded_length() -> None:
 
 
 def test_a_gauge_stands_in_one_line_only() -> None:
-    with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that stands in no line before"):
+    with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that no earlier line has"):
         read_gauges("host 1 2\ncard 1 2\nhost 1 2")
     with pytest.raises(BadGaugeFile, match="line 3: NAME = 'host'; wanted: a gauge that has no reading at 0 s yet"):
         read_drill("0 host 1 2\n0 card 1 2\n0 host 1 2")

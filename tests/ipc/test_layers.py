@@ -93,7 +93,7 @@ def test_the_order_of_layers_counts() -> None:
 def test_layers_that_disagree_on_their_length_are_refused_and_named(place: int) -> None:
     layers = [Layer("shared"), Layer("normal", 10), Layer("rotating", 10, 4), Layer("recurrent", 10)]
     layers.insert(place, Layer("normal", 11))
-    with pytest.raises(BadPrefix, match=r"layer \d \(\w+\) has seen 1[01] tokens"):
+    with pytest.raises(BadPrefix, match=r"layer \d \(\w+\) has processed 1[01] tokens"):
         layout(layers, 16)
 
 

@@ -94,7 +94,7 @@ def test_a_second_instance_s_folder_is_made_only_in_a_folder_that_is_this_user_s
     usual = tmp_folder / f"tensord-{os.geteuid()}"
     usual.mkdir()
     usual.chmod(0o777)
-    with pytest.raises(SocketForbidden, match="mode 0777, others may write"):
+    with pytest.raises(SocketForbidden, match="mode 0777, so that other users may write"):
         places.make_folder(usual / "second", environ={})
 
 
@@ -102,7 +102,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_folder: Path) -> None:
     folder = tmp_folder / "tensord-7"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(SocketForbidden, match="mode 0777, others may write"):
+    with pytest.raises(SocketForbidden, match="mode 0777, so that other users may write"):
         places.make_folder(folder)
 
 
@@ -125,5 +125,5 @@ def test_a_link_in_the_folders_place_is_refused(tmp_folder: Path, tmp_path: Path
 
 def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    with pytest.raises(SocketForbidden, match=r"/f is no folder"):
+    with pytest.raises(SocketForbidden, match=r"/f is not a folder"):
         places.make_folder(tmp_path / "f")

@@ -216,7 +216,7 @@ def test_a_graph_is_valid_if_every_dependency_first_runs_earlier(steps: list[Age
 
 def test_each_name_of_a_long_list_of_dependencies_is_checked() -> None:
     good = tuple(f"agent {at}" for at in range(DEPENDENCIES_MAX - 1))
-    for wrong, said in (("", "0 characters"), ("x" * 129, "129 characters"), (7, "no agent"), ("\ud800", "surrogates")):
+    for wrong, said in (("", "0 characters"), ("x" * 129, "129 characters"), (7, "not an agent"), ("\ud800", "surrogates")):
         for at in (0, 30, len(good)):
             with pytest.raises(BadGraph, match=f"depends_on: .*{said}"):
                 AgentStep("a", (*good[:at], wrong, *good[at:]), 1)  # type: ignore[arg-type]
@@ -248,20 +248,20 @@ def test_the_work_of_a_graph_does_not_grow_with_its_dependencies() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"agent_id": ""}, "agent_id: '' has 0 characters; 1 to 128"),
-        ({"agent_id": "x" * 129}, "agent_id: 'x{40}' has 129 characters; 1 to 128"),
-        ({"agent_id": 7}, "agent_id: 7 is no agent"),
+        ({"agent_id": ""}, "agent_id: '' has 0 characters: give 1 to 128"),
+        ({"agent_id": "x" * 129}, "agent_id: 'x{40}' has 129 characters: give 1 to 128"),
+        ({"agent_id": 7}, "agent_id: 7 is not an agent"),
         ({"agent_id": "\ud800"}, "agent_id: .* no text that can be sent"),
         ({"depends_on": "abc"}, "depends_on = 'abc': give a tuple of agents"),
         ({"depends_on": None}, "depends_on = None"),
         ({"depends_on": ("a", "")}, "depends_on: '' has 0 characters"),
-        ({"depends_on": (1,)}, "depends_on: 1 is no agent"),
+        ({"depends_on": (1,)}, "depends_on: 1 is not an agent"),
         ({"depends_on": ("a",) * (DEPENDENCIES_MAX + 1)}, "depends_on of 65 agents; at most 64"),
-        ({"step_index": -1}, "step_index = -1: from 0 to"),
-        ({"step_index": 1 << 63}, "step_index = 9223372036854775808: from 0 to 9223372036854775807"),
+        ({"step_index": -1}, "step_index = -1: give a number from 0 to"),
+        ({"step_index": 1 << 63}, "step_index = 9223372036854775808: give a number from 0 to 9223372036854775807"),
         ({"step_index": 1.0}, "step_index = 1.0: give a whole number"),
         ({"step_index": True}, "step_index = True: give a whole number"),
-        ({"estimated_tokens": -5}, "estimated_tokens = -5: from 0 to"),
+        ({"estimated_tokens": -5}, "estimated_tokens = -5: give a number from 0 to"),
         ({"estimated_tokens": float("nan")}, "estimated_tokens = nan: give a whole number"),
         ({"is_optional": 1}, "is_optional = 1: give True or False"),
     ],
@@ -288,7 +288,7 @@ def test_a_graph_has_as_many_steps_as_a_message_may() -> None:
     graph = AgentStepGraph(AgentStep("a", (), at) for at in range(STEPS_MAX))
     with pytest.raises(BadGraph, match=f"over {STEPS_MAX} steps"):
         graph.add_step(AgentStep("a", (), STEPS_MAX))
-    with pytest.raises(BadGraph, match=f"'new' over {STEPS_MAX} steps"):
+    with pytest.raises(BadGraph, match=f"'new' would be over {STEPS_MAX} steps"):
         graph.add_step(AgentStep("new", (), 0))
     assert graph.size() == STEPS_MAX
     assert graph.get_all_agents() == ["a"]

@@ -140,9 +140,9 @@ def test_a_status_socket_that_is_not_there_is_told_of_with_the_option_that_was_t
 def test_a_socket_of_the_other_kind_is_said_to_be_it(
     daemon: Daemon, ctl: Ctl, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "that is the control socket" in ctl("--status-socket", str(daemon.socket), "status", code=1).err
+    assert "this is the control socket" in ctl("--status-socket", str(daemon.socket), "status", code=1).err
     asked = Ctl(capsys, daemon.status_socket)
-    assert "that is the status socket" in asked("evict", "12" * 32, code=1).err
+    assert "this is the status socket" in asked("evict", "12" * 32, code=1).err
     asked = Ctl(capsys, daemon.socket.with_name("metrics.sock"))
     for words in (("evict", "12" * 32), ("--status-socket", asked.flags[1], "status")):
         err = asked("--timeout", "500ms", *words, code=1).err
