@@ -1,7 +1,10 @@
 """The daemon as a program: configuration, memory, sockets, signals, and the actors in one task group.
 
-Owns: the order of starting and stopping. SIGTERM keeps ring and index for the next daemon, SIGINT (or `drop`) removes
-them, SIGHUP reads the configuration again.
+Owns: the order of starting and stopping, and the signals. SIGTERM keeps the ring and the index for the next daemon.
+SIGINT, or the setting `drop`, removes them. SIGHUP reloads the configuration. Does not own the work of the actors.
+
+Invariant: the memory is opened before the sockets and closed after them, under the instance's lock. A reload applies
+all changed settings that need no restart, or none.
 """
 
 from __future__ import annotations
@@ -52,17 +55,16 @@ from .sockets import Sockets
 
 _log = logs.logger("tensord")
 READ_BYTES: Final = 8192
-"""What one turn of the loop reads of one connection: some hundred small messages, which take less than 1 ms."""
+"""The most bytes read from one connection in one turn of the loop: some hundred small messages, less than 1 ms."""
 
 _SLOTS_AT_ONCE: Final = 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the daemon until a signal ends it; or says what `--help`, `--version` or `--check-config` ask for.
+    """Runs the daemon until a signal ends it, or prints the text for `--help`, `--version` or `--check-config`.
 
     Returns:
-        The exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for anything else that kept it from
-        serving.
+        The exit status: 0 after a clean stop, 2 for a wrong configuration, 1 for any other error that prevents serving.
     """
     environ = os.environ
     argv = sys.argv[1:] if argv is None else argv
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tensord: {error}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format, environ)
-    # A full collection walks every entry there is, some 50 ms at 100,000; next to nothing here is cyclic.
+    # A full collection visits every entry, about 50 ms at 100,000 entries. The daemon has hardly any cyclic garbage.
     gc.set_threshold(10_000, 20, 1000)
     try:
         uvloop.run(_Daemon(config, argv, environ).run())
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What serves together: the store's core and the actors."""
+    """The store's core and the actors of a running daemon."""
 
     core: Store
     store: StoreActor
@@ -118,7 +120,7 @@ class _Daemon:
             config.limits.namespaces_max,
             frozenset(name for name in ("ring_bytes", "max_entries") if config.is_derived(name)),
         )
-        # What was made for a daemon that could not even listen holds nothing, and nobody would look for it.
+        # New memory is removed again if the daemon cannot listen: it is empty.
         drop = not memory.recovered
         try:
             with Sockets(config, self._handed_in) as sockets:
@@ -179,7 +181,7 @@ class _Daemon:
             _save(memory, policy.name, list(policy.learned()))
 
     def _store(self, memory: Segments, policy: Replacement) -> Store:
-        """The store's core over the memory, as yet without what a former daemon left."""
+        """The store's core over the memory, still without the entries of a former daemon."""
         return Store(
             memory.index,
             SpanAllocator(memory.ready_bytes),
@@ -192,7 +194,7 @@ class _Daemon:
         )
 
     def _assembled(self, memory: Segments, store: Store) -> _Parts:
-        """The actors, each with what it tells the others."""
+        """The actors, connected to each other."""
         config = self._config
         watchers = Watchers(config.queues.outbox_max)
         actor = StoreActor(
@@ -223,7 +225,7 @@ class _Daemon:
     def _listeners(
         self, memory: Segments, sockets: Sockets, parts: _Parts, documents: Documents, sessions: set[Session]
     ) -> list[Listener]:
-        """The listeners of the control and the status socket. `sessions` is kept: the clients that are connected."""
+        """The listeners of the control and the status socket. They keep `sessions`, the connected clients, current."""
         config = self._config
         told_limits = wire_limits(config, memory.superblock.limit_bytes)
         welcome = welcome_for(config.instance, memory.superblock.epoch, told_limits)
@@ -271,11 +273,11 @@ class _Daemon:
         self._notifier.send(notify.reloading())
         try:
             reload = self._config.reloaded(Config.load(self._argv, self._environ))
-            # Whatever may be refused comes before the first change, or a reload would be carried out by halves.
+            # All checks come before the first change: a refused reload changes nothing.
             stores = store_limits(reload.config, actor.ring_bytes, actor.max_entries)
             governors = governor_limits(reload.config)
         except BadConfiguration as error:
-            _log.error("the configuration stays as it was", why=str(error))
+            _log.error("reload failed; the configuration is unchanged", why=str(error))
         else:
             self._config = reload.config
             self._quotas.change_limits(quota_rules(reload.config), reload.config.quotas.requests_per_s_max)
@@ -294,7 +296,7 @@ class _Daemon:
             await asyncio.sleep(self._notifier.watchdog_s)
 
     async def _grow(self, memory: Segments, actor: StoreActor) -> None:
-        """Has the rest of the ring allocated and prefaulted, piece by piece, while the first is in use."""
+        """Allocates and prefaults the rest of the ring piece by piece, while the first piece is in use."""
         ready = memory.ready_bytes
         while ready < memory.superblock.ring_bytes:
             try:
@@ -311,7 +313,7 @@ class _Daemon:
 
 
 def _warn_of_sizes(memory: Segments, config: Config) -> None:
-    """Logs where the memory is not as configured, and what the start found."""
+    """Logs where the memory differs from the configuration, and the notices of the start."""
     for notice in memory.notices:
         _log.warning("found at the start", what=notice)
     if memory.shortage:
@@ -320,14 +322,15 @@ def _warn_of_sizes(memory: Segments, config: Config) -> None:
     namespaces_max = memory.superblock.geometry.namespaces_max
     if namespaces_max != config.limits.namespaces_max:
         _log.warning(
-            "limits.namespaces_max is what it was when the memory was made; tensorctl purge frees the memory",
+            "limits.namespaces_max keeps its value from the creation of the memory; to change it, stop the daemon, run "
+            "tensorctl purge and start it again",
             have=namespaces_max,
             configured=config.limits.namespaces_max,
         )
 
 
 def _take_over(memory: Segments, parts: _Parts, policy: Replacement) -> None:
-    """Takes over the entries that a former daemon left, or else has the first piece of the ring allocated."""
+    """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
         parts.core.recover(memory.found(), boot_s(), memory.missing)
         _recall(memory, policy)
@@ -337,10 +340,10 @@ def _take_over(memory: Segments, parts: _Parts, policy: Replacement) -> None:
 
 
 async def _scrub(memory: Segments, actor: StoreActor) -> None:
-    """Checks what a former daemon left, span by span; until then every reader checks for itself."""
+    """Checks the spans of a former daemon, one by one. Until a span is checked, every reader checks it itself."""
     for number, slot in enumerate(memory.index.slots()):
         if number % _SLOTS_AT_ONCE == 0:
-            # Looking for the slots takes half a second of the loop at 262,000 entries.
+            # Reading all slots takes half a second of the loop at 262,000 entries.
             await asyncio.sleep(0)
         if not (slot.published and slot.unverified):
             continue
@@ -349,7 +352,7 @@ async def _scrub(memory: Segments, actor: StoreActor) -> None:
 
 
 async def _keep_learned(memory: Segments, policy: Replacement) -> None:
-    """Saves what the policy has learned from time to time, for a daemon that is killed."""
+    """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
     while True:
         await asyncio.sleep(learned.SAVE_EVERY_S)
         parts = []
@@ -363,21 +366,23 @@ def _save(memory: Segments, policy: str, data: list[bytes]) -> None:
     try:
         learned.save(memory.instance, memory.superblock.instance_id, policy, data)
     except TensordError as error:
-        _log.warning("what the policy learned was not saved; after a restart it learns anew", why=str(error))
+        _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=str(error))
 
 
 def _recall(memory: Segments, policy: Replacement) -> None:
-    """Takes over what a former daemon's policy had learned, if it fits."""
+    """Loads the learned state of a former daemon's policy, if there is a usable one."""
     data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
     if data is None:
-        _log.info("nothing is known of what a former daemon's policy learned; it learns anew", policy=policy.name)
+        _log.info("no learned state of a former daemon's policy; it learns from the start", policy=policy.name)
         return
     try:
         policy.learn(data)
     except ValueError as error:
-        _log.warning("what a former daemon's policy learned does not fit; it learns anew", why=str(error))
+        _log.warning(
+            "the learned state of a former daemon's policy is unusable; it learns from the start", why=str(error)
+        )
 
 
 async def _fail_with(serving: asyncio.Task[None]) -> None:
-    """Ends the task group if the store ends: without it nothing else is worth running."""
+    """Ends the task group if the store actor ends, because the daemon cannot serve without it."""
     await asyncio.shield(serving)

@@ -1,9 +1,13 @@
-"""The thread that copies from inboxes into the ring, so that the event loop never waits for much memory.
+"""A thread that copies payloads from inboxes into the ring, so that the event loop never waits for a large copy.
 
-Owns: the inboxes' mappings and the checksums of payloads under way. Uids take turns, and so do the clients of each:
-TURN_BYTES a turn, each client's copies in the order asked for. Does not own spans: the core has allocated them, and
-hears of each copy through `done`. The loop itself reads queries (`read_inbox`) and, while nothing else waits for it,
-copies small payloads (`copy_now`): both take less time than it takes to wake a thread.
+Owns: the mappings of inboxes, and the checksums of payloads that are being copied. Does not own spans: the core has
+allocated them, and gets the result of each copy through `done`.
+
+The event loop itself reads queries (`read_inbox`), and copies small payloads while no other message waits (`copy_now`).
+Both are faster than waking a thread.
+
+Invariants: uids take turns, and the clients of a uid take turns, TURN_BYTES a turn. The copies of one client are done
+in the order in which they were requested.
 """
 
 from __future__ import annotations
@@ -31,37 +35,37 @@ from .core.turns import Turns
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 TURN_BYTES: Final = 4 << 20
-"""What is copied for one client before it is another's turn; a part of the library's has about as much."""
+"""The bytes copied for one client before the next client's turn. A part sent by tensord's client has about as many."""
 SMALL_BYTES: Final = 128 << 10
-"""A payload of up to so much that came in one part is small: 20 to 50 µs of copying."""
+"""The most bytes of a small payload, which also came in one part. Copying it takes 20 to 50 µs."""
 
 
 @dataclass(slots=True)
 class CopyJob:
-    """A part of a put to be copied, `copied_bytes` of which are; or a span to be moved."""
+    """A part of a put to be copied, or a span to be moved. `copied_bytes` of it are done."""
 
     part: Copy | Move
     copied_bytes: int = 0
 
     @property
     def client(self) -> int:
-        """Whose turn it takes: moves are nobody's."""
+        """The client whose turn the job takes. 0 for a move, which belongs to no client."""
         return self.part.client if isinstance(self.part, Copy) else 0
 
 
 class Copier:
-    """One worker thread over `ring`, (ring_bytes,) uint8 and writable."""
+    """One worker thread that writes into `ring`, (ring_bytes,) uint8."""
 
     def __init__(self, ring: Bytes, tree_depth_max: int, done: Callable[[Copied | Moved], object]) -> None:
-        """`done` is called in the worker thread."""
+        """`done` takes the result of each copy. It is called in the worker thread."""
         self._ring = ring
         self._tree_depth_max = tree_depth_max
         self._done = done
-        # By client, and by the number that the client has given each of them.
+        # By client, then by the client's number of the inbox.
         self._inboxes: dict[int, dict[int, Bytes]] = {}
         self._uids: dict[int, int] = {}
         self._checksums: dict[tuple[int, int], xxhash.xxh3_64] = {}
-        # What is asked for, and None at the end; the worker takes it over into its turns.
+        # Requested jobs, and None at the end. The worker moves them into `_jobs`.
         self._asked: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._jobs: Turns[CopyJob] = Turns()
         self._stopping = False
@@ -71,17 +75,17 @@ class Copier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread once the copies asked for so far are done."""
+        """Ends the thread once all requested copies are done."""
         self._asked.put(None)
         self._thread.join()
 
     @property
     def inboxes_bytes(self) -> int:
-        """Bytes of all inboxes that are open."""
+        """The bytes of all open inboxes."""
         return sum(len(inbox) for own in self._inboxes.values() for inbox in own.values())
 
     def inboxes_bytes_of(self, uid: int) -> int:
-        """Bytes of the inboxes of a uid's clients that are open."""
+        """The bytes of the open inboxes of a uid's clients."""
         return sum(
             len(inbox) for client, own in self._inboxes.items() if self._uids[client] == uid for inbox in own.values()
         )
@@ -96,24 +100,24 @@ class Copier:
         number: int = 0,
         inboxes_per_client_max: int = 1,
     ) -> None:
-        """Maps an inbox of a client's under `number`; `fd` stays the caller's.
+        """Maps an inbox of a client under `number`. The caller still owns `fd`.
 
         Raises:
-            SegmentError: not a sealed memfd of that size.
-            LimitReached: the number is taken, the client has too many, or all of them together would be too large.
+            SegmentError: `fd` is not a sealed memfd of that size.
+            LimitReached: the number is in use, the client has too many inboxes, or all inboxes would be too large.
         """
         own = self._inboxes.get(client, {})
         if number in own:
-            raise LimitReached(f"the client's inbox {number} is open already: close it, or take another number")
+            raise LimitReached(f"the client's inbox {number} is open already: close it, or use another number")
         if len(own) >= inboxes_per_client_max:
             raise LimitReached(
-                f"inboxes_per_client_max is {inboxes_per_client_max}, and the client has as many: close those whose "
-                "puts are answered"
+                f"inboxes_per_client_max is {inboxes_per_client_max}, and the client has that many inboxes: close "
+                "inboxes whose puts are answered"
             )
         if self.inboxes_bytes + size_bytes > inboxes_bytes_max:
             raise LimitReached(
                 f"inboxes_bytes_max is {inboxes_bytes_max}: {self.inboxes_bytes} bytes of inboxes are open, and "
-                f"{size_bytes} more were asked for; raise it, or close clients that no longer put"
+                f"{size_bytes} more are requested; raise it, or close clients that no longer put"
             )
         check_inbox(fd, size_bytes)
         mapped = np.frombuffer(mmap(fd, size_bytes, MAP_SHARED, PROT_READ), np.uint8)
@@ -121,41 +125,45 @@ class Copier:
         self._inboxes.setdefault(client, {})[number] = mapped
 
     def read_inbox(self, client: int, offset: int, size_bytes: int, number: int = 0) -> bytes:
-        """A copy of bytes of a client's inbox, which the client may change meanwhile.
+        """A copy of a part of a client's inbox. A copy, because the client may change the inbox at any time.
 
         Raises:
-            LimitReached: there is none, or a shorter one.
+            LimitReached: the inbox is not open, or is too short.
         """
         inbox = self._inbox_of(client, number, "a query")
         end = offset + size_bytes
         if end > len(inbox):
-            raise LimitReached(f"a query ends at {end}, behind the inbox's {len(inbox)} bytes")
+            raise LimitReached(
+                f"a query ends at byte {end} of an inbox of {len(inbox)} bytes: write it within the inbox"
+            )
         return inbox[offset:end].tobytes()
 
     def close_inbox(self, client: int, number: int | None = None) -> None:
-        """Unmaps a client's inbox; copies out of it that are still to be done fail. Without `number` all of them, for
-        when no copy of the client is under way."""
+        """Unmaps a client's inbox. Copies from it that are not done yet fail.
+
+        Without `number`, unmaps all inboxes of the client. Then no copy of the client may be under way.
+        """
         if number is not None:
             self._inboxes.get(client, {}).pop(number, None)
             return
         self._inboxes.pop(client, None)
         self._uids.pop(client, None)
-        # One operation to the interpreter, since the worker changes the table meanwhile.
+        # list() is one operation of the interpreter. The worker changes the table at the same time.
         for put in list(self._checksums):
             if put[0] == client:
                 self._checksums.pop(put, None)
 
     def discard(self, client: int, put_id: int) -> None:
-        """A put has ended before its last part; no copy of it is under way."""
+        """Forgets a put that has ended before its last part. No copy of it may be under way."""
         self._checksums.pop((client, put_id), None)
 
     def copy(self, part: Copy | Move) -> None:
-        """Asks for a part, or for a span to be moved; what becomes of it is told to `done`."""
+        """Requests the copy of a part, or the move of a span. `done` gets the result."""
         self._asked.put(CopyJob(part))
 
     @staticmethod
     def is_small(part: Copy) -> bool:
-        """Whether the part is a whole payload for `copy_now`."""
+        """True if the part is a complete payload that is small enough for `copy_now`."""
         return part.header is not None and part.part_bytes == part.header.payload_bytes <= SMALL_BYTES
 
     def copy_now(self, part: Copy) -> Copied:
@@ -165,7 +173,7 @@ class Copier:
         return copied
 
     def _next(self) -> CopyJob | None:
-        """The job whose turn it is; None once there are none, and no more come."""
+        """The next job, by turns. Waits for one. None once the thread is stopping and all jobs are done."""
         while not self._stopping and (not self._jobs or not self._asked.empty()):
             job = self._asked.get()
             if job is None:
@@ -183,20 +191,20 @@ class Copier:
                 self._jobs.push_first(job.part.uid, job.client, job)
 
     def _outcome(self, job: CopyJob) -> Copied | Moved | None:
-        """Carries out one turn of a job; None if there is more to do."""
+        """Works on a job for one turn. None if the job is not done yet."""
         try:
             return self._move(job, job.part) if isinstance(job.part, Move) else self._carry_out(job)
         except TensordError as error:
             return _failed(job.part, error)
         except Exception as error:
-            # Whatever it was, it concerns one put; the store must hear of it, or that put's span would stay taken.
+            # The error concerns one put. The store must get a result, or the span of that put is never freed.
             return _failed(job.part, TensordError(f"the copy failed: {error!r}"))
 
     def _move(self, job: CopyJob, move: Move) -> Moved | None:
-        """Copies a span for one turn; its header, which names the new span, last.
+        """Copies a span for one turn. The header is written last; it names the new span.
 
         Raises:
-            Corrupt: no header stands before the payload.
+            Corrupt: the old span has no valid header.
         """
         low = max(job.copied_bytes, SPAN_HEADER_BYTES)
         high = min(job.copied_bytes + TURN_BYTES, move.size_bytes)
@@ -213,20 +221,22 @@ class Copier:
         return Moved(move.number)
 
     def _carry_out(self, job: CopyJob) -> Copied | None:
-        """Copies for one turn; None if there is more to copy of the part."""
+        """Copies a part for one turn. None if the part is not done yet."""
         part = job.part
         assert isinstance(part, Copy), part
         inbox = self._inbox_of(part.client, part.inbox, "a part")
         end = part.inbox_offset + part.part_bytes
         if end > len(inbox):
-            raise LimitReached(f"a part ends at {end}, behind the inbox's {len(inbox)} bytes")
+            raise LimitReached(
+                f"a part ends at byte {end} of an inbox of {len(inbox)} bytes: write it within the inbox"
+            )
         put = (part.client, part.put_id)
-        # Taken out, and put back only if the part went well and is not the last: no checksum outlives its put.
+        # Removed here, and put back only if the part succeeds and is not the last. So no checksum outlives its put.
         checksum = self._checksums.pop(put, None)
         if part.ring_offset == part.payload_offset and not job.copied_bytes:
             checksum = xxhash.xxh3_64()
         if checksum is None:
-            raise TensordError(f"put {part.put_id} has failed at an earlier part")
+            raise TensordError(f"an earlier part of put {part.put_id} has failed")
         low, high = job.copied_bytes, min(job.copied_bytes + TURN_BYTES, part.part_bytes)
         there = self._ring[part.ring_offset + low : part.ring_offset + high]
         copy_checked(there, inbox[part.inbox_offset + low : part.inbox_offset + high], checksum)
@@ -247,35 +257,37 @@ class Copier:
         return inbox
 
     def _finish(self, payload_offset: int, header: SpanHeader, checksum: int) -> PrefixRecord | None:
-        # From the ring's copy: whatever the sender does to its inbox now, what was checked is what is published.
+        # The checks read the copy in the ring. The client may change its inbox now, but not the checked bytes.
         tree = self._ring[payload_offset : payload_offset + header.tree_bytes].tobytes()
         described = recipe(tree, depth_max=self._tree_depth_max)
         if described.end_bytes > header.payload_bytes:
-            raise BadTree(f"the tree describes {described.end_bytes} bytes, and the payload has {header.payload_bytes}")
+            raise BadTree(
+                f"the tree describes {described.end_bytes} bytes; the payload has only {header.payload_bytes}"
+            )
         record = self._record(payload_offset, header, described) if header.prefix_bytes else None
         packed = np.frombuffer(header.pack(checksum), np.uint8)
         self._ring[payload_offset - SPAN_HEADER_BYTES : payload_offset] = packed
         return record
 
     def _record(self, payload_offset: int, header: SpanHeader, described: Recipe) -> PrefixRecord:
-        """What the record says that is the payload's first leaf.
+        """The record in the payload's first leaf.
 
-        The key has to follow from it: who believes keys, as every client does that matches, would be given one
-        sequence's payload for another's.
+        The key must be the digest of the record. Clients that match trust keys; with a wrong key they would get the
+        payload of another sequence.
 
         Raises:
-            BadPrefix: there is none, or another than the key's.
+            BadPrefix: the payload has no record, or its record has another key.
         """
         leaves = described.leaves
         first = min(leaves, key=lambda leaf: leaf.offset) if leaves else None
         at, size_bytes = aligned(header.tree_bytes), header.prefix_bytes
         is_record = first is not None and first.dtype == np.uint8 and (first.offset, first.shape) == (at, (size_bytes,))
         if not is_record:
-            raise BadPrefix(f"the payload's first leaf is no record of {size_bytes} bytes (prefix_bytes)")
+            raise BadPrefix(f"the payload's first leaf is not a record of prefix_bytes = {size_bytes} bytes")
         packed = self._ring[payload_offset + at : payload_offset + at + size_bytes].tobytes()
         record = PrefixRecord.unpack(packed)
         if block_key(header.key[:NAMESPACE_TAG_BYTES], packed, generation_of(header.key)) != header.key:
-            raise BadPrefix(f"{header.key.hex()[:16]}… is not the key of the record that was put under it")
+            raise BadPrefix(f"the key {header.key.hex()[:16]}… is not the digest of the payload's record")
         return record
 
 

@@ -1,7 +1,10 @@
-"""The last moments of a daemon that is stopped: puts that have wholly arrived are carried out and answered.
+"""Finishes the requests that have arrived when the daemon is stopped: complete puts are stored and answered.
 
-Owns: how long that may take. A connection that ended before its puts were answered would have its client take them for
-lost, or send them again, though they are stored.
+Owns: the time that this may take. Does not own the sessions nor the store.
+
+If connections were closed before the answers, clients would treat stored puts as lost, or send them again.
+
+Invariant: after `finish` began, no session reads further requests.
 """
 
 from __future__ import annotations
@@ -12,16 +15,17 @@ from collections.abc import Collection
 from typing import Final, Protocol
 
 ENDING_S_MAX: Final = 2.0
-"""Seconds until connections are closed, answered or not: a put may wait for room that never comes."""
+"""Seconds after which connections are closed even if requests are unanswered. A put may wait for room that never
+comes."""
 _LOOK_EVERY_S: Final = 0.005
 
 
 class Settling(Protocol):
-    """What has something to finish."""
+    """A part of the daemon that may have requests in progress."""
 
     @property
     def settled(self) -> bool:
-        """Whether it has nothing left to do of what has arrived."""
+        """True if all requests that have arrived are finished."""
         ...
 
 
@@ -29,11 +33,11 @@ class Hearing(Settling, Protocol):
     """A session."""
 
     def hear_no_more(self) -> None:
-        """Takes up what has arrived, and nothing after it."""
+        """Handles the messages that have arrived, and reads no more."""
 
 
 async def finish(sessions: Collection[Hearing], store: Settling) -> None:
-    """Waits until all that has arrived on `sessions` is carried out and answered, ENDING_S_MAX at most."""
+    """Waits until all requests that have arrived on `sessions` are done and answered, for ENDING_S_MAX at most."""
     for session in list(sessions):
         session.hear_no_more()
     deadline = time.monotonic() + ENDING_S_MAX

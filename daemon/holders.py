@@ -1,6 +1,8 @@
-"""How many lanes pin each span: what clients are told of, and nothing is decided by.
+"""Counts how many lanes pin each span. Clients read these counts; the daemon decides nothing by them.
 
-Owns the counts as they were last told. Ids that no slot of the index has are not counted: a client may make up any.
+Owns: the counts as last reported. Does not own the lanes, nor the index that shows the counts.
+
+Invariant: only ids that a slot of the index has are counted. A client could write any id into its lane.
 """
 
 from __future__ import annotations
@@ -16,32 +18,32 @@ from .lane_scan import Stored, distinct, stored
 
 Array = np.ndarray[Any, Any]
 TOLD_AT_ONCE: Final = 512
-"""Spans held before, and spans held now, that one list tells of."""
+"""One list of changes covers at most about so many spans of the last count, and so many of the new count."""
 
 
 class Holders:
-    """One ring's. For one thread at a time."""
+    """The holders of the spans of one ring. Not thread-safe."""
 
     def __init__(self, span_ids: Array, holders: Array) -> None:
-        """`span_ids` are held by so many as `holders` says, for all that the index tells; (n,) uint64 each."""
+        """`span_ids` and the number of `holders` of each, as the index shows them; (n,) uint64 each."""
         order = np.argsort(span_ids)
         self._span_ids = span_ids[order]
         self._holders = holders[order]
 
     def __len__(self) -> int:
-        """How many spans are held."""
+        """The number of spans that are pinned."""
         return len(self._span_ids)
 
     def count(self, span_ids: Callable[[], Iterable[Array]]) -> Count:
-        """Begins to count anew. `span_ids()` gives the ids that slots of the index have, piece by piece, each (n,)
-        uint64 and sorted."""
+        """Begins a new count. `span_ids()` gives the ids in the index piece by piece, each (n,) uint64 and sorted."""
         return Count(self, span_ids)
 
     def take(self, span_ids: Array, holders: Array) -> Iterator[list[tuple[int, int]]]:
-        """Takes in how many lanes pin each span that any pins: (n,) each, ids sorted and distinct.
+        """Replaces the counts by new ones: pinned spans and the number of lanes that pin each; (n,) each, ids sorted
+        and distinct.
 
         Returns:
-            (span id, holders) where that is not what it was, in short lists; 0 where nobody holds it any more.
+            (span id, holders) of the spans whose count has changed, in short lists. 0: no lane pins the span any more.
         """
         holders = np.minimum(holders, REUSE_HOLDERS_MAX).astype(np.uint64)
         old_ids, old = self._span_ids, self._holders
@@ -57,7 +59,7 @@ class Holders:
 
 
 class Count:
-    """One count, lane by lane. Its memory is bounded by the index, whatever the lanes hold."""
+    """One count, lane by lane. Its memory is bounded by the size of the index, whatever clients write into lanes."""
 
     def __init__(self, holders: Holders, span_ids: Callable[[], Iterable[Array]]) -> None:
         self._holders = holders
@@ -65,18 +67,18 @@ class Count:
         self._stored: Stored | None = None
 
     def add(self, pins: Array) -> Iterator[None]:
-        """Takes in what one more lane pins, (n,) uint64 with repetitions, which count once; in slices."""
+        """Adds the pins of one lane, (n,) uint64. Repeated ids count once. Each step is one slice."""
         if len(pins):
             if self._stored is None:
                 self._stored = yield from stored(self._span_ids())
             self._stored.add(pins)
 
     def changes(self) -> Iterator[list[tuple[int, int]]]:
-        """(span id, holders) where that is not what it was, in short lists; 0 where nobody holds it any more."""
+        """(span id, holders) of the spans whose count has changed, in short lists. 0: no lane pins the span now."""
         none = np.empty(0, np.uint64)
         return self._holders.take(*(self._stored.found() if self._stored is not None else (none, none)))
 
 
 def _stretches(ordered: Array, edges: Array) -> Iterator[slice]:
-    """The places of a sorted array before, between and behind the edges."""
+    """Slices that divide a sorted array at the values of `edges`."""
     return starmap(slice, pairwise([0, *np.searchsorted(ordered, edges).tolist(), len(ordered)]))

@@ -1,11 +1,12 @@
-"""Reads which spans the lanes pin, a few lanes at a time, with memory bounded whatever clients write into their lanes.
+"""Reads which spans the lanes pin, a few lanes at a time. The memory is bounded, whatever clients write into lanes.
 
-Owns: the bounds on time and memory of a scan of all lanes. Does not own the lanes (`memory`), nor what follows from a
+Owns: the bounds on time and memory of a scan of all lanes. Does not own the lanes (`memory`), nor the consequences of a
 pin.
 
-Invariants: one slice reads LANES_AT_ONCE lanes, or WORDS_AT_ONCE pins and at most one lane more. A pinned span that has
-a slot from the scan's beginning to its end is in the result. Of ids that no slot has, which a client can make up, at
-most UNCHECKED_MAX are in the result.
+Invariants:
+- One slice reads at most LANES_AT_ONCE lanes. It ends with the lane that reaches WORDS_AT_ONCE pins.
+- A pinned span that has a slot from the begin to the end of the scan is in the result.
+- The result has at most UNCHECKED_MAX ids that no slot has. A client could write such ids into its lane.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from ..shm.lanes import LaneReader
 from ..shm.layout import LANE_WORDS
 
 LANES_AT_ONCE: Final = 16
-"""Lanes of one slice: 0.1 ms where few words pin."""
+"""Lanes in one slice: 0.1 ms if there are few pins."""
 WORDS_AT_ONCE: Final = 8192
-"""Pins of one slice: 2 ms."""
+"""Pins in one slice: 2 ms."""
 UNCHECKED_MAX: Final = 16_384
+"""Pins that a scan takes without checking that their spans are in the index."""
 
 Array = np.ndarray[Any, Any]
 
 
 class LaneScan:
-    """One scan. Iterate it to its end, one slice a step; then `pinned` has every span that was pinned at the start.
+    """One scan. Iterate it to its end; each step is one slice. Then `pinned` has every span pinned at the start.
 
-    `span_ids()` gives the ids that slots of the index have, piece by piece, each (n,) uint64 and sorted. It is called
-    once, and only if the lanes hold more than UNCHECKED_MAX pins.
+    `span_ids()` gives the ids in the index piece by piece, each (n,) uint64 and sorted. It is called once, and only if
+    the lanes hold more than UNCHECKED_MAX pins.
     """
 
     def __init__(self, readers: Sequence[LaneReader], span_ids: Callable[[], Iterable[Array]]) -> None:
@@ -63,7 +65,7 @@ class LaneScan:
 
 
 def stored(span_ids: Iterable[Array]) -> Generator[None, None, Stored]:
-    """Takes in the pieces of `span_ids`, a slice a step."""
+    """Collects the pieces of `span_ids`. Each step is one slice."""
     pieces = []
     for piece in span_ids:
         pieces.append(piece)
@@ -72,19 +74,19 @@ def stored(span_ids: Iterable[Array]) -> Generator[None, None, Stored]:
 
 
 class Stored:
-    """The spans of the index, and in how many of the arrays that were given each of them was found."""
+    """The spans of the index, each with the number of added arrays that contain it."""
 
     def __init__(self, span_ids: Sequence[Array]) -> None:
-        """`span_ids` are pieces, each sorted; no id is in two."""
-        # Stable, since that one merges what is sorted.
+        """`span_ids`: sorted pieces without common ids."""
+        # The stable algorithm is fast here: it merges the sorted pieces.
         self._span_ids = np.sort(np.concatenate(span_ids), kind="stable")
         self._found = np.zeros(len(self._span_ids), np.uint32)
 
     def add(self, words: Array) -> Array:
-        """Takes in an array of ids, (n,) uint64 with repetitions, which count once.
+        """Adds an array of ids, (n,) uint64. Repeated ids count once.
 
         Returns:
-            The places of those that are stored.
+            The positions of the ids that are in the index.
         """
         ids = distinct(np.sort(words))
         places: Array = self._span_ids.searchsorted(ids)
@@ -95,19 +97,19 @@ class Stored:
         return places
 
     def new(self, words: Array) -> Array:
-        """Takes in an array of ids. Returns those that are stored, and were in no array before."""
+        """Adds an array of ids. Returns the ids that are in the index, and were in no earlier array."""
         places = self.add(words)
         found: Array = self._span_ids[places[self._found[places] == 1]]
         return found
 
     def found(self) -> tuple[Array, Array]:
-        """(span ids, number of arrays) of those that were in any, (n,) each, sorted by id."""
+        """(span ids, number of arrays) of the spans that were in any array, (n,) each, sorted by id."""
         places = np.flatnonzero(self._found)
         return self._span_ids[places], self._found[places]
 
 
 def distinct(ordered: Array) -> Array:
-    """A sorted array, (n,), with each item once. What `np.unique` does, in a tenth of the time."""
+    """The distinct items of a sorted array, (n,). Like `np.unique`, in a tenth of its time."""
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     found: Array = ordered[first]

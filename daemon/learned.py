@@ -1,11 +1,12 @@
-"""What the replacement policy has learned, kept in shared memory beside the ring, for the next daemon of the instance.
+"""Saves the learned state of the replacement policy in shared memory beside the ring, for the next daemon.
 
-Written at a clean stop, and from time to time for a daemon that is killed. Owns: the file, its format, and when it
-fits: its format, its ring and its policy are those of the daemon that reads it, and its checksum is right. A file that
-does not fit is ignored, and the policy learns anew. Does not own what stands in it: that is the policy's
-(`Replacement.learned`).
+The file is written at a clean stop, and every SAVE_EVERY_S in case the daemon is killed.
 
-Invariant: the file is replaced as a whole, so that a daemon finds the last one or the one before.
+Owns: the file, its format, and the check whether it is usable. A file is usable if its format, its ring and its policy
+are those of the daemon that reads it, and its checksum is right. Any other file is ignored, and the policy learns from
+the start. Does not own the content: it belongs to the policy (`Replacement.learned`).
+
+Invariant: the file is replaced atomically, so that a daemon finds the latest version or the one before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..shm import segments
 FORMAT: Final = 1
 SAVE_EVERY_S: Final = 300.0
 LEARNED_BYTES_MAX: Final = 1 << 28
-"""A longer file is no policy's."""
+"""The most bytes of a file. No policy writes a longer one."""
 _PART: Final = "learned"
 _NEW_PART: Final = "learned.new"
 
@@ -36,18 +37,18 @@ class _Learned(msgspec.Struct, array_like=True, frozen=True):
 
 
 def save(instance: str, instance_id: int, policy: str, data: list[bytes]) -> None:
-    """Replaces what is kept for the instance; for a thread.
+    """Replaces the file of the instance. May be called in a thread.
 
     Args:
-        instance_id: of the ring that `data` is about (`Superblock.instance_id`).
+        instance_id: the id of the ring that `data` belongs to (`Superblock.instance_id`).
 
     Raises:
-        NotEnoughMemory: /dev/shm has no room for it; what was kept before stays.
-        SegmentError: /dev/shm does not let us.
+        NotEnoughMemory: /dev/shm has no room for the file. The file before stays.
+        SegmentError: /dev/shm refused the file.
     """
     packed = msgspec.msgpack.encode(_Learned(FORMAT, instance_id, policy, _checksum(data), data))
     name, new = (segments.segment_name(instance, part) for part in (_PART, _NEW_PART))
-    # Of a daemon that was killed while it wrote.
+    # A daemon that was killed while writing leaves this file.
     segments.remove(new)
     fd = segments.create(new, len(packed))
     try:
@@ -64,7 +65,7 @@ def save(instance: str, instance_id: int, policy: str, data: list[bytes]) -> Non
 
 
 def load(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
-    """What was kept for that ring and that policy; None if there is none that fits."""
+    """The saved state for that ring and that policy; None if there is no usable file."""
     name = segments.segment_name(instance, _PART)
     if name not in segments.own(instance):
         return None
@@ -74,7 +75,7 @@ def load(instance: str, instance_id: int, policy: str) -> list[bytes] | None:
             packed = file.read(LEARNED_BYTES_MAX + 1)
         found = msgspec.msgpack.decode(packed, type=_Learned)
     except (TensordError, OSError, ValueError, msgspec.MsgspecError):
-        # ValueError: a text that is not UTF-8.
+        # ValueError: a text in the file is not UTF-8.
         return None
     whole = len(packed) <= LEARNED_BYTES_MAX and found.checksum == _checksum(found.data)
     fits = (found.format, found.instance_id, found.policy) == (FORMAT, instance_id, policy)

@@ -1,10 +1,9 @@
-"""How the daemon's log lines look and where they go: standard error, one line each.
+"""The format and the destination of the daemon's log: standard error, one line for each event.
 
-Owns: structlog's set-up, the choice between key=value and JSON, the level. Does not own: what is
-logged.
+Owns: the configuration of structlog, the choice between key=value and JSON, and the level. Does not own the events.
 
-What `bound(...)` binds stands in every line of the same task and of the tasks it starts, so that
-all lines about one request carry its client and id. `level(...)` takes effect at once.
+The values of `bound(...)` are in every line of the same task and of the tasks it starts, so that all lines about one
+request have its client and id. `level(...)` takes effect at once.
 """
 
 from __future__ import annotations
@@ -36,10 +35,13 @@ def setup(
     environ: Mapping[str, str] | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Set logging up for this process; again replaces what was.
+    """Configures logging for this process. A further call replaces the configuration.
 
-    format_name: "json", "console" (key=value), or "auto": JSON where `stream` is the journal's.
-    environ, stream: os.environ and standard error unless given.
+    Args:
+        level_name: the lowest level that is logged.
+        format_name: "json", "console" (key=value), or "auto": JSON if `stream` goes to the journal.
+        environ: os.environ unless given.
+        stream: standard error unless given.
     """
     stream = sys.stderr if stream is None else stream
     as_json = format_name == "json" or (
@@ -55,30 +57,30 @@ def setup(
         ],
         logger_factory=structlog.WriteLoggerFactory(stream),
         wrapper_class=structlog.BoundLogger,
-        cache_logger_on_first_use=False,  # so that a set-up reaches loggers that modules hold
+        cache_logger_on_first_use=False,  # so that a further call also applies to loggers that modules hold
     )
 
 
 def level(name: str) -> None:
-    """From now on, log `name` and above."""
+    """Sets the lowest level that is logged."""
     global _least
     _least = LEVELS[name]
 
 
 def logger(part: str) -> structlog.BoundLogger:
-    """The logger of a part of the daemon; its lines carry part=..."""
+    """The logger of a part of the daemon. Its lines have the field `part`."""
     return cast(structlog.BoundLogger, structlog.get_logger(part=part))
 
 
 def bound(**values: object) -> AbstractContextManager[None]:
-    """Within it, and in tasks begun there, every line carries `values`."""
+    """A context in which every log line has `values`, also the lines of tasks started in it."""
     return structlog.contextvars.bound_contextvars(**values)
 
 
 def to_journal(environ: Mapping[str, str], stream: TextIO) -> bool:
-    """Whether `stream` is what the journal reads: JOURNAL_STREAM names its device and inode.
+    """True if `stream` goes to the journal: JOURNAL_STREAM names its device and inode.
 
-    The variable alone says nothing: a child whose standard error was redirected inherits it too.
+    The variable alone is not enough: a child process with redirected standard error inherits it too.
     """
     try:
         found = os.fstat(stream.fileno())
@@ -115,5 +117,5 @@ def _json() -> list[Any]:
 
 
 def _with_priority(_: Any, method: str, line: str) -> str:
-    # The journal takes a leading <N> as the line's priority and cuts it off.
+    # The journal reads a leading <N> as the line's priority and removes it.
     return f"<{_PRIORITIES.get(_NAMES.get(method, method), 6)}>{line}"

@@ -1,10 +1,11 @@
-"""The status document as Prometheus families: names, labels and help, and nothing else.
+"""Converts the status document into Prometheus metrics: names, labels and help texts.
 
-Owns: which figure of the document is called what, and which are counters. Does not own the figures (core), when they
-are asked for, nor the socket (actors/metrics.py). Writing and escaping are prometheus_client's.
+Owns: the name, the type and the help text of each metric. Does not own the figures (core), the times at which they are
+read, nor the socket (actors/metrics.py). prometheus_client formats and escapes.
 
-Invariants: pure; the same names whatever has happened so far, but for labels that nothing was counted for; as many
-samples as there are gauges, devices, reasons and codes, and none per entry or client.
+Invariants: pure. The set of metric names does not depend on past events, except that a label value without counts is
+left out. The number of samples depends on the numbers of gauges, devices, reasons and codes, never on the numbers of
+entries or clients.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from ..ipc.modes import Mode
 Figures = Mapping[str, Any]
 Labelled = Iterable[tuple[Sequence[str], float]]
 
-# name without its prefix, the figure's name, help
+# (name without prefix, name of the figure, help)
 _DAEMON: Final = (
     ("uptime_seconds", "uptime_s", "Time since this daemon began to serve."),
-    ("epoch", "epoch", "Number of this daemon's life; it rises with each start."),
+    ("epoch", "epoch", "Number of this incarnation of the daemon; it rises with each start."),
     ("recovered", "recovered", "1 if this daemon took over the ring of an earlier one."),
     ("ring_bytes", "ring_bytes", "Size of the ring."),
     ("ring_ready_bytes", "ring_ready_bytes", "Bytes of the ring that are allocated so far."),
@@ -40,7 +41,7 @@ _DAEMON: Final = (
     ("clients", "clients", "Connected clients."),
     ("lanes", "lanes", "Lanes that processes use."),
     ("lanes_orphaned", "lanes_orphaned", "Lanes whose connection has ended."),
-    ("leases", "pins", "Entries that readers pin, counted once for each reader."),
+    ("leases", "pins", "Entries pinned by readers, counted once for each reader."),
     ("inboxes_bytes", "inboxes_bytes", "Memory of all inboxes."),
 )
 _STORE: Final = (
@@ -54,101 +55,101 @@ _STORE: Final = (
     ("holes", "holes", "Free ranges of the ring."),
     ("retired_bytes", "retired_bytes", "Memory of evicted entries that readers still view."),
     ("resident_bytes", "resident_bytes", "Bytes of the ring that are in memory now."),
-    ("withdrawn_bytes", "withdrawn_bytes", "Bytes of the ring that were given back to the system under pressure."),
+    ("withdrawn_bytes", "withdrawn_bytes", "Bytes of the ring that were returned to the system under pressure."),
     (
         "window_bytes",
         "window_bytes",
-        "Bytes of entries that were put so recently that they go only if nothing else may.",
+        "Bytes of recently put entries, which are evicted only if no other entry can be.",
     ),
     ("message_pins", "pins", "Entries pinned for a time, by message."),
-    ("message_pinned_bytes", "pinned_bytes", "Their bytes."),
-    ("puts_in_flight", "puts_in_flight", "Puts that have begun and not ended."),
+    ("message_pinned_bytes", "pinned_bytes", "Bytes of entries pinned for a time, by message."),
+    ("puts_in_flight", "puts_in_flight", "Puts that have begun and have not ended."),
     ("puts_waiting", "puts_waiting", "Puts that wait for room or for their turn."),
-    ("puts_announced", "puts_announced", "Puts of which no byte has arrived."),
-    ("announced_bytes", "announced_bytes", "Bytes that puts have room for and have not sent."),
+    ("puts_announced", "puts_announced", "Puts of which no byte has arrived yet."),
+    ("announced_bytes", "announced_bytes", "Bytes of the ring allocated to puts whose data has not arrived yet."),
     ("claims_held", "claims_held", "Missing keys that a client computes."),
     ("claims_waiting", "claims_waiting", "Clients that wait for a missing key."),
     ("prefix_blocks", "prefix_blocks", "Blocks and snapshots of cached sequences."),
-    ("prefix_rebuilding", "prefix_rebuilding", "Blocks and snapshots that are not matched yet after a restart."),
-    ("prefix_queries_waiting", "prefix_queries_waiting", "Queries that wait until these are matched."),
+    ("prefix_rebuilding", "prefix_rebuilding", "Blocks and snapshots that cannot be matched yet after a restart."),
+    ("prefix_queries_waiting", "prefix_queries_waiting", "Prefix queries that wait until all blocks can be matched."),
 )
 _STORE_TOTALS: Final = (
     ("put_bytes", "put_bytes", "Bytes stored by puts."),
-    ("evicted_bytes", "evicted_bytes", "Bytes of entries that went, for any reason."),
+    ("evicted_bytes", "evicted_bytes", "Bytes of removed entries, for any reason."),
     ("claims_granted", "claims_granted", "Claims granted."),
     ("claims_handed_over", "claims_handed_over", "Claims handed over to a waiting client."),
     ("scans", "scans", "Fences and scans of all lanes."),
-    ("republished", "republished", "Victims that stayed because a reader had pinned them."),
-    ("moves", "moves", "Entries that were copied to another place of the ring, so that a put fits."),
-    ("moved_bytes", "moved_bytes", "Their bytes."),
-    ("log_lost", "log_lost", "Hits that recency and frequency do not know of."),
+    ("republished", "republished", "Chosen victims that were kept because a reader had pinned them."),
+    ("moves", "moves", "Entries that were moved to another place of the ring to make room for a put."),
+    ("moved_bytes", "moved_bytes", "Bytes of moved entries."),
+    ("log_lost", "log_lost", "Hits that are missing in recency and frequency, because an access log overflowed."),
     ("recovered_entries", "recovered", "Entries taken over from a former daemon."),
     ("prefix_queries", "prefix_queries", "Queries for a cached prefix."),
     ("prefix_hits", "prefix_hits", "Queries of which at least one token was cached."),
     ("prefix_tokens_asked", "prefix_tokens_asked", "Tokens of the queried sequences."),
     ("prefix_tokens_matched", "prefix_tokens_matched", "Tokens of the queried sequences that were cached."),
-    ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by queries that recency and frequency do not know of."),
+    ("prefix_uses_lost", "prefix_uses_lost", "Uses of blocks by queries that are missing in recency and frequency."),
     ("evicted_while_pinned", "evicted_while_pinned", "Must stay 0: entries evicted while a reader had pinned them."),
     ("found_corrupt", "found_corrupt", "Must stay 0: entries that differ from what was stored."),
 )
 _STORE_BY: Final = (
     ("puts", "puts", "outcome", "Puts that have ended."),
-    ("evictions", "evictions", "reason", "Entries that went."),
+    ("evictions", "evictions", "reason", "Removed entries, by reason."),
     ("refusals", "refusals", "code", "Requests that the store refused, by the error's name."),
     ("claims", "claims", "answer", "Requests for a claim, by the daemon's answer."),
 )
 _DEVICE: Final = (
     ("entries", "entries", "Entries in the device tier."),
-    ("entries_bytes", "bytes", "Their bytes."),
-    ("tokens", "tokens", "Their encoder tokens."),
+    ("entries_bytes", "bytes", "Bytes of entries in the device tier."),
+    ("tokens", "tokens", "Encoder tokens of entries in the device tier."),
     (
         "ordered_entries",
         "ordered_entries",
         "Entries that their owners were ordered to release, and have not released yet.",
     ),
-    ("ordered_bytes", "ordered_bytes", "Their bytes."),
-    ("reserved_bytes", "reserved_bytes", "Free memory that clients have set aside."),
+    ("ordered_bytes", "ordered_bytes", "Bytes of these entries, which owners have not released yet."),
+    ("reserved_bytes", "reserved_bytes", "Free memory that clients have reserved."),
     ("owners", "owners", "Clients with entries on the device."),
-    ("floor_blocks", "floor_blocks", "Blocks below which nothing is evicted, by the queueing of requests."),
+    ("floor_blocks", "floor_blocks", "Number of blocks below which no entry is evicted; from the queueing model."),
     ("capacity_blocks", "capacity_blocks", "Blocks that the device has."),
 )
 _DEVICE_TOTALS: Final = (
     ("registered", "registered", "Entries that owners have registered."),
-    ("renewed", "renewed", "Registrations of entries that were there."),
+    ("renewed", "renewed", "Registrations of entries that were registered already."),
     ("promoted", "promoted", "Registrations of entries that had been offloaded."),
-    ("offloaded", "offloaded", "Entries that went to the host tier."),
-    ("dropped", "dropped", "Entries that went without a copy in the host tier."),
-    ("released", "released", "Entries that their owners gave up by themselves."),
-    ("gone_with_owner", "gone_with_owner", "Entries whose owner went."),
+    ("offloaded", "offloaded", "Entries offloaded to the host tier."),
+    ("dropped", "dropped", "Entries removed without a copy in the host tier."),
+    ("released", "released", "Entries that their owners deleted without an order."),
+    ("gone_with_owner", "gone_with_owner", "Entries removed because their owner disconnected."),
     ("kept", "kept", "Entries that their owner could not release when ordered."),
     ("timed_out", "timed_out", "Entries whose owner did not answer in time."),
     ("ordered", "ordered", "Entries that owners were ordered to release."),
     ("passes", "passes", "Times that victims were chosen."),
     ("offloaded_bytes", "offloaded_bytes", "Bytes of offloaded entries."),
     ("dropped_bytes", "dropped_bytes", "Bytes of dropped entries."),
-    ("freed_bytes", "freed_bytes", "Bytes given back to drivers, as owners report them."),
+    ("freed_bytes", "freed_bytes", "Bytes returned to drivers, as owners report them."),
 )
 _QUEUEING: Final = (
     ("arrivals_per_second", "arrivals_per_s", "Arriving requests, as clients report them."),
     ("service_seconds", "service_s", "Mean time to serve a request."),
-    ("blocks_per_request", "blocks_per_request", "Mean number of blocks that a request holds meanwhile."),
-    ("offered_load", "offered_load", "Requests served at once, in the mean (Erlang)."),
-    ("minimum_stable_blocks", "minimum_stable_blocks", "Blocks below which requests queue up without end."),
-    ("utilisation_ratio", "utilisation", "Share of the device's blocks that requests hold, in the mean."),
-    ("stable", "stable", "1 while the floor is below what the device has."),
-    ("samples", "samples", "Completed requests in these means."),
+    ("blocks_per_request", "blocks_per_request", "Mean number of blocks that a request holds while it is served."),
+    ("offered_load", "offered_load", "Mean number of requests served at once (Erlang)."),
+    ("minimum_stable_blocks", "minimum_stable_blocks", "Blocks below which the queue of requests grows without end."),
+    ("utilisation_ratio", "utilisation", "Mean share of the device's blocks that requests hold."),
+    ("stable", "stable", "1 while the floor is below the number of blocks of the device."),
+    ("samples", "samples", "Completed requests in the means of the queueing model."),
 )
 
 
 def text(status: Figures, accept: str = "") -> tuple[bytes, str]:
-    """The document in the format that an HTTP `Accept` asks for, and that format's content type."""
+    """The metrics in the format of an HTTP `Accept` header, and the content type of that format."""
     encode, content_type = choose_encoder(accept)
     return encode(_Told(status)), content_type
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What prometheus_client calls a collector."""
+    """A collector in the sense of prometheus_client."""
 
     status: Figures
 
@@ -157,7 +158,7 @@ class _Told:
 
 
 def families(status: Figures) -> Iterator[Metric]:
-    """Every family, in a fixed order. Figures that the document does not have are left out."""
+    """All metric families, in a fixed order. Figures that the document does not have are left out."""
     yield InfoMetricFamily(
         "tensord", "The daemon.", {name: str(status[name]) for name in ("version", "instance", "protocol")}
     )
@@ -186,8 +187,8 @@ def families(status: Figures) -> Iterator[Metric]:
 
 
 def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
-    """`hits` has what was not found as a tier too: all of it together is `queries`."""
-    # No distributed store exists yet: its series is there, so that sums and dashboards need no change when it does.
+    """Lookups by tier. `hits` has the value `miss` too, so the sum of its samples is `queries`."""
+    # There is no distributed store yet. Its series exists, so that later no sum or dashboard has to change.
     tiers = {"device": counters.get("used", 0), "host": store["hits"], "remote": 0, "miss": store["misses"]}
     yield _counter("queries", "Lookups.", (), [((), sum(tiers.values()))])
     yield _counter(
@@ -199,17 +200,17 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
 
 
 def _hit_ratios(told: Figures) -> Iterator[Metric]:
-    """The document has counts, so that a ratio without lookups is left out here."""
+    """Hit ratios, from the document's counts. A ratio without lookups is left out."""
     lately = [(over, told[over]) for over in ("minute", "ring")]
     for name, said, hits, of in (
         (
             "hit_ratio",
-            "Share of lookups that hit: in the last minute, and over the last ring's worth of puts.",
+            "Share of lookups that hit, in the last minute, and while the last ring's worth of bytes was put.",
             "hits",
             "lookups",
         ),
         ("requests_here_ratio", "Share of uses and puts whose key was stored.", "here", "requests"),
-        ("requests_lru_ratio", "Share of the same uses and puts that LRU would have had.", "lru", "requests"),
+        ("requests_lru_ratio", "Share of the same uses and puts whose key LRU would have stored.", "lru", "requests"),
     ):
         samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
         yield _gauge(name, said, ("over",), samples)
@@ -218,7 +219,7 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
     yield _counter("sampled_requests", said, (), [((), since["requests"])])
     yield _counter(
         "sampled_hits",
-        "Those whose key the store had, and those whose key LRU would have had.",
+        "Sampled uses and puts whose key the store had, or LRU would have had.",
         ("cache",),
         [(("store",), since["here"]), (("lru",), since["lru"])],
     )
@@ -226,10 +227,10 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
 
 def _histograms(departures: Figures) -> Iterator[Metric]:
     for name, figure, said in (
-        ("residence_seconds", "residence_s", "How long entries had been stored when they went."),
-        ("idle_at_eviction_seconds", "idle_s", "Time since the last use of entries when they went."),
-        ("uses_at_eviction", "uses", "How often entries had been used after their put when they went."),
-        ("worth_at_eviction", "worth", "Worth of entries to the policy when they went, in its own unit."),
+        ("residence_seconds", "residence_s", "Time from the put of an entry to its removal."),
+        ("idle_at_eviction_seconds", "idle_s", "Time from the last use of an entry to its removal."),
+        ("uses_at_eviction", "uses", "Uses of an entry between its put and its removal."),
+        ("worth_at_eviction", "worth", "The policy's worth of an entry at its removal, in the policy's unit."),
     ):
         family = HistogramMetricFamily(f"tensord_{name}", said, labels=("reason",))
         for reason, told in sorted(departures.get(figure, {}).items()):
@@ -243,22 +244,22 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
     gauges: list[Figures] = governor["gauges"]
     labels = ("gauge", "tier")
     for name, figure, said in (
-        ("gauge_used_bytes", "used_bytes", "Used bytes of what the gauge measures."),
-        ("gauge_total_bytes", "total_bytes", "All bytes of what the gauge measures."),
-        ("gauge_stale", "stale", "1 while the gauge cannot be read, and its last value stands."),
+        ("gauge_used_bytes", "used_bytes", "Used bytes of the memory that the gauge measures."),
+        ("gauge_total_bytes", "total_bytes", "Total bytes of the memory that the gauge measures."),
+        ("gauge_stale", "stale", "1 while no source can read the gauge; its other metrics show the last reading."),
         ("gauge_refuses", "refuses", "1 while new entries are refused."),
         ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),
     ):
         yield _gauge(name, said, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
     yield _gauge(
         "gauge_source",
-        "1 for where the gauge is read; `drill` and `file` are made up.",
+        "1 for the source that the gauge is read from; `drill` and `file` are simulated.",
         (*labels, "source"),
         (((each["gauge"], each["tier"], each["source"]), 1) for each in gauges),
     )
     yield _gauge(
         "mode",
-        "1 for the mode that the gauge is in, 0 for the others.",
+        "1 for the current mode of the gauge, 0 for the others.",
         (*labels, "mode"),
         (((each["gauge"], each["tier"], mode.value), each["mode"] == mode) for each in gauges for mode in Mode),
     )
@@ -283,7 +284,7 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         yield _gauge(f"device_{name}", said, ("device",), _by_device(devices, figure))
     yield _gauge(
         "device_stuck",
-        "1 after a pass that lowered nothing, which is not repeated.",
+        "1 after an eviction pass that did not lower the used bytes; the pass is not repeated.",
         ("device",),
         (((each["device"],), bool(each["stuck"])) for each in devices),
     )
@@ -310,13 +311,13 @@ def _devices(governor: Figures) -> Iterator[Metric]:
     for name, told, said in (
         ("workflows", len(governor["workflows"]), "Workflows with a step graph."),
         ("reservations", governor["reservations"], "Reservations of device memory."),
-        ("remembered_entries", governor["remembered"], "Offloaded entries that are remembered for promotion."),
+        ("remembered_entries", governor["remembered"], "Offloaded entries that may be promoted later."),
     ):
         yield _gauge(name, said, (), [((), told)])
 
 
 def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[str], float]]:
-    """One sample a device that has the figure; none for what is a word, or not known."""
+    """One sample for each device that has the figure as a number."""
     for row in rows:
         if isinstance(row.get(figure), int | float):
             yield (row["device"],), row[figure]

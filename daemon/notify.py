@@ -1,10 +1,10 @@
-"""What the daemon says to its service manager, and what it is handed by it.
+"""The interface to the service manager: notifications, socket activation, watchdog.
 
-Owns: sd_notify's datagrams, the sockets of socket activation, the watchdog's interval. Does not
-own: when any of it is said. Everything is a no-op where no service manager asked for it.
+Owns: the datagrams of sd_notify, the sockets of socket activation, and the watchdog's interval. Does not own the times
+at which notifications are sent. Every function does nothing if no service manager is there.
 
-Invariant: what was handed to this process is not handed on: the variables are removed, and the
-descriptors are closed on exec.
+Invariant: child processes inherit nothing of it. The environment variables are removed, and the descriptors are closed
+on exec.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from ..errors import BadConfiguration
 
 FIRST_FD: Final = 3
-"""SD_LISTEN_FDS_START."""
+"""The first descriptor of socket activation (SD_LISTEN_FDS_START)."""
 
 METRICS_NAME: Final = "metrics"
 _ANY_FAMILY: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
@@ -29,7 +29,7 @@ WATCHDOG: Final = "WATCHDOG=1"
 
 
 def reloading() -> str:
-    """The line that opens a reload; READY closes it. The time lets a newer manager wait for it."""
+    """The line that begins a reload. READY ends it. Newer service managers use the time to wait for the reload."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
@@ -39,24 +39,24 @@ def status(text: str) -> str:
 
 
 class Notifier:
-    """A way to the service manager, found in `environ` once. `send` never raises or waits."""
+    """Sends notifications to the service manager named in `environ`. `send` never raises or waits."""
 
     def __init__(self, environ: MutableMapping[str, str], pid: int | None = None) -> None:
-        """Takes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID out of `environ`."""
+        """Reads and removes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID in `environ`."""
         self._address = _address(environ.pop("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog_s(
             environ.pop("WATCHDOG_USEC", ""),
             environ.pop("WATCHDOG_PID", ""),
             os.getpid() if pid is None else pid,
         )
-        """Send WATCHDOG so often, seconds: half of what kills. None: nobody watches."""
+        """The interval for sending WATCHDOG, in seconds: half of the watchdog's timeout. None: no watchdog."""
         self._socket: socket.socket | None = None
         if self._address is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
 
     def send(self, *lines: str) -> bool:
-        """Whether the manager was told `lines`; False when there is none, or it does not read."""
+        """Sends `lines`. Returns False if there is no service manager, or it does not read."""
         if self._socket is None or self._address is None:
             return False
         try:
@@ -74,12 +74,14 @@ class Notifier:
 def listen_sockets(
     environ: MutableMapping[str, str], pid: int | None = None, first_fd: int = FIRST_FD
 ) -> dict[str, socket.socket]:
-    """The listening sockets handed in, by name; none where they are another process's or nobody's.
+    """The listening sockets of socket activation, by name. Empty if there are none, or they are for another process.
 
-    Each is a non-blocking stream socket that listens, and closes on exec; AF_UNIX, but for `metrics`, where a manager
-    may listen by TCP for a daemon that may not.
-    Raises BadConfiguration: two of one name, a count or descriptor that is none. The descriptors
-    then stay open: the daemon is about to end.
+    Each is a non-blocking listening stream socket that is closed on exec. Its family is AF_UNIX; `metrics` may also be
+    TCP, because a service manager can listen by TCP for a daemon that has no right to do so.
+
+    Raises:
+        BadConfiguration: two sockets have the same name, or the count or a descriptor is invalid. The descriptors stay
+            open then; the daemon is about to end.
     """
     for_pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
@@ -92,7 +94,7 @@ def listen_sockets(
     called = called[: int(count)]
     for name in called:
         if called.count(name) > 1:
-            raise BadConfiguration(f"two sockets named {name!r} were handed in: give each its FileDescriptorName=")
+            raise BadConfiguration(f"two activated sockets are named {name!r}: give each its own FileDescriptorName=")
     return {name: _listening(first_fd + at, name) for at, name in enumerate(called)}
 
 
@@ -101,13 +103,13 @@ def _listening(fd: int, name: str) -> socket.socket:
         os.set_inheritable(fd, False)
         listener = socket.socket(fileno=fd)
     except OSError as error:
-        raise BadConfiguration(f"descriptor {fd} ({name}) was to be a socket: {error.strerror}") from error
+        raise BadConfiguration(f"descriptor {fd} ({name}) is not a socket: {error.strerror}") from error
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     families = _ANY_FAMILY if name == METRICS_NAME else (socket.AF_UNIX,)
     if not listens or listener.type != socket.SOCK_STREAM or listener.family not in families:
         listener.detach()
         raise BadConfiguration(
-            f"descriptor {fd} ({name}) is no listening Unix stream socket: "
+            f"descriptor {fd} ({name}) is not a listening Unix stream socket: "
             f"its unit needs ListenStream= with a path, and Accept=no"
         )
     listener.setblocking(False)

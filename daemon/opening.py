@@ -1,11 +1,14 @@
-"""Finding or making an instance's lock, ring and index when a daemon starts.
+"""Opens or creates the lock, the ring and the index of an instance when a daemon starts.
 
-Owns: the order in which they are opened and made, and what is refused. Does not own what stands in them, nor the lanes
-(memory.py).
+Owns: the order in which they are opened and created, and the checks of existing memory. Does not own their contents,
+nor the lanes (`segments`).
 
-Invariants: everything here happens under the instance's lock. A superblock is written last, so that a ring and an index
-with one are whole. Nothing of another user's is opened or removed. A daemon's epoch is above the epochs of all
-lanes and all confirmed slots that it finds, even if the superblock is damaged: no id of a lane or a span is used twice.
+Invariants:
+- Everything here happens under the instance's lock.
+- The superblock is written last, so a ring and an index with a superblock are complete.
+- Files of another user are neither opened nor removed.
+- The daemon's epoch is above the epochs of all existing lanes and confirmed slots, even if the superblock is damaged.
+  So no id of a lane or a span is used twice.
 """
 
 from __future__ import annotations
@@ -38,12 +41,13 @@ from .sizes import ConfiguredSizes, settled
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Everything of an instance but its lanes. The descriptors are the receiver's.
+    """The memory of an instance, without its lanes. The receiver owns the descriptors.
 
-    `superblock` is what holds from now on, and is yet to be written; `recovered`: there was one. `missing` are the
-    stretches of the ring, (offset, bytes) of whole pages, that a former daemon had given back or never had, among its
-    first `ready_bytes`; the bytes behind those are yet to be allocated. `notices` are for an operator. `shortage` says
-    why the ring could not be enlarged as configured.
+    `superblock`: the new superblock, not yet written. `recovered`: there was a superblock of a former daemon.
+    `ready_bytes`: the first bytes of the ring, which the former daemon had allocated; the bytes after them are not
+    allocated yet. `missing`: ranges of these bytes, (offset, bytes) of whole pages, that are not in memory: the former
+    daemon had returned them to the kernel, or never had them. `notices`: for an operator. `shortage`: why the ring
+    could not be enlarged to the configured size.
     """
 
     superblock: Superblock
@@ -58,14 +62,14 @@ class Opened:
 
 
 def opened(instance: str, asked: ConfiguredSizes) -> Opened:
-    """The instance's ring and index as a former daemon left them, else new ones of which nothing is allocated yet.
+    """The instance's ring and index as a former daemon left them. Without them, new ones with nothing allocated yet.
 
     Raises:
         InstanceBusy: another daemon serves the instance.
-        LayoutMismatch: what is there was written by another layout version.
-        NotEnoughMemory: the machine cannot hold a new ring.
-        NoFence: no memory could ever be reused here.
-        SegmentError: a file that is not this user's stands in the way.
+        LayoutMismatch: the existing memory has another layout version, or impossible sizes.
+        NotEnoughMemory: the machine has no room for a new ring.
+        NoFence: the kernel has no membarrier fence, without which no memory can be reused.
+        SegmentError: a file of the same name belongs to another user, or the epochs are used up.
     """
     if not fence.works(expedited=True):
         fence.check(expedited=False)
@@ -81,21 +85,21 @@ def opened(instance: str, asked: ConfiguredSizes) -> Opened:
 
 
 def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None:
-    """What a former daemon left; None if that is not whole."""
+    """The memory of a former daemon; None if it is not complete."""
     ring_name, index_name = (segments.segment_name(instance, part) for part in ("ring", "index"))
     there = segments.existing(instance)
-    # Both, before either is judged: what is not ours must not be removed either.
+    # Both are opened before either is checked: opening refuses files of other users, which must not be removed later.
     with ExitStack() as closing:
         ring_fd, index_fd = (_closed_by(closing, name) if name in there else None for name in (ring_name, index_name))
         if ring_fd is None or index_fd is None:
             return None
         former = _former(instance, ring_fd, index_fd)
         if former is None:
-            # A daemon that was killed while it made its memory: nobody can have attached.
+            # A daemon was killed while it created its memory. No client can have attached to it.
             return None
         missing = segments.missing(ring_fd)
         for start, size_bytes in missing:
-            # Pages that were set aside, and that nobody wrote to, look the same: now they are.
+            # Pages that were allocated and never written look like missing pages. Punching makes them missing.
             segments.punch(ring_fd, start, size_bytes)
         superblock, notices = settled(former, asked)
         shortage = ""
@@ -105,7 +109,7 @@ def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None
                     superblock.ring_bytes - former.ring_bytes,
                     f"enlarging the ring from {former.ring_bytes} to {superblock.ring_bytes} bytes",
                 )
-                # Before the superblock says so: clients map what it says.
+                # Before the superblock is written: clients map as many bytes as the superblock says.
                 os.ftruncate(ring_fd, superblock.ring_bytes)
             except (NotEnoughMemory, OSError) as error:
                 shortage = str(error)
@@ -131,7 +135,7 @@ def _closed_by(closing: ExitStack, name: str) -> int:
 
 
 def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
-    """What the index says of a former daemon's memory, with the epoch that is ours now; None if it was never whole."""
+    """The superblock of a former daemon, with this daemon's epoch; None if the index was never completed."""
     page = os.pread(index_fd, PAGE_BYTES, 0)
     if not any(page):
         return None
@@ -139,28 +143,30 @@ def _former(instance: str, ring_fd: int, index_fd: int) -> Superblock | None:
     ring_bytes, index_bytes = os.fstat(ring_fd).st_size, os.fstat(index_fd).st_size
     if ring_bytes < former.ring_bytes or index_bytes != former.geometry.index_bytes:
         raise LayoutMismatch(
-            f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, and "
-            f"{ring_bytes} and {index_bytes} are there; free them with `tensorctl purge --instance NAME`"
+            f"the superblock says {former.ring_bytes} bytes of ring and {former.geometry.index_bytes} of index, but "
+            f"the files have {ring_bytes} and {index_bytes}; remove them with `tensorctl purge --instance NAME`"
         )
     sizes = former.limit_bytes, former.ring_bytes
     if not 0 < former.limit_bytes <= former.ring_bytes <= RING_BYTES_MAX or any(size % ALIGN_BYTES for size in sizes):
         raise LayoutMismatch(
-            f"the superblock says that {former.limit_bytes} bytes may be taken of a ring of {former.ring_bytes}, which "
-            "no daemon writes; free them with `tensorctl purge --instance NAME`"
+            f"the superblock says {former.limit_bytes} usable bytes in a ring of {former.ring_bytes}, which is "
+            "impossible; remove ring and index with `tensorctl purge --instance NAME`"
         )
     last = _last_epoch(instance, former, ring_fd, index_fd)
     if last >= EPOCH_MAX:
-        raise SegmentError(f"epoch {last} is the last one; free the memory with `tensorctl purge --instance NAME`")
-    # A daemon that was killed while it enlarged the ring: nobody has mapped more than the superblock says.
+        raise SegmentError(
+            f"epoch {last} is the last possible one; remove the memory with `tensorctl purge --instance NAME`"
+        )
+    # A daemon may have been killed while it enlarged the ring. No client has mapped more than the superblock says.
     os.ftruncate(ring_fd, former.ring_bytes)
     return replace(former, epoch=last + 1)
 
 
 def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) -> int:
-    """The highest epoch of the superblock, of this user's lanes (by their names), and of confirmed slots.
+    """The highest epoch of the superblock, of this user's lanes (from their names), and of confirmed slots.
 
-    A sound superblock has the highest. The epoch of a slot that no header confirms is ignored: it is damaged, and could
-    be EPOCH_MAX.
+    An undamaged superblock has the highest one. The epoch of a slot that no header confirms is ignored, because it is
+    damaged and could be EPOCH_MAX.
     """
     lanes = [segments.read_lane_name(instance, name) for name in segments.own(instance)]
     of_lanes = [lane[0] >> LANE_COUNTER_BITS for lane in lanes if lane is not None]
@@ -173,7 +179,7 @@ def _last_epoch(instance: str, former: Superblock, ring_fd: int, index_fd: int) 
 
 
 def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
-    """The header of the span at ring offset `offset`; None if these bytes are no header, or their page is missing."""
+    """The header of the span at ring offset `offset`; None if there is no valid header, or its page is missing."""
     span = os.pread(ring_fd, SPAN_HEADER_BYTES, offset)
     if len(span) < SPAN_HEADER_BYTES:
         return None
@@ -186,7 +192,7 @@ def header_at(ring_fd: int, offset: int) -> SpanHeader | None:
 def _made(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened:
     """A new ring and a new index."""
     ring_name, index_name, lock_name = (segments.segment_name(instance, part) for part in ("ring", "index", "lock"))
-    # Lanes too: their pins are of a ring that is gone, and a new lane could not have a stale one's name.
+    # Lanes too: their pins belong to a ring that no longer exists, and a new lane may need the name of an old one.
     for name in segments.own(instance):
         if name != lock_name:
             segments.remove(name)

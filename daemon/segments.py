@@ -1,11 +1,14 @@
-"""The instance's shared memory as the daemon holds it: ring, index, and the lanes of everybody who ever attached.
+"""The daemon's access to the shared memory of its instance: the ring, the index and all lanes.
 
-Owns: making, finding again and removing the segments; which pages of the ring are there; which descriptors a client
-gets; reading all lanes after the fence. Does not own what is stored: that is the core's.
+Owns: creating, finding and removing the segments; the allocation of the ring's pages; the descriptors given to clients;
+the reading of all lanes after a fence. Does not own the entries (the core).
 
-Invariants: what may have been given back is read through the descriptor, never through the mapping, where looking at a
-page would have it made. A lane is forgotten only when no process holds it any more; until then it is scanned, whoever's
-socket closed. Which lane it is, and which fence reaches it, is believed of its name alone: its memory is its client's.
+Invariants:
+- Bytes whose pages may be punched out are read through the descriptor, never through the mapping. A read through the
+  mapping would allocate the page again.
+- A lane is removed only once no process holds it. Until then it is scanned, even if its client's connection has ended.
+- The id of a lane, and the fence that reaches its process, come from the lane's name alone. The lane's memory belongs
+  to its client, which may write anything there.
 """
 
 from __future__ import annotations
@@ -48,15 +51,17 @@ from .sizes import ConfiguredSizes
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LANES_READ_MAX: Final = 1024
-"""Lanes that one question about pins has read: 6 to 8 ms."""
+"""The most lanes that one query about pins reads: 6 to 8 ms."""
 _LANE_NAMES_TRIED: Final = 64
 _FOREIGN_TOLD: Final = 16
 
 
 @dataclass(slots=True)
 class HeldLane:
-    """A lane and who holds it: `client` is None once its connection is gone. `fenced`: its process registered. `uid`:
-    of the client that it was last lent to; None where only a former daemon knew.
+    """A lane and its holder.
+
+    `client`: None once the client's connection has ended. `fenced`: the client's process registered for the expedited
+    fence. `uid`: that of the client that last got the lane; None for a lane of a former daemon whose name has no uid.
     """
 
     reader: LaneReader
@@ -68,7 +73,7 @@ class HeldLane:
 
 
 class Segments:
-    """Ring, index and lanes of one instance."""
+    """The ring, the index and the lanes of one instance."""
 
     def __init__(self, instance: str, found: Opened) -> None:
         self.instance = instance
@@ -76,10 +81,10 @@ class Segments:
         self.recovered = found.recovered
         self.missing = found.missing
         self.ready_bytes = found.ready_bytes
-        """The ring's first bytes, of which all but `missing` were allocated by a former daemon."""
+        """The number of the ring's first bytes that a former daemon allocated, including the ranges in `missing`."""
         self.shortage = found.shortage
         self.notices = list(found.notices)
-        """What an operator should know, and does not keep from service."""
+        """Facts that an operator should know. They do not prevent serving."""
         self._lock_fd = found.lock_fd
         self._ring_fd = found.ring_fd
         self._ring_map = mmap(found.ring_fd, superblock.ring_bytes)
@@ -100,7 +105,7 @@ class Segments:
             self._find_lanes()
         else:
             self.index = IndexWriter.create(superblock.geometry, self._index_map)
-            # Last: who finds a superblock finds a whole index.
+            # Last: an index with a superblock is complete.
             self._index_map[: len(packed)] = packed
 
     @classmethod
@@ -112,21 +117,21 @@ class Segments:
         namespaces_max: int = 1024,
         derived: frozenset[str] = frozenset(),
     ) -> Self:
-        """The instance's memory as a former daemon left it, else new memory of which nothing is allocated yet.
+        """The instance's memory as a former daemon left it. Without it, new memory with nothing allocated yet.
 
         Args:
-            derived: those of "ring_bytes" and "max_entries" that nobody has configured: memory that is found keeps its.
+            derived: those of "ring_bytes" and "max_entries" that are not configured. Existing memory keeps these sizes.
 
         Raises:
-            SegmentError: of whatever kind `opened` raises.
+            SegmentError: an error of any kind that `opened` raises.
         """
         return cls(instance, opened(instance, ConfiguredSizes(ring_bytes, max_entries, namespaces_max, derived)))
 
     def grow(self, start: int, *, prefault: bool, huge_pages: bool = False) -> int:
-        """Allocates the next piece of the ring behind `start`; for a thread.
+        """Allocates the piece of the ring that begins at `start`. Slow: call it in a thread.
 
         Returns:
-            Up to where the ring may be used now.
+            The end of the piece. The ring may be used up to there.
 
         Raises:
             NotEnoughMemory: /dev/shm has no room for it.
@@ -136,13 +141,13 @@ class Segments:
         return start + size_bytes
 
     def allocate(self, start: int, size_bytes: int, *, prefault: bool, huge_pages: bool = False) -> None:
-        """Has pages of the ring set aside, so that they may be written; for a thread.
+        """Allocates pages of the ring, so that they may be written. Slow: call it in a thread.
 
         Raises:
-            NotEnoughMemory: they are not to be had.
+            NotEnoughMemory: /dev/shm has no room for them.
         """
         segments.allocate(self._ring_fd, start, size_bytes)
-        # madvise(2) takes whole pages; a ring need not have ended with one.
+        # madvise(2) takes whole pages, and the ring may have ended within a page.
         within = start % PAGE_BYTES
         address = segments.address_of(self._ring_map) + start - within
         if huge_pages:
@@ -151,11 +156,11 @@ class Segments:
             segments.prefault(address, size_bytes + within, write=True)
 
     def punch(self, start: int, size_bytes: int) -> None:
-        """Gives pages of the ring back to the system; for a thread. Nobody may look at them until `allocate`."""
+        """Returns pages of the ring to the kernel. Slow: call it in a thread. None may be read until `allocate`."""
         segments.punch(self._ring_fd, start, size_bytes)
 
     def found(self) -> Iterator[Recovered]:
-        """What a former daemon left in the index, slot by slot; published slots are marked for checking."""
+        """The slots of the index as a former daemon left them. Published slots are marked as unverified."""
         for slot in self.index.slots():
             header = header_at(self._ring_fd, slot.offset)
             record: PrefixRecord | None = None
@@ -165,7 +170,7 @@ class Segments:
             yield Recovered(slot.number, header, slot.published, record)
 
     def _record(self, slot: Slot, header: SpanHeader) -> PrefixRecord | None:
-        """What the record says at a payload's beginning, if there is one."""
+        """The record at the begin of a payload; None if there is no valid one."""
         at = aligned(slot.tree_bytes)
         if at + header.prefix_bytes > slot.payload_bytes:
             return None
@@ -177,15 +182,19 @@ class Segments:
             return None
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
-        """What stands at a place of the ring where a span is: looked at, not copied."""
+        """A view of bytes of the ring, without a copy. They must be within a span."""
         return self._ring_view[offset : offset + size_bytes]
 
     def write_expiry(self, offset: int, expires_s: float) -> None:
-        """Writes into the header of the span at `offset` when its entry ends. One word: a reader sees either time."""
+        """Writes the expiry time of an entry into the header of its span, at `offset`. One word, so a reader sees the
+        old time or the new one."""
         self.ring[offset + SPAN_EXPIRES_AT :][:8].view(np.uint64)[0] = expiry_word(expires_s)
 
     def is_sound(self, slot: Slot) -> bool:
-        """Whether a span's payload matches its checksum; for a thread. Either, of a span that is reused meanwhile."""
+        """True if a span's payload matches its checksum. Slow: call it in a thread.
+
+        The result is meaningless if the span was reused meanwhile.
+        """
         start = slot.offset + SPAN_HEADER_BYTES
         header = header_at(self._ring_fd, slot.offset)
         pieces = self._read(start, start + slot.payload_bytes)
@@ -194,14 +203,14 @@ class Segments:
     def lend_lane(
         self, client: int, *, fenced: bool, brought: int | None, uid: int | None = None
     ) -> tuple[int, list[int]]:
-        """A lane for `client`: the one it brought along, where that can be had, else a new one.
+        """A lane for `client`: its former lane if that is available, otherwise a new one.
 
         Args:
-            brought: a descriptor of the lane it had; it stays the caller's.
+            brought: a descriptor of the client's former lane. The caller still owns it.
 
         Returns:
-            The lane's id, and (ring, index, lane) descriptors to send: the first two stay ours, the last is the
-            caller's to close, and carries the lock that says the client lives.
+            The lane's id, and the descriptors (ring, index, lane) to send. The first two belong to this object. The
+            caller closes the last one. It has the lock that shows that the client lives.
         """
         lane = self._lane_brought(brought) if brought is not None else None
         lane = lane or self._new_lane(uid, fenced=fenced)
@@ -210,20 +219,20 @@ class Segments:
         return lane.reader.lane_id, [self._shared_ring_fd, self._shared_index_fd, fd]
 
     def has_lane_for(self, brought: int) -> bool:
-        """Whether the lane behind a descriptor that a client brought along can be had again."""
+        """True if the lane behind a descriptor from a client is one of ours, and is available."""
         return self._lane_brought(brought) is not None
 
     def orphan(self, client: int) -> None:
-        """The client's connection is gone; its lane counts until no process holds it."""
+        """Notes that the client's connection has ended. Its lane is scanned until no process holds it."""
         for lane in self._lanes.values():
             if lane.client == client:
                 lane.client = None
 
     def forget_abandoned(self) -> int:
-        """Removes the lanes that no process holds any more.
+        """Removes the lanes that no process holds.
 
         Returns:
-            How many there were.
+            The number of removed lanes.
         """
         gone = [name for name, lane in self._lanes.items() if lane.client is None and lane.reader.abandoned()]
         for name in gone:
@@ -234,27 +243,29 @@ class Segments:
 
     @property
     def fence_is_quick(self) -> bool:
-        """Whether every lane's process registered for the expedited fence; else `fence` takes 8 to 16 ms."""
+        """True if every lane's process registered for the expedited fence. Otherwise `fence` takes 8 to 16 ms."""
         return all(lane.fenced for lane in self._lanes.values())
 
     def fence(self) -> None:
-        """Orders what was unpublished before it and pins of readers that still saw it; before the lanes are read.
+        """A memory fence in all client processes, to be made after unpublishing and before reading the lanes.
+
+        After it, a scan of the lanes sees the pin of every reader that had found an entry published.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel refused the fence.
         """
         if self._lanes:
             fence(expedited=self.fence_is_quick)
 
     @property
     def readers(self) -> list[LaneReader]:
-        """The lanes as they are read; `forget_abandoned` closes some."""
+        """The readers of all lanes. `forget_abandoned` closes some of them."""
         return [lane.reader for lane in self._lanes.values()]
 
     def read_pins(self) -> list[HeldLane]:
-        """The lanes, with their numbers of pins brought up to date: to look at, not to reclaim by.
+        """All lanes with updated numbers of pins. For display only: without a fence, nothing may be reclaimed by them.
 
-        Of the lanes behind the first LANES_READ_MAX, the numbers are as of the last scan or count.
+        Only the first LANES_READ_MAX lanes are updated. The others have the numbers of the last scan or count.
         """
         for lane in islice(self._lanes.values(), LANES_READ_MAX):
             lane.reader.pins(self._scratch)
@@ -265,10 +276,10 @@ class Segments:
         return list(self._lanes.values())
 
     def close(self, *, drop: bool) -> None:
-        """Ends this daemon's hold. `drop` removes the segments' names, else the next daemon finds all as it is."""
+        """Releases the memory. `drop` removes the segments; otherwise the next daemon finds everything as it is."""
         if drop:
             lock = segments.segment_name(self.instance, "lock")
-            # The lock last: until then no other daemon makes anything here.
+            # The lock last: until then no other daemon can create segments of this instance.
             for name in sorted(segments.own(self.instance), key=lambda name: name == lock):
                 segments.remove(name)
         for lane in self._lanes.values():
@@ -277,7 +288,7 @@ class Segments:
             os.close(fd)
 
     def _read(self, start: int, end: int) -> Iterator[bytes]:
-        """The ring's [start, end) in pieces; less where the ring's file ends."""
+        """The bytes [start, end) of the ring, in pieces. Fewer if the ring's file is shorter."""
         while start < end and (piece := os.pread(self._ring_fd, min(PIECE_BYTES, end - start), start)):
             yield piece
             start += len(piece)
@@ -296,7 +307,7 @@ class Segments:
             os.close(fd)
 
     def _lane_file(self, uid: int | None, *, fenced: bool) -> tuple[int, str, int]:
-        """(id, name, descriptor) of a new segment for a lane, under a name that nobody has taken."""
+        """(id, name, descriptor) of a new segment for a lane, under an unused name."""
         for _ in range(_LANE_NAMES_TRIED):
             self._lanes_made += 1
             lane_id = self.superblock.epoch << LANE_COUNTER_BITS | self._lanes_made
@@ -304,7 +315,7 @@ class Segments:
             try:
                 return lane_id, name, segments.create(name, LANE_BYTES)
             except NameTaken as error:
-                # Another user's file: who took this name may have taken the next ones too.
+                # Another user's file has this name, and may have the next names too. Continue at a random number.
                 self._lanes_made = secrets.randbits(LANE_COUNTER_BITS - 1)
                 taken = error
         raise taken
@@ -317,17 +328,17 @@ class Segments:
         return lane
 
     def _check_fence(self, *, fenced: bool) -> None:
-        """Makes sure that a fence reaches the process of a lane.
+        """Checks that a fence reaches the process of a lane.
 
         Raises:
-            NoFence: the process did not register for the expedited one, and the other one cannot be made.
+            NoFence: the process did not register for the expedited fence, and the slow fence does not work here.
         """
         if not (fenced and self._has_quick_fence) and not self._has_slow_fence:
             check(expedited=False)
             self._has_slow_fence = True
 
     def _lane_brought(self, fd: int) -> HeldLane | None:
-        """The lane behind a descriptor that a client sent, if it is one of ours, and it can be had."""
+        """The lane behind a descriptor from a client, if it is one of ours, has no client, and can be locked."""
         status = os.fstat(fd)
         for lane in self._lanes.values():
             if lane.identity == (status.st_dev, status.st_ino) and lane.client is None:
@@ -339,10 +350,10 @@ class Segments:
         return None
 
     def _locked(self, lane: HeldLane) -> int:
-        """A descriptor on the lane that carries the lock of whoever has the lane.
+        """A descriptor of the lane with a shared lock. The process that gets the descriptor holds the lock.
 
         Raises:
-            BlockingIOError: its client has made an exclusive lock of its own.
+            BlockingIOError: a client has an exclusive lock on the lane.
         """
         fd = segments.attach(lane.name)
         try:
@@ -353,7 +364,7 @@ class Segments:
         return fd
 
     def _find_lanes(self) -> None:
-        """Takes up the lanes that stand by name, whoever holds them."""
+        """Opens the existing lanes of the instance, whichever process holds them."""
         prefix = segments.segment_name(self.instance, "lane.")
         foreign = 0
         for name in segments.existing(self.instance):
@@ -362,7 +373,7 @@ class Segments:
             said = segments.read_lane_name(self.instance, name)
             try:
                 if said is None:
-                    raise SegmentError(f"{name} in {segments.SHM_FOLDER} is no lane's name: remove it")
+                    raise SegmentError(f"{name} in {segments.SHM_FOLDER} is not the name of a lane: remove the file")
                 lane_id, uid, fenced = said
                 fd = segments.attach(name, read_only=True)
             except SegmentError as error:

@@ -1,10 +1,12 @@
-"""How large the ring may be and how many entries there may be, when a daemon finds memory of a former one.
+"""Decides the size of the ring and the number of entries when a daemon finds the memory of a former daemon.
 
-Owns: the decision. Pure: takes what stands in the superblock and what the configuration asks for.
+Owns: the decision. Pure: its inputs are the superblock and the configured sizes. Does not own the memory.
 
-A derived size was computed from the memory that was free when the ring was made. Computed anew at each start it would
-evict entries because of the restart alone, so the superblock's size holds. A configured size holds as far as possible:
-a ring grows in place, and shrinks by giving pages back while its segment stays as long as it was; an index cannot grow.
+A derived size was computed from the free memory when the ring was created. If each start computed it again, a restart
+alone could evict entries, so the size in the superblock is kept. A configured size is applied as far as possible: a
+ring grows in place; it shrinks by returning pages, while its segment keeps its length; an index cannot grow.
+
+Invariant: the number of entries never exceeds the capacity of the existing index.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ..shm.layout import Superblock, aligned
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSizes:
-    """What the configuration asks for. `derived`: those of "ring_bytes" and "max_entries" that nobody has set."""
+    """The sizes in the configuration. `derived`: those of "ring_bytes" and "max_entries" that are not configured."""
 
     ring_bytes: int
     max_entries: int
@@ -24,12 +26,12 @@ class ConfiguredSizes:
     derived: frozenset[str] = frozenset()
 
     def configured(self, name: str) -> int | None:
-        """A size that somebody has set; None where it is derived."""
+        """A configured size; None if it is derived."""
         return None if name in self.derived else int(getattr(self, name))
 
 
 def settled(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
-    """The superblock with the sizes that hold from now on, and what an operator should know of them."""
+    """The superblock with the sizes from now on, and notices for the operator."""
     limit_bytes = aligned(asked.configured("ring_bytes") or min(former.limit_bytes, former.ring_bytes))
     wanted = asked.configured("max_entries")
     if wanted is None:
@@ -40,8 +42,8 @@ def settled(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, lis
     notices = []
     if wanted > room:
         notices.append(
-            f"max_entries is to be {wanted}, and the index was made with room for {room}: {room} hold. "
-            "`tensorctl purge` while the daemon is stopped drops every entry, and the next daemon makes a larger index"
+            f"max_entries is {wanted}, but the existing index has room for {room}: {room} is used. To get a larger "
+            "index, stop the daemon, drop all entries with `tensorctl purge`, and start it again"
         )
     ring_bytes = max(former.ring_bytes, limit_bytes)
     return replace(former, ring_bytes=ring_bytes, limit_bytes=limit_bytes, max_entries=min(wanted, room)), notices

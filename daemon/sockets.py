@@ -1,9 +1,12 @@
-"""The listening sockets: handed in by a service manager, else made here and removed at the end.
+"""The listening sockets. A service manager passes them in; the others are created here and removed at the end.
 
-    control, status    Unix sockets, one each
-    metrics            a Unix socket, and TCP where the configuration or a service manager gives it
+    control, status    one Unix socket each
+    metrics            a Unix socket, and also TCP if the configuration or a service manager says so
 
-Owns: their files, modes and group. Does not own who is accepted.
+Owns: the sockets' files, modes and group. Does not own the acceptance of connections (`actors.listener`).
+
+Invariant: no process can connect to a socket before its mode is set. A socket on which a process listens is never
+removed.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from .config.config import Config
 from .config.settings import host_and_port
 
 BACKLOG: Final = 512
-# Nobody may connect before the mode is right.
+# The umask for new sockets: no other user may connect before the mode is set.
 _UMASK: Final = 0o177
 
 
@@ -29,7 +32,7 @@ class Sockets:
     """`control`, `status` and `metrics`, non-blocking and listening, for as long as the `with` block lasts.
 
     Raises:
-        SocketForbidden, InstanceBusy, BadConfiguration: why one of them cannot be had; none is left behind then.
+        SocketForbidden, InstanceBusy, BadConfiguration: one of the sockets cannot be created. None is left behind then.
     """
 
     def __init__(self, config: Config, handed_in: Mapping[str, socket.socket]) -> None:
@@ -56,7 +59,7 @@ class Sockets:
             path.unlink(missing_ok=True)
 
     def _metrics(self, config: Config, given: socket.socket | None) -> list[socket.socket]:
-        """One that was handed in stands for the one of its kind that the configuration names."""
+        """The sockets for metrics. A socket from the service manager replaces the configured one of the same kind."""
         listening = [] if given is None else [given]
         if given is None or given.family != socket.AF_UNIX:
             listening.append(self._listen(self._metrics_path(config), config.metrics.mode, config))
@@ -65,7 +68,8 @@ class Sockets:
         return listening
 
     def _metrics_path(self, config: Config) -> Path:
-        """Beside the control socket, wherever a service manager has that, unless it was named."""
+        """The configured path. By default, the socket is in the folder of the control socket, also if a service manager
+        has created that."""
         control = self.control.getsockname()
         if config.sources["metrics.socket"] == "default" and str(control).startswith("/"):
             return Path(control).with_name(METRICS_NAME)
@@ -92,7 +96,7 @@ class Sockets:
         return listening
 
     def _listen_by_tcp(self, listen: str) -> list[socket.socket]:
-        """One socket for each address that the name stands for."""
+        """One socket for each address of the host name."""
         host, port = host_and_port(listen)
         made: list[socket.socket] = []
         try:
@@ -103,17 +107,17 @@ class Sockets:
                 made[-1].setblocking(False)
         except OSError as error:
             raise BadConfiguration(
-                f"metrics.listen = {listen!r}: {error.strerror or error}; set another address, or none. Under a "
-                "service manager that allows no TCP let it listen in the daemon's place: docs/metrics.md"
+                f"metrics.listen = {listen!r}: {error.strerror or error}; set another address, or none. If the service "
+                "manager forbids TCP, let it listen for the daemon: docs/metrics.md"
             ) from error
         return made
 
 
 def _clear(path: Path) -> None:
-    """Removes a socket that a killed daemon left; one that somebody answers at stays."""
+    """Removes the socket of a killed daemon. Raises InstanceBusy if a process listens on it."""
     if not path.is_socket():
         if path.exists():
-            raise SocketForbidden(f"{path} exists and is no socket; remove it, or set another socket")
+            raise SocketForbidden(f"{path} exists and is not a socket; remove it, or set another socket")
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -121,11 +125,11 @@ def _clear(path: Path) -> None:
         except OSError:
             path.unlink(missing_ok=True)
             return
-    raise InstanceBusy(f"somebody serves {path} already; stop them, or set another --socket")
+    raise InstanceBusy(f"another process listens at {path}; stop it, or set another --socket")
 
 
 def _give_to_group(path: Path, group: str) -> None:
     try:
         os.chown(path, -1, grp.getgrnam(group).gr_gid)
     except (KeyError, OSError) as error:
-        raise BadConfiguration(f"socket_group = {group!r}: {error}; make the group, or set another") from error
+        raise BadConfiguration(f"socket_group = {group!r}: {error}; create the group, or set another one") from error

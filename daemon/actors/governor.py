@@ -1,7 +1,10 @@
-"""The governor actor: modes, device entries, workflows. It touches no memory; the core says what is to be done.
+"""The governor actor: runs the governor's core, which decides about modes, device entries and workflows.
 
-Turns what arrives in its inbox into the core's events, and carries the core's effects out: answers and pushes to
-sessions, what the ring may keep to the store, one line a transition to the log.
+Owns: the governor's inbox. Turns the messages in it into events of the core, and carries the core's effects out:
+answers and pushes to sessions, the byte budget of the ring to the store, and log lines. Does not own the decisions (the
+core), nor any shared memory.
+
+Invariant: the core is called from one task only, and its effects are carried out in order.
 """
 
 from __future__ import annotations
@@ -26,8 +29,15 @@ _log = logger("governor")
 
 
 class GovernorActor:
-    """Owns `inbox`. `press` tells the store, `reading` the gauges what an owner sees, `hasten` whoever reads them that
-    `sample_every_s` fell; none may block. `unix_at_zero`: the Unix time at `clock`'s zero.
+    """Runs `governor` on the messages of `inbox`.
+
+    Args:
+        clock: gives monotonic seconds.
+        press: sends the store its byte budget. Must not block.
+        reading: gives the gauges a device reading from a client. Must not block.
+        hasten: called when `sample_every_s` has become shorter. Must not block.
+        tell_watchers: sends an event to all watchers of the status socket. Must not block.
+        unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
     def __init__(
@@ -63,7 +73,7 @@ class GovernorActor:
 
     @property
     def sample_every_s(self) -> float:
-        """How often the gauges are to be read, by the modes as they are."""
+        """The interval at which the gauges are read in the current modes, in seconds."""
         return self._governor.sample_every_s
 
     async def run(self) -> None:
@@ -79,7 +89,7 @@ class GovernorActor:
             if self.sample_every_s < self._every_s:
                 self._hasten()
             self._every_s = self.sample_every_s
-            # A pass over many entries goes on slice by slice; everybody else on the loop gets a turn between two.
+            # A pass over many entries is cut into slices. The other tasks of the loop run between two slices.
             await asyncio.sleep(0)
 
     def _idle_s(self) -> float | None:
@@ -133,15 +143,16 @@ class GovernorActor:
 
 
 def problems(status: dict[str, Any]) -> list[str]:
-    """What an operator must look at, of the governor's status, though the daemon serves."""
+    """The findings of a governor's status that an operator has to look at. The daemon serves all the same."""
     found = [
-        f"gauge {gauge['gauge']} cannot be read; its last value stands ({gauge['source']}: {gauge.get('failure', '')})"
+        f"gauge {gauge['gauge']} cannot be read; its last value is used ({gauge['source']}: {gauge.get('failure', '')})"
         for gauge in status["gauges"]
         if gauge["stale"]
     ]
     found += [f"device {device['device']}: {device['stuck']}" for device in status["devices"] if device["stuck"]]
     found += [
-        f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not do as told about {owner['device']}"
+        f"client {owner['client']} ({owner['name']}, pid {owner['pid']}) does not carry out orders for "
+        f"{owner['device']}"
         for owner in status["owners"]
         if owner["unresponsive"]
     ]

@@ -1,7 +1,9 @@
-"""Whether the next client gets a lane: what is said while /dev/shm is full, or the machine short of memory.
+"""Reports whether there is memory for the next client's lane, while /dev/shm is full or the machine lacks memory.
 
-Owns: the episode, from the first client refused for want of memory to the first moment with room: logged once at either
-end. Does not own the lanes.
+Owns: the state "short of memory for lanes". It begins with the first client that is refused for lack of memory, and
+ends once there is room again. Does not own the lanes.
+
+Invariant: the begin and the end of that state are logged once each.
 """
 
 from __future__ import annotations
@@ -14,32 +16,32 @@ from ...shm.layout import LANE_BYTES
 from ..logs import logger
 
 _REMEDY: Final = (
-    ": new clients are refused; remount /dev/shm with a larger size=, free what others left there, or have the daemon "
-    "give memory back with `tensorctl limit SIZE`"
+    ": new clients are refused; remount /dev/shm with a larger size=, remove unused files from it, or let the daemon "
+    "return memory with `tensorctl limit SIZE`"
 )
 _log = logger("store")
 
 
 class LaneRoom:
-    """One daemon's."""
+    """The state of one daemon."""
 
     def __init__(self) -> None:
         self._short = False
 
     def refused(self, error: NotEnoughMemory) -> None:
-        """A client was refused."""
+        """Call when a client was refused because its lane could not be allocated."""
         if not self._short:
             self._short = True
-            _log.error("a client is refused for want of memory", why=str(error))
+            _log.error("new clients are refused: no memory for a lane", why=str(error))
 
     def made(self) -> None:
-        """A lane was made, or there is room for one."""
+        """Call when a lane was allocated, or when there is room for one."""
         if self._short:
             self._short = False
-            _log.info("there is memory for clients again")
+            _log.info("new clients are accepted again: there is memory for a lane")
 
     def problem(self) -> str | None:
-        """Why the next client would be refused; None where it would not. Reads files of /proc and /sys."""
+        """Why the next client would be refused; None if it would be accepted. Reads files of /proc and /sys."""
         try:
             segments.check_memory(LANE_BYTES, "the lane of the next client", _REMEDY)
         except NotEnoughMemory as error:

@@ -1,11 +1,14 @@
-"""What the store actor does with the lanes: scans for the core, access logs, and who holds what. All of it in slices.
+"""The store actor's jobs on lanes: scanning pins for the core, draining access logs, counting the holders of spans.
 
-Owns: when logs are drained and holders counted, and the jobs that do so. Does not own the lanes (`memory`) nor what the
-core makes of them: each outcome is an event for `handle`.
+Owns: these jobs, and the times at which logs are drained and holders counted. Does not own the lanes (`memory`), nor
+the consequences of a job: each result is an event for `handle`.
 
-A round of draining takes DRAIN_RECORDS records of all lanes together, and of one lane at least DRAIN_RECORDS_MIN. The
-next round begins where the last one ended. Reads beyond that rate are sampled: the latest of each lane count. Counting
-holders takes at most a twentieth of the loop's time.
+Invariants:
+- Each job runs in short slices.
+- A round of draining takes about DRAIN_RECORDS records from all lanes together, and at least DRAIN_RECORDS_MIN from
+  each lane it reaches. The next round begins at the lane at which the last one ended. If clients read faster than that,
+  the log is a sample: only the latest records of each lane count.
+- Counting holders takes at most 1/HOLDERS_SHARE of the loop's time.
 """
 
 from __future__ import annotations
@@ -31,17 +34,21 @@ DRAIN_RECORDS: Final = 4096
 DRAIN_RECORDS_MIN: Final = 64
 HOLDERS_EVERY_S: Final = 1.0
 HOLDERS_SHARE: Final = 20
-"""Counting that took long is put off until the loop had so many times as long for other things."""
+"""After a count, the next one starts only once the loop had HOLDERS_SHARE times the count's duration for other work."""
 ACCESSED_AT_ONCE: Final = 256
-"""Records that the core takes in one event: 2 to 3 ms."""
+"""The most records in one event for the core. Such an event takes 2 to 3 ms."""
 
 _log = logger("lanes")
 
 
 class LaneJobs:
-    """The lanes of `memory`.
+    """The jobs on the lanes of `memory`.
 
-    `begin` takes a job, whose slices are carried out by and by; `report` takes the outcome of a thread, in that thread.
+    Args:
+        clock: gives monotonic seconds.
+        handle: takes an event for the core.
+        begin: takes a job, as an iterator. Each step of the iterator is one slice.
+        report: takes the result of a fence. Called in the thread that made the fence.
     """
 
     def __init__(
@@ -64,15 +71,15 @@ class LaneJobs:
         self._drain_asked = False
         self._scratch = np.empty(LANE_WORDS, np.uint64)
         self.fencing = False
-        """Whether a thread is about to report `Fenced`."""
+        """True while a thread makes a fence. The thread will report `Fenced`."""
 
     @property
     def timer(self) -> float:
-        """When `keep_time` has something to do next."""
+        """The time at which `keep_time` next has a job to begin."""
         return min(self._drain_at, self._holders_at)
 
     def keep_time(self, now: float) -> None:
-        """Begins what is due."""
+        """Begins the jobs that are due."""
         if now >= self._drain_at:
             self._drain_at = math.inf
             self._begin(self._drain())
@@ -81,14 +88,17 @@ class LaneJobs:
             self._begin(self._count_holders())
 
     def drain(self) -> None:
-        """Begins a round of draining, which ends in a Drained event; one under way is ended before."""
+        """Begins a round of draining, which ends with a Drained event. A round under way is finished first."""
         self._drain_asked = True
         if self._drain_at < math.inf:
             self._drain_at = math.inf
             self._begin(self._drain())
 
     def scan(self) -> None:
-        """Begins a scan, which ends in a Scanned event; after a fence in a thread where that takes 8 to 16 ms."""
+        """Begins a fence and then a scan, which ends with a Scanned event.
+
+        A slow fence (8 to 16 ms) is made in a thread.
+        """
         if self._memory.fence_is_quick:
             self._memory.fence()
             self._begin(self._scan())
@@ -97,10 +107,10 @@ class LaneJobs:
             asyncio.get_running_loop().run_in_executor(None, self._fence)
 
     def fenced(self, fenced: Fenced) -> None:
-        """The thread's fence is done.
+        """Begins the scan after a thread's fence.
 
         Raises:
-            OSError: there was none, so no pin can be ruled out, and nothing may be reused.
+            OSError: the fence failed. Without a fence the scan may miss pins, so no span may be reused.
         """
         self.fencing = False
         if fenced.error is not None:
@@ -180,7 +190,7 @@ class LaneJobs:
                 began = self._clock()
             spent_s += self._clock() - began
         except Exception as error:
-            # What is shown stays as it was until the next count.
-            _log.error("holders could not be counted", lanes=len(self._memory.readers), why=repr(error))
+            # The shown counts stay as they are until the next count.
+            _log.error("cannot count the holders of entries", lanes=len(self._memory.readers), why=repr(error))
         finally:
             self._holders_at = self._clock() + max(HOLDERS_EVERY_S, HOLDERS_SHARE * spent_s)

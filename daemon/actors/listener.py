@@ -1,6 +1,12 @@
 """A listener actor: accepts connections on one socket and starts a session for each.
 
-Raw non-blocking sockets, and no transports: descriptors that arrive while a transport reads are lost.
+Owns: the session tasks of its socket, and the number of connections of each uid. Does not own the limits (`Quotas`),
+nor the sessions' work.
+
+Accepted sockets are raw and non-blocking. asyncio transports are not used, because a transport that reads loses
+descriptors.
+
+Invariant: at most as many sessions run, in total and for each uid, as the quotas allow.
 """
 
 from __future__ import annotations
@@ -22,13 +28,13 @@ from ..logs import logger
 from .repeats import Repeats
 
 _log = logger("listener")
-# Out of descriptors or memory: the connection stays in the kernel's queue until somebody leaves.
+# The process is out of descriptors or memory. The connection stays in the kernel's queue until others have ended.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _EXHAUSTED_PAUSE_S = 0.1
 
 
 class Listener:
-    """Runs `serve(number, socket)` for each connection on `listening`, for as many at once as `quotas` allow."""
+    """Runs `serve(number, socket)` for each connection on `listening`. `quotas` limit the simultaneous connections."""
 
     def __init__(
         self,
@@ -46,10 +52,10 @@ class Listener:
         self.sessions: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
-        """Connections of each uid that has any."""
+        """The number of connections of each uid. A uid without connections has no item."""
 
     async def run(self) -> None:
-        """Accepts until `stop_accepting`; ends every session when it is cancelled."""
+        """Accepts connections until `stop_accepting`. Ends every session when it is cancelled."""
         self._accepting = accepting = asyncio.create_task(self._accept())
         try:
             await asyncio.wait([accepting])
@@ -63,7 +69,7 @@ class Listener:
             await asyncio.gather(*self.sessions, return_exceptions=True)
 
     def stop_accepting(self) -> None:
-        """Leaves new connections to the kernel's queue; the sessions go on."""
+        """Leaves new connections in the kernel's queue. The sessions go on."""
         if self._accepting is not None:
             self._accepting.cancel()
 
@@ -75,7 +81,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                _log.error("cannot accept", why=str(error))
+                _log.error("cannot accept a connection; retrying", why=str(error))
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
                 continue
             accepted.setblocking(False)
@@ -85,7 +91,7 @@ class Listener:
                 self._admit(uid)
             except LimitReached as refusal:
                 if self._said.is_new((uid, peer.pid), loop.time()):
-                    _log.warning("turned away", pid=peer.pid, why=str(refusal))
+                    _log.warning("connection refused", pid=peer.pid, why=str(refusal))
                 _turn_away(accepted, refusal)
                 continue
             task = asyncio.create_task(self._serve(next(self._numbers), accepted))
@@ -97,7 +103,9 @@ class Listener:
         rule = self._quotas.rules[self._kind]
         if len(self.sessions) >= rule.total:
             self._quotas.refusals[self._kind] += 1
-            raise LimitReached(f"{rule.limit} is {rule.total}, and as many are connected; raise it, or close some")
+            raise LimitReached(
+                f"{rule.limit} is {rule.total}, and that many connections are open: raise it, or close connections"
+            )
         self._quotas.admit(self._kind, uid, self.by_uid[uid])
 
     def _ended(self, uid: int, task: asyncio.Task[None]) -> None:
@@ -106,7 +114,7 @@ class Listener:
         if not self.by_uid[uid]:
             del self.by_uid[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a session failed", exc_info=error)
+            _log.error("a session failed; its connection is closed", exc_info=error)
 
 
 def _turn_away(accepted: socket.socket, refusal: LimitReached) -> None:

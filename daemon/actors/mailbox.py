@@ -1,8 +1,14 @@
-"""What every actor has: a bounded inbox.
+"""A bounded inbox for actors.
 
-Clients' messages wait for room, each client's for its own: a flood slows its own sender and nobody else. They are taken
-in turns of uids and of their clients. What the actor's own workers and timers report is taken before; it is bounded
-where it is made, and never waits: a worker that waited for the actor that waits for it would stand still.
+Owns: the queued messages, and the tasks that wait for room or for a message. Does not own the meaning of messages.
+
+A client's message waits for room. Each client has its own room, so a client that floods the inbox slows only itself.
+Messages of clients are taken in turns of uids, and of the clients of a uid. Messages without a sender, from the actor's
+own workers and timers, are taken first. They do not wait for room: a worker that waits for the actor, while the actor
+waits for the worker, would be a deadlock. Their number is bounded by the workers.
+
+Invariants: at most `capacity` messages of one sender wait, not counting those of `tell_now` and `tell_first`. Messages
+of one sender are taken in the order of their arrival, except those of `tell_first`.
 """
 
 from __future__ import annotations
@@ -15,14 +21,14 @@ from ..core.turns import Turns
 
 Message = TypeVar("Message")
 Sender = tuple[int, int]
-"""(uid, client)."""
+"""(uid, number of the client)."""
 
 
 class Mailbox(Generic[Message]):
-    """Messages for one actor: at most `capacity` of each sender, and as many of those who give no sender and wait.
+    """The messages for one actor: at most `capacity` of each sender, and at most `capacity` offered without a sender.
 
-    Invariant: messages of one sender are taken in the order of their arrival, but for those of `tell_first`; so are
-    those without a sender.
+    Invariant: messages of one sender, and messages without a sender, are taken in the order of their arrival. Messages
+    of `tell_first` are the exception.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,20 +43,20 @@ class Mailbox(Generic[Message]):
         return len(self._messages) + len(self._turns)
 
     async def tell(self, message: Message, sender: Sender | None = None) -> None:
-        """Adds a message once there is room for one more of its sender."""
+        """Adds a message. Waits until there is room for one more message of its sender."""
         while self._waiting(sender) >= self.capacity:
             await self._room.setdefault(sender, asyncio.Event()).wait()
         self.tell_now(message, sender)
 
     def offer(self, message: Message) -> bool:
-        """Adds a message without a sender if there is room; False where there is none, or the inbox is closed."""
+        """Adds a message without a sender if there is room. Returns False if there is none, or the inbox is closed."""
         if self._closed or self._waiting(None) >= self.capacity:
             return False
         self.tell_now(message)
         return True
 
     def tell_now(self, message: Message, sender: Sender | None = None) -> None:
-        """Adds a message, room or no room."""
+        """Adds a message even if there is no room. Does not wait."""
         if sender is None:
             self._messages.append(message)
         else:
@@ -59,17 +65,17 @@ class Mailbox(Generic[Message]):
             self._wake()
 
     def tell_first(self, message: Message, sender: Sender) -> None:
-        """Adds a message before all others of the sender, who waits for the next turn like everybody."""
+        """Adds a message before all other messages of its sender. The sender's turn does not come earlier."""
         self._turns.push_first(*sender, (sender, message))
         if self._waiter is not None:
             self._wake()
 
     def drain(self) -> list[Message]:
-        """All that is there, without waiting: for an actor that ends."""
+        """Takes all messages without waiting. For an actor that ends."""
         return self._taken(len(self))
 
     def close(self) -> list[Message]:
-        """`drain`, for an actor that has ended: from now on nothing can be offered."""
+        """Takes all messages, for an actor that has ended. `offer` refuses from now on."""
         self._closed = True
         return self.drain()
 
@@ -87,7 +93,7 @@ class Mailbox(Generic[Message]):
         return message
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Returns once there is a message, or `timeout_s` has passed. For one task at a time."""
+        """Returns once there is a message, or `timeout_s` has passed. One task at a time may wait."""
         if self._messages or self._turns:
             return
         loop = asyncio.get_running_loop()
@@ -101,7 +107,7 @@ class Mailbox(Generic[Message]):
                 alarm.cancel()
 
     async def take(self, most: int, timeout_s: float | None = None) -> list[Message]:
-        """Up to `most` messages, waiting for the first until `timeout_s` has passed; [] if none came."""
+        """Takes up to `most` messages. Waits for the first until `timeout_s` has passed; [] if none came."""
         await self.wait(timeout_s)
         return self._taken(min(most, len(self)))
 

@@ -1,4 +1,8 @@
-"""What the actors say to one another."""
+"""The messages between the daemon's actors.
+
+Owns: their names and fields, and the rule for a session that does not keep up (`Joined.deliver`). Does not own the
+messages on sockets (`ipc.messages`), nor the handling of any message.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from .mailbox import Mailbox
 
 
 class Deliver(Struct, frozen=True):
-    """To a session: a message for its peer, with `fds` along, of which `close` are the session's to close."""
+    """To a session: a message for its peer, with the descriptors `fds`. The session closes those in `close`."""
 
     message: messages.Answer
     fds: Sequence[int] = ()
@@ -37,7 +41,7 @@ SessionInbox = Mailbox[Deliver | HangUp]
 
 
 class Joined(Struct, frozen=True):
-    """To store and governor: a client has said Hello."""
+    """To the store and the governor: a client has sent Hello. `fenced`: it registered for the membarrier fence."""
 
     client: int
     peer: Peer
@@ -47,15 +51,21 @@ class Joined(Struct, frozen=True):
     inbox: SessionInbox
 
     def deliver(self, delivery: Deliver) -> bool:
-        """Hands it to the session. One that does not keep up is hung up on: False, and the descriptors are ours yet."""
+        """Gives `delivery` to the session.
+
+        If the session's inbox is full, the session is told to close its connection. Returns False then; the caller
+        still owns the descriptors.
+        """
         if self.inbox.offer(delivery):
             return True
-        self.inbox.tell_now(HangUp(f"{self.inbox.capacity} messages wait for it (queues.outbox_max)"))
+        self.inbox.tell_now(
+            HangUp(f"the client does not read: {self.inbox.capacity} messages wait for it (queues.outbox_max)")
+        )
         return False
 
 
 class MemoryRequest(Struct, frozen=True):
-    """To the store: a request that concerns memory, with the descriptors that came along; they are the store's now."""
+    """To the store: a request about the client's lane or inboxes, with its descriptors. The store owns them now."""
 
     client: int
     message: messages.AttachmentRequest
@@ -68,31 +78,32 @@ class Requested(Struct, frozen=True):
     client: int
     message: messages.StoreRequest | messages.PrefixRequest
     counted: int = 0
-    """Of a rest that the core hands in again: what was counted before."""
+    """For the rest of a request that the core handled in part: the number of entries counted so far."""
 
 
 class Governed(Struct, frozen=True):
-    """To the governor: a request for its core, or a reading for its gauges."""
+    """To the governor: a request for its core, or a device reading for the gauges."""
 
     client: int
     message: messages.GovernorRequest | messages.GaugeRequest
 
 
 class Left(Struct, frozen=True):
-    """To store and governor: the connection is gone. The last that is heard of a client."""
+    """To the store and the governor: the client's connection has ended. It is the last message about the client."""
 
     client: int
 
 
 class Grown(Struct, frozen=True):
-    """To the store, from the thread that allocates the ring: up to where it may be used, or why it ends there."""
+    """To the store, from the thread that allocates the ring: the bytes that may be used now. `error`: why the thread
+    has stopped there."""
 
     ring_bytes: int
     error: Exception | None = None
 
 
 class Scrubbed(Struct, frozen=True):
-    """To the store, from the thread that checks recovered spans: whether the span's payload is what was stored."""
+    """To the store, from the thread that checks recovered spans. `sound`: the span's payload is as it was stored."""
 
     slot: int
     span_id: int
@@ -100,20 +111,20 @@ class Scrubbed(Struct, frozen=True):
 
 
 class Fenced(Struct, frozen=True):
-    """To the store, from the thread that makes slow fences: lanes may be read now, or `error`: why not."""
+    """To the store, from the thread that makes slow fences: the fence is done. `error`: why it failed."""
 
     error: Exception | None = None
 
 
 class Question(Struct, frozen=True):
-    """To store or governor: something that a status socket's reader wants to know."""
+    """To the store or the governor: a query from the status socket. `answer` takes the body of the answer."""
 
     message: messages.StatusRequest
     answer: asyncio.Future[dict[str, Any]]
 
 
 class Reconfigured(Struct, frozen=True):
-    """To the store: the configuration was read again."""
+    """To the store: the daemon has reloaded its configuration."""
 
     limits: StoreLimits
     config: Config
@@ -142,6 +153,6 @@ GovernorMessage = Joined | Left | Governed | Question | governor.Sampled | HostH
 
 
 class Happened(Struct, frozen=True):
-    """To the status actor: something that watchers may want to know."""
+    """To the status actor: an event for the watchers."""
 
     body: dict[str, Any] = field(default_factory=dict)

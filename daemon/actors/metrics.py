@@ -1,11 +1,13 @@
-"""The metrics actor: Prometheus text over HTTP, on the sockets that it is given.
+"""The metrics actor: serves Prometheus text over HTTP on the given sockets.
 
-Owns: connections, and the little of HTTP that a scraper needs (h11 reads and writes it). Does not own what is said
-(daemon/metrics.py) nor the figures.
+Owns: the connections, and the part of HTTP that a scraper needs (h11 parses and formats it). Does not own the text of
+the metrics (daemon/metrics.py) nor the figures.
 
-Everything is limited: connections at once on each socket (more wait in the kernel's queue), a request's size, the time
-that a connection may take. One request a connection: a scraper that keeps one open would keep others out. Nothing that
-happens here ends the daemon.
+Invariants:
+- The number of simultaneous connections on each socket, the size of a request and the duration of a connection are
+  limited. Further connections wait in the kernel's queue.
+- Each connection serves one request: a connection kept open by one scraper would block other scrapers.
+- No error here ends the daemon.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ REQUEST_BYTES_MAX: Final = 16 << 10
 _PATHS: Final = (b"/", b"/metrics")
 _METHODS: Final = (b"GET", b"HEAD")
 _READ_BYTES: Final = 16 << 10
-# What is read and thrown away of a body that nobody asked for, so that its sender reads the answer first.
+# The most bytes of an unwanted request body that are read and discarded, so that its sender can read the answer.
 _LINGER_BYTES_MAX: Final = 256 << 10
 _ACCEPT_PAUSE_S: Final = 0.1
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -46,9 +48,9 @@ class _Answer:
 
 
 class MetricsServer:
-    """Answers with what `status` says, which is the body of a StatusQuery's answer.
+    """Serves the metrics of the figures that `status` returns: the body of the answer to a StatusQuery.
 
-    `listening`: non-blocking sockets, Unix or TCP, which stay the caller's.
+    `listening`: non-blocking sockets, Unix or TCP. The caller still owns and closes them.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class MetricsServer:
         self._rendering = asyncio.Lock()
 
     async def run(self) -> None:
-        """Serves until it is cancelled; then ends every connection."""
-        _log.info("metrics", at=[_shown(each) for each in self._listening])
+        """Serves until it is cancelled. Then it ends every connection."""
+        _log.info("serving metrics", at=[_shown(each) for each in self._listening])
         async with asyncio.TaskGroup() as tasks:
             for each in self._listening:
                 tasks.create_task(self._accept(each))
@@ -80,8 +82,8 @@ class MetricsServer:
                 try:
                     accepted = await _accepted(listening)
                 except OSError as error:
-                    # A connection that was given up already, or no descriptor to be had.
-                    _log.warning("cannot accept", why=str(error))
+                    # The peer has closed the connection already, or the process is out of descriptors.
+                    _log.warning("cannot accept a connection; retrying", why=str(error))
                     room.release()
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
@@ -94,14 +96,14 @@ class MetricsServer:
             async with asyncio.timeout(self._connection_s_max):
                 await self._converse(accepted)
         except TimeoutError:
-            _log.info("connection took too long", connection_s_max=self._connection_s_max)
+            _log.info("connection took too long; closed", connection_s_max=self._connection_s_max)
         except OSError as error:
             _log.info("connection ended", why=str(error))
         except Exception:
-            _log.exception("a connection failed")
+            _log.exception("a connection failed; closed")
 
     def _served(self, accepted: socket.socket, room: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
-        """Whatever ended it; also a task that was cancelled before it had begun."""
+        """Releases a connection, however it ended. A callback, since a task cancelled before it starts runs no code."""
         accepted.close()
         room.release()
 
@@ -137,7 +139,10 @@ class MetricsServer:
             await self._linger(peer)
 
     async def _linger(self, peer: socket.socket) -> None:
-        """Closing with unread bytes would have the kernel throw away the answer at the other end."""
+        """Reads the rest of the request before the socket is closed.
+
+        If a socket is closed with unread bytes, the kernel resets the connection and the peer may lose the answer.
+        """
         loop = asyncio.get_running_loop()
         peer.shutdown(socket.SHUT_WR)
         left = _LINGER_BYTES_MAX
@@ -148,25 +153,25 @@ class MetricsServer:
         if request.target.partition(b"?")[0] not in _PATHS:
             return _refusal(HTTPStatus.NOT_FOUND, "the metrics are at /metrics")
         if request.method not in _METHODS:
-            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "nothing can be changed here")
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the metrics are read-only")
         accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
         try:
-            # One at a time: however many ask, the rest of the daemon gets its turns.
+            # One at a time, so that many scrapers do not slow the rest of the daemon.
             async with self._rendering:
                 body, content_type = await asyncio.to_thread(_rendered, await self._status(), accept)
         except TensordError as error:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except Exception:
-            _log.exception("the metrics cannot be told")
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the daemon's log says why")
+            _log.exception("cannot produce the metrics; the scraper gets status 500")
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics failed; see the daemon's log")
         return _Answer(HTTPStatus.OK, body, content_type)
 
 
 async def _accepted(listening: socket.socket) -> socket.socket:
-    """The next connection.
+    """Waits for the next connection and returns its socket.
 
-    Not `loop.sock_accept`: cancelled after the connection was accepted, and before its caller runs, it loses the
-    connection without closing it.
+    `loop.sock_accept` is not used: if it is cancelled after the connection was accepted and before the caller runs, the
+    connection is lost without being closed.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -181,8 +186,8 @@ async def _accepted(listening: socket.socket) -> socket.socket:
 
 
 def _rendered(status: dict[str, Any], accept: str) -> tuple[bytes, str]:
-    # prometheus_client brings an HTTP server and TLS along: a daemon that nobody scrapes never loads them, and one that
-    # starts is not kept from serving by them.
+    # Imported here because prometheus_client also imports an HTTP server and TLS. A daemon without scrapers never loads
+    # them, and they do not delay the start.
     from .. import metrics
 
     return metrics.text(status, accept)

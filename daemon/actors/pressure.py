@@ -1,7 +1,9 @@
-"""The pressure actor: reads the gauges at the pace that the governor wants, or at once when tasks stall for memory.
+"""The pressure actor: reads the gauges at the interval set by the governor, or at once when tasks stall for memory.
 
-Owns when a sample is taken. A sample that takes long (a driver that hangs) delays the next one and nothing else: it is
-taken in a thread.
+Owns: the times of the samples. Does not own the gauges' sources (`gauges`), nor the consequences of a sample (the
+governor).
+
+Invariant: one sample is taken at a time, in a thread. A slow sample (a hanging driver) delays only the next sample.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ _log = logger("pressure")
 
 
 class PressureActor:
-    """Tells `report` of every sample. `every_s` says how long to wait for the next; call `hasten` when it falls."""
+    """Gives every sample to `report`.
+
+    `every_s` returns the interval between samples. Call `hasten` when it has become shorter.
+    """
 
     def __init__(
         self,
@@ -38,15 +43,15 @@ class PressureActor:
         self._loop = asyncio.get_running_loop()
 
     def reading(self, message: messages.ReadDevice) -> None:
-        """What the owner of tensors sees of its device."""
+        """Passes a client's reading of its device to the gauges."""
         self._gauges.report(message.device, message.used_bytes, message.total_bytes, self._clock())
 
     def sample_now(self) -> None:
-        """Takes the next sample at once; from any thread."""
+        """Takes the next sample at once. May be called from any thread."""
         self._loop.call_soon_threadsafe(self._take_at_once)
 
     def hasten(self) -> None:
-        """`every_s` fell: what is left to wait is reckoned anew."""
+        """Computes the remaining wait again, because `every_s` has become shorter."""
         self._look.set()
 
     async def run(self) -> None:
@@ -61,7 +66,7 @@ class PressureActor:
             self._gauges.close()
 
     async def _until_next(self, began_at: float) -> None:
-        """Waits until the next sample is due. The governor may hasten it meanwhile, by what this one showed."""
+        """Waits until the next sample is due. The governor may shorten the interval meanwhile, due to this sample."""
         while not self._at_once and (left_s := began_at + self._every_s() - self._clock()) > 0:
             self._look.clear()
             with suppress(TimeoutError):

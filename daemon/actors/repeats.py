@@ -1,6 +1,6 @@
-"""What was logged of a peer lately: one that tries again every second gets one line, and not one a second.
+"""Suppresses repeated log lines: a peer that retries every second gets one line, not one a second.
 
-Owns: what counts as said. Invariant: it remembers at most `most` things.
+Owns: the record of recent events. Does not own the log. Invariant: it remembers at most `most` events.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ MOST: Final = 1024
 
 
 class Repeats:
-    """Args:
-    forgotten_s: what did not happen for so long is new again.
+    """The recent events.
+
+    Args:
+        forgotten_s: an event that did not happen for this time is new again.
+        most: the most events that are remembered. The oldest are forgotten first.
     """
 
     def __init__(self, forgotten_s: float = FORGOTTEN_S, most: int = MOST) -> None:
@@ -24,7 +27,7 @@ class Repeats:
         self._last: OrderedDict[Hashable, float] = OrderedDict()
 
     def is_new(self, what: Hashable, now: float) -> bool:
-        """Whether `what` is to be said: it happens, and had not for `forgotten_s`."""
+        """Records that the event `what` happens now. Returns True if it did not happen in the last `forgotten_s`."""
         last = self._last.pop(what, None)
         self._last[what] = now
         if len(self._last) > self._most:

@@ -1,7 +1,11 @@
-"""A session actor: one client's connection.
+"""A session actor: serves the connection of one client on the control socket.
 
-Turns what the client says into messages for the store, and what the store says into bytes. Who may say what when is
-the connection's to know (ipc), what it means the store's.
+Owns: the channel of one connection, and the client's outgoing messages. Turns a client's messages into messages for the
+store and the governor, and their answers into bytes. Does not own the protocol (`ipc.connection`), nor the meaning of a
+request (the store and the governor).
+
+Invariants: the store and the governor get exactly one Left for each Joined. At most `outbox_max` messages wait for the
+client; a client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -44,7 +48,10 @@ _TURN_MESSAGES = 64
 
 
 class Session:
-    """Client number `client`, on `channel`, until either side hangs up."""
+    """Serves the client with the number `client` on `channel`, until one side closes the connection.
+
+    `outbox_max`: the most messages that may wait for the client. `hello_s_max`: the time in which Hello must come.
+    """
 
     def __init__(
         self,
@@ -75,7 +82,7 @@ class Session:
         self._answered = asyncio.Event()
 
     async def run(self) -> None:
-        """Serves until the connection is closed, by whom- and whatever."""
+        """Serves until the connection is closed."""
         speaking = asyncio.create_task(self._speak())
         try:
             if await self._greet():
@@ -104,12 +111,12 @@ class Session:
                 self._governor.tell_now(Left(self._client), self._sender)
 
     def hear_no_more(self) -> None:
-        """Takes up what has arrived, and nothing after it."""
+        """Handles the messages that have arrived, and reads no more."""
         self._channel.stop_reading()
 
     @property
     def settled(self) -> bool:
-        """Whether all that has arrived is passed on, and all answers given here are sent."""
+        """True if all messages that arrived are passed on, and all answers given to this session are sent."""
         channel = self._channel
         return channel.closed or not (self._passing or channel.untaken or len(self.inbox) or channel.unsent_bytes)
 
@@ -120,24 +127,29 @@ class Session:
                     joined = Joined(self._client, self._peer, message.name, message.pid, message.fence, self.inbox)
                     await self._store.tell(joined, self._sender)
                     self._governor.tell_now(joined, self._sender)
-                    # From here on both must hear of its end, however that comes about.
+                    # From here on the store and the governor must get a Left, however the connection ends.
                     self._joined = True
                     self._rates.joined(self._peer.uid)
                     self._channel.send(self._welcome(message.id))
                     return True
         except TimeoutError:
             if self._is_new("no Hello"):
-                _log.warning("no Hello", client=self._client, pid=self._peer.pid, hello_s_max=self._hello_s_max)
+                _log.warning(
+                    "no Hello in time; connection closed",
+                    client=self._client,
+                    pid=self._peer.pid,
+                    hello_s_max=self._hello_s_max,
+                )
         return False
 
     def _is_new(self, *what: object) -> bool:
-        """Whether it is to be logged. A client that is turned away tries again every second."""
+        """True if the event is to be logged. A refused client retries every second."""
         return _said.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
 
-    # ---- where each message goes, by the base with which it is declared
+    # ---- the routes of messages, by the base class with which a message is declared
 
     async def _greeted(self, message: messages.GreetingRequest, fds: Sequence[int]) -> None:
-        """Nothing is left to do: `_greet` has taken the Hello, and the connection allows no other."""
+        """Does nothing. `_greet` has handled the Hello, and the protocol allows no second one."""
 
     async def _attach(self, message: messages.AttachmentRequest, fds: Sequence[int]) -> None:
         await self._store.tell(MemoryRequest(self._client, message, fds), self._sender)
@@ -146,7 +158,7 @@ class Session:
         await self._store.tell(Requested(self._client, message), self._sender)
 
     async def _match(self, message: messages.PrefixRequest, fds: Sequence[int]) -> None:
-        # One at a time: who asks for many long ones waits for their own, and nobody else does.
+        # One prefix query at a time: a client that sends many long queries waits only for its own.
         self._answered.clear()
         self._query = id_of(message)
         await self._store.tell(Requested(self._client, message), self._sender)
@@ -166,7 +178,9 @@ class Session:
                         break
                     self._deliver(word)
             if isinstance(word, HangUp):
-                _log.warning("client hung up on", client=self._client, pid=self._peer.pid, why=word.reason)
+                _log.warning(
+                    "connection closed by the daemon", client=self._client, pid=self._peer.pid, why=word.reason
+                )
                 self._channel.close()
                 self._answered.set()
                 return
@@ -177,20 +191,20 @@ class Session:
             self._channel.send(message, fds=word.fds)
         except TensordError as error:
             kind = type(message).__name__
-            _log.info("not delivered", client=self._client, message=kind, why=str(error))
+            _log.info("answer not delivered", client=self._client, message=kind, why=str(error))
             self._excuse(message, error)
         finally:
             _close(word.close)
             self._settle(message)
 
     def _settle(self, message: messages.Answer) -> None:
-        """Whether or not it could be sent: an answer to the query that is waited for."""
+        """Lets `_match` go on if `message` answers its query. Called even if the answer could not be sent."""
         if self._query is not None and id_of(message) == self._query:
             self._query = None
             self._answered.set()
 
     def _excuse(self, message: messages.Answer, error: TensordError) -> None:
-        """Whoever waits for an answer that cannot be sent is told why."""
+        """Sends the client an Error in place of an answer that cannot be sent."""
         number = id_of(message)
         if number is None or isinstance(message, messages.Error):
             return
@@ -215,7 +229,7 @@ _ROUTES: Final = handlers(messages.ControlRequest, _BY_BASE)
 
 
 def welcome_for(instance: str, epoch: int, limits: ClientLimits) -> Callable[[int], messages.Welcome]:
-    """Makes the answer to Hello."""
+    """A function that makes the answer to Hello, from the id of the request."""
     return lambda request: messages.Welcome(request, PROTOCOL_VERSION, __version__, instance, epoch, limits)
 
 

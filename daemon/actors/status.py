@@ -1,7 +1,10 @@
-"""The status actor: the read-only socket. Nothing that arrives there can change anything.
+"""The status actor: serves the read-only status socket.
 
-Asks the store on behalf of its readers, and tells watchers what happens; a watcher that does not keep up loses events,
-and is told how many.
+Owns: the sessions of readers, the merging of the store's and the governor's answers, and the events that wait for each
+watcher. Does not own the figures (the store's and the governor's actors).
+
+Invariants: no request on this socket changes any state. A watcher that does not keep up loses the oldest events, and
+gets the number of lost events with the next one.
 """
 
 from __future__ import annotations
@@ -23,22 +26,22 @@ from .pace import paced
 
 INTEGER_MAX: Final = (1 << 64) - 1
 QUESTION_COST: Final = 20.0
-"""Requests that a question counts for: up to 1,024 entries are told, or all lanes looked at."""
+"""The cost of a query, in requests: a query may return 1,024 entries, or read all lanes."""
 OWN: Final[Sender] = (-1, 0)
-"""Who asks on the daemon's own behalf: a sender that takes turns with the uids."""
+"""The sender of the daemon's own queries. It takes turns with the uids."""
 
 _log = logger("status")
 
 
 class Watchers:
-    """Everybody who watches, and what they have yet to be told: at most `outbox_max` events each."""
+    """All watchers, and the events that wait for each of them: at most `outbox_max` each."""
 
     def __init__(self, outbox_max: int) -> None:
         self._outbox_max = outbox_max
         self._watchers: set[_Watcher] = set()
 
     def tell(self, happened: Happened) -> None:
-        """Tells all watchers. Never blocks."""
+        """Queues an event for all watchers. Never blocks."""
         for watcher in self._watchers:
             watcher.tell(happened.body)
 
@@ -74,7 +77,7 @@ class _Watcher:
 
 
 class Documents:
-    """What is told of the daemon, put together from what the store and the governor each know."""
+    """The bodies of answers to queries, merged from the answers of the store and of the governor."""
 
     def __init__(self, store: Mailbox[StoreMessage], governor: Mailbox[GovernorMessage]) -> None:
         self._store = store
@@ -98,7 +101,7 @@ class Documents:
         return self._together[type(message)](await told, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
-        """As many as were asked for, which the store tells by parts; fewer only at the end."""
+        """The requested number of entries, or fewer at the end of the list. The store returns them in parts."""
         rows: list[dict[str, Any]] = []
         after = message.after
         while True:
@@ -112,7 +115,7 @@ class Documents:
                 return {"entries": rows}
 
     async def status(self) -> dict[str, Any]:
-        """What StatusQuery is answered."""
+        """The body of the answer to a StatusQuery."""
         return await self.answer(messages.StatusQuery(0))
 
 
@@ -122,7 +125,8 @@ def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sayable(figures: Any) -> Any:
-    """The same with no integer larger than can be said: sums of what clients claim need not fit into 64 bits."""
+    """`figures` with every integer limited to INTEGER_MAX, the largest on the wire. Sums of sizes that clients report
+    may exceed 64 bits."""
     match figures:
         case dict():
             return {name: _sayable(figure) for name, figure in figures.items()}
@@ -150,16 +154,16 @@ class StatusSession:
         watchers: Watchers,
         rates: Rates,
     ) -> None:
-        """`number`: of the connection on the status socket."""
+        """`number`: the number of the connection on the status socket."""
         self._rates = rates
-        # Numbers of clients are positive.
+        # Negative, because the numbers of clients are positive.
         self._sender: Sender = (uid, -number)
         self._channel = channel
         self._documents = documents
         self._watchers = watchers
 
     async def run(self) -> None:
-        """Answers until the reader hangs up."""
+        """Answers until the reader closes the connection."""
         watching: asyncio.Task[None] | None = None
         try:
             async for message, _ in self._channel:
@@ -172,7 +176,7 @@ class StatusSession:
         except ProtocolError as error:
             _log.warning("protocol error; status connection closed", why=str(error))
         except (TensordError, OSError) as error:
-            _log.info("reader gone", why=str(error))
+            _log.info("status connection ended", why=str(error))
         finally:
             if watching is not None:
                 watching.cancel()
@@ -181,7 +185,8 @@ class StatusSession:
     async def _answer(self, message: messages.StatusRequest) -> messages.Answer:
         try:
             body = await self._documents.answer(message, self._sender)
-            # What entries are told by came in messages, as it goes out; and there may be a thousand of them.
+            # The figures of entries came in messages, so they fit into messages. The check is skipped, because there
+            # may be a thousand entries.
             is_sayable = isinstance(message, messages.EntriesQuery)
             return messages.Document(message.id, body if is_sayable else _sayable(body))
         except TensordError as error:

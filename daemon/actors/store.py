@@ -1,7 +1,11 @@
-"""The store actor: the only one that touches ring, index and lanes.
+"""The store actor: runs the store's core. It is the only actor that accesses the ring, the index and the lanes.
 
-Turns what arrives in its inbox into the core's events, and carries the core's effects out. Knows no cache semantics:
-what is stored, refused or evicted is the core's to say. What it tells about itself is in `store_report`.
+Owns: the store's inbox, the copier, and the thread that frees and allocates pages of the ring. Turns the messages in
+the inbox into events of the core, and carries the core's effects out. Does not own any decision about entries: the core
+decides what is stored, refused or evicted. Answers to queries are built in `store_report`.
+
+Invariant: the core is called from one task only. The result of an effect comes back later, as a message or a job, never
+within the handling of an event.
 """
 
 from __future__ import annotations
@@ -52,8 +56,13 @@ _log = logger("store")
 
 
 class StoreActor:
-    """Owns `inbox`. `clock` gives the seconds of `shm.clock`, `unix_at_zero` the Unix time at their zero;
-    `tell_watchers` and `tell_governor` must not block.
+    """Runs `store` on the messages of `inbox`, over the shared memory of `memory`.
+
+    Args:
+        clock: gives the seconds of `shm.clock`.
+        tell_watchers: sends an event to all watchers of the status socket. Must not block.
+        tell_governor: sends the governor the sizes of the host tier. Must not block.
+        unix_at_zero: gives the Unix time at which `clock` was zero.
     """
 
     def __init__(
@@ -75,12 +84,12 @@ class StoreActor:
         self._tell_watchers = tell_watchers
         self._tell_governor = tell_governor
         self._clients: dict[int, Joined] = {}
-        # How many copies of each client the copier's thread has.
+        # The number of copies of each client that the copier's thread has queued.
         self._copying: Counter[int] = Counter()
         self._pump = Pump(self.inbox, self._receive, clock)
         self._lane_room = LaneRoom()
         self._loop = loop = asyncio.get_running_loop()
-        # One at a time: the kernel has one lock for all changes to a file's pages.
+        # One thread: the kernel has one lock for all changes to the pages of a file.
         self._pages = ThreadPoolExecutor(1, "tensord-pages")
         self._copier = Copier(
             memory.ring,
@@ -117,21 +126,21 @@ class StoreActor:
 
     @property
     def ring_bytes(self) -> int:
-        """What the ring may take once it is grown."""
+        """The byte limit of the ring once it has grown."""
         return self._memory.superblock.limit_bytes
 
     @property
     def max_entries(self) -> int:
-        """How many entries there may be."""
+        """The most entries that the index holds."""
         return self._memory.superblock.max_entries
 
     @property
     def settled(self) -> bool:
-        """Whether all messages are taken up, and no put whose last part has come is unanswered."""
+        """True if the inbox is empty, and every put whose last part has come is answered."""
         return not (len(self.inbox) or any(put.whole for put in self._store.intake.puts))
 
     async def run(self) -> None:
-        """Serves until it is cancelled; then waits for the copies under way, so that whole commits are kept."""
+        """Serves until it is cancelled. Then it waits for the copies under way, so that complete commits are kept."""
         self._copier.start()
         try:
             while True:
@@ -139,14 +148,14 @@ class StoreActor:
                 if idle_s > 0 and not self._pump.busy:
                     await self.inbox.wait(idle_s)
                 self._pump.turn()
-                # Answers go out before what may wait is done, such as counting the uses of what was matched; and
-                # everybody else on the loop gets a turn.
+                # The sessions send answers now, before work that may wait, such as counting the uses of matched blocks.
+                # All other tasks of the loop run too.
                 await asyncio.sleep(0)
         finally:
             await self._finish()
 
     def _keep_time(self) -> float:
-        """Does what is due; seconds until something is due again, which may be none, or less."""
+        """Runs due timers. Returns the seconds until the next timer; 0 or less if one is already due."""
         now = self._clock()
         timer = self._store.next_timer()
         if timer is not None and timer <= now:
@@ -198,14 +207,15 @@ class StoreActor:
                 assert_never(message)
 
     def _handle(self, event: events.Event) -> None:
-        """One event through the core, and its effects out. What they bring about comes later, as a message or job."""
+        """Gives the core one event and carries its effects out. Their results come later, as a message or a job."""
         for effect in self._store.handle(event, self._clock()):
             match effect:
                 case effects.Send(client, message):
                     self._send(client, Deliver(message))
                 case effects.Copy():
-                    # A client's copies are done in their order. And where others wait, the worker is quicker: it copies
-                    # many in a row.
+                    # A small copy is done by this actor if the inbox is empty. Copies of one client keep their order,
+                    # so a client with copies in the thread goes there too. With messages waiting, the thread is faster:
+                    # it does many copies in a row.
                     busy = len(self.inbox) or self._copying[effect.client]
                     if not busy and self._copier.is_small(effect):
                         self.inbox.tell_now(effect)
@@ -236,13 +246,14 @@ class StoreActor:
                     assert_never(effect)
 
     def _match(self, client: int, query: messages.MatchPrefix) -> None:
-        """Takes a query out of the client's inbox, who may write there meanwhile: what was copied is what is asked."""
+        """Copies a query out of the client's inbox and gives it to the core. The client may write there meanwhile, so
+        only the copy is used."""
         try:
             tokens_max = self._config.limits.prefix_tokens_max
             if query.query_bytes > HEADER_BYTES + MEDIA_MAX * MEDIA_BYTES + tokens_max * TOKEN_BYTES:
                 raise LimitReached(
-                    f"a query of {query.query_bytes} bytes, and prefix_tokens_max is {tokens_max}: ask for fewer, or "
-                    "raise it"
+                    f"the query has {query.query_bytes} bytes, too many for prefix_tokens_max = {tokens_max}: send "
+                    "fewer tokens, or raise it"
                 )
             packed = self._copier.read_inbox(client, query.inbox_offset, query.query_bytes, query.inbox)
             record = PrefixRecord.unpack(packed)
@@ -253,7 +264,7 @@ class StoreActor:
         self._handle(events.PrefixAsked(client, query, record, folded))
 
     def _carry_out(self, effect: effects.Punch | effects.Allocate) -> None:
-        """In the pages' thread: gives pages of the ring back, or takes them back."""
+        """Runs in the pages thread: returns pages of the ring to the kernel, or allocates them again."""
         outcome = self._pages_outcome(effect)
         self._loop.call_soon_threadsafe(self.inbox.tell_now, outcome)
 
@@ -262,8 +273,12 @@ class StoreActor:
             try:
                 self._memory.punch(effect.offset, effect.size_bytes)
             except OSError as error:
-                # Nothing is placed there all the same; what is resident is then shown too low.
-                _log.error("pages could not be given back", size_bytes=effect.size_bytes, why=str(error))
+                # No span is placed there all the same. The reported resident bytes are too low then.
+                _log.error(
+                    "cannot return pages of the ring to the kernel; they stay allocated and unused",
+                    size_bytes=effect.size_bytes,
+                    why=str(error),
+                )
             return events.Punched(effect.offset)
         memory = self._config.memory
         try:
@@ -273,7 +288,7 @@ class StoreActor:
         except TensordError as error:
             return events.Allocated(effect.offset, error)
         except Exception as error:
-            return events.Allocated(effect.offset, TensordError(f"the pages could not be had: {error!r}"))
+            return events.Allocated(effect.offset, TensordError(f"the pages cannot be allocated: {error!r}"))
         return events.Allocated(effect.offset)
 
     def _grow(self, grown: Grown) -> None:
@@ -285,14 +300,14 @@ class StoreActor:
         self._handle(events.RingGrown(grown.ring_bytes, more))
 
     def _scrubbed(self, scrubbed: Scrubbed) -> None:
-        """Believes the check only if the slot still stands for the span that was checked."""
+        """Applies the result of a check, if the slot still belongs to the checked span."""
         slot = self._memory.index.read(scrubbed.slot)
         if not slot.published or slot.span_id != scrubbed.span_id:
             return
         if scrubbed.sound:
             self._memory.index.mark(scrubbed.slot, unverified=False)
         else:
-            _log.error("a recovered entry is not what was stored; evicted", key=slot.key.hex())
+            _log.error("the checksum of a recovered entry is wrong; entry evicted", key=slot.key.hex())
             self._handle(events.FoundCorrupt(scrubbed.span_id))
 
     def _serve_memory(self, asked: MemoryRequest) -> None:
@@ -312,8 +327,8 @@ class StoreActor:
         back = brought[0] if brought and self._memory.has_lane_for(brought[0]) else None
         if back is None and len(self._memory.lanes) >= lanes_max:
             raise LimitReached(
-                f"lanes_max is {lanes_max}, and as many are in being, those of processes that only keep views "
-                "included; raise it, or end processes that hold views they no longer need"
+                f"lanes_max is {lanes_max}, and that many lanes exist, including those of processes that only hold "
+                "views: raise it, or end processes that hold views they no longer need"
             )
         if back is None:
             self._store.quotas.admit("lanes", uid, sum(lane.uid == uid for lane in self._memory.lanes))
@@ -323,7 +338,7 @@ class StoreActor:
             self._lane_room.refused(error)
             raise
         except OSError as error:
-            raise NotEnoughMemory(f"no lane could be made: {error}") from error
+            raise NotEnoughMemory(f"the lane cannot be allocated: {error}") from error
         if back is None:
             self._lane_room.made()
         superblock = self._memory.superblock
@@ -334,7 +349,8 @@ class StoreActor:
         limits = self._config.limits
         if request.inbox_bytes > limits.inbox_bytes_max:
             raise LimitReached(
-                f"inbox_bytes_max is {limits.inbox_bytes_max}, and an inbox of {request.inbox_bytes} was brought"
+                f"the inbox has {request.inbox_bytes} bytes; inbox_bytes_max is {limits.inbox_bytes_max}: open a "
+                "smaller inbox, or raise the limit"
             )
         uid = client.peer.uid
         self._store.quotas.admit("inboxes", uid, self._copier.inboxes_bytes_of(uid), request.inbox_bytes)
@@ -349,7 +365,7 @@ class StoreActor:
                 INBOXES_PER_CLIENT_MAX,
             )
         except OSError as error:
-            raise NotEnoughMemory(f"the inbox could not be mapped: {error}") from error
+            raise NotEnoughMemory(f"the inbox cannot be mapped: {error}") from error
         self._send(client.client, Deliver(messages.Done(request.id)))
 
     def _close_inbox(self, client: Joined, request: messages.CloseInbox, fds: Sequence[int]) -> None:
@@ -362,7 +378,7 @@ class StoreActor:
                 os.close(fd)
 
     async def _finish(self) -> None:
-        """Takes up what has wholly arrived: the messages left in the inbox, and the copies under way."""
+        """Handles the messages left in the inbox, and waits for the copies under way."""
         self._store.rest()
         idle_s = 0.0
         while self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
@@ -373,12 +389,12 @@ class StoreActor:
             if not self.settled:
                 idle_s = self._keep_time()
         self._copier.stop()
-        # The copies' outcomes come through the loop: one turn of it, and they are in the inbox.
+        # The results of copies come through the loop. After one turn of the loop they are in the inbox.
         await asyncio.sleep(0)
         for message in self.inbox.drain():
             if isinstance(message, events.Copied | events.Moved):
                 self._handle(message)
-        # What is left undone the next daemon finds as it is.
+        # Effects on pages that were not carried out are dropped: the next daemon finds the pages as they are.
         self._pages.shutdown(cancel_futures=True)
 
     def _answer(self, question: Question) -> None:

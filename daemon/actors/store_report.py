@@ -1,7 +1,9 @@
-"""What the store's actor answers to the questions of the status socket: status, entries, clients, health.
+"""The store actor's answers to queries of the status socket: status, entries, why, gone, clients, health.
 
-Owns: how far the ring has grown, as status and health show it, and the table of questions. Changes nothing of the
-store.
+Owns: the table of queries, and the number of ready bytes of the ring that status and health show. Does not own the
+figures of the core (`Store.status`).
+
+Invariant: no query changes the store.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ _MUST_STAY_0: Final = ("evicted_while_pinned", "found_corrupt")
 
 
 class StoreReport:
-    """Answers questions about the store and its memory.
+    """Answers queries about the store and its memory.
 
     Args:
-        config: the configuration in force; whoever reads it again sets it anew.
-        clients: the clients that are connected, by their numbers.
+        config: the current configuration. The store actor replaces it after a reload.
+        clients: the connected clients, by their numbers.
         clock: gives the seconds of `shm.clock`.
-        unix_at_zero: gives the Unix time at the zero of `clock`.
-        waiting: gives how many messages wait for the actor.
+        unix_at_zero: gives the Unix time at which `clock` was zero.
+        waiting: gives the number of messages that wait for the actor.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class StoreReport:
         """The body of the Document that answers `question`.
 
         Raises:
-            TensordError: the question cannot be answered.
+            TensordError: the query cannot be answered.
         """
         return self._questions[type(question)](question)
 
     def grown(self, grown: Grown) -> None:
-        """Takes note of how far the ring may be used, and why it ends there."""
+        """Records how many bytes of the ring may be used, and why the ring has stopped growing."""
         self._grown_bytes = grown.ring_bytes
         if grown.error is not None:
             self._grow_error = str(grown.error)
@@ -133,7 +135,7 @@ class StoreReport:
         }
 
     def _uid_rows(self) -> list[dict[str, Any]]:
-        """One row for each uid that has a client, a lane or an entry: its share of each common resource."""
+        """One row for each uid that has a client, a lane or an entry, with its use of each shared resource."""
         clients = Counter(joined.peer.uid for joined in self._clients.values())
         lanes = Counter(lane.uid for lane in self._memory.lanes if lane.uid is not None)
         return [
@@ -183,19 +185,23 @@ class StoreReport:
         return {"clients": rows}
 
     def _health(self, query: messages.HealthQuery) -> dict[str, Any]:
-        """The daemon is `healthy` unless there are `problems`. An operator must look at each, though the daemon serves.
-        `notices` are facts that an operator should know, and that anybody on the host may have caused.
+        """The health of the store.
+
+        `problems`: findings that an operator must look at; the daemon serves all the same. `healthy`: there are none.
+        `notices`: facts that an operator should know, and that any user of the host may have caused.
         """
         store = self._store.status()
         ring_bytes = self._memory.superblock.limit_bytes
         problems = [f"{name} is {store[name]} and must be 0" for name in _MUST_STAY_0 if store[name]]
         if self._memory.shortage:
-            problems.append(f"the ring has {ring_bytes} bytes of {self.config.ring_bytes}: {self._memory.shortage}")
+            problems.append(
+                f"the ring has {ring_bytes} of {self.config.ring_bytes} configured bytes: {self._memory.shortage}"
+            )
         if self._grow_error:
             problems.append(f"the ring has {self._grown_bytes} of {ring_bytes} bytes: {self._grow_error}")
         if store["regrow_error"]:
             problems.append(
-                f"{store['withdrawn_bytes']} bytes of the ring could not be had back, and are asked for again: "
+                f"{store['withdrawn_bytes']} bytes of the ring cannot be allocated again; retrying: "
                 f"{store['regrow_error']}"
             )
         no_lane = self._lane_room.problem()

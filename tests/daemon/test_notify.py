@@ -118,14 +118,14 @@ def test_another_process_sockets_are_left_alone(handed_in: int) -> None:
 
 
 def test_two_sockets_of_one_name_are_refused(handed_in: int) -> None:
-    with pytest.raises(BadConfiguration, match=r"two sockets named 'control'.*FileDescriptorName="):
+    with pytest.raises(BadConfiguration, match=r"two activated sockets are named 'control'.*FileDescriptorName="):
         listen_sockets(handed("control:control"), first_fd=handed_in)
 
 
 def test_sockets_without_names_are_refused_when_they_are_two(
     handed_in: int,
 ) -> None:
-    with pytest.raises(BadConfiguration, match="two sockets named 'unknown'"):
+    with pytest.raises(BadConfiguration, match="two activated sockets are named 'unknown'"):
         listen_sockets(handed(""), first_fd=handed_in)
 
 
@@ -139,7 +139,7 @@ def test_what_does_not_listen_is_refused() -> None:
 
 def test_what_is_no_socket_is_refused() -> None:
     fd = os.open("/dev/null", os.O_RDONLY)
-    with pytest.raises(BadConfiguration, match=rf"descriptor {fd} \(control\) was to be a socket"):
+    with pytest.raises(BadConfiguration, match=rf"descriptor {fd} \(control\) is not a socket"):
         listen_sockets(handed("control", 1), first_fd=fd)
     os.close(fd)
 
@@ -157,5 +157,5 @@ def test_metrics_may_be_listened_for_by_tcp_and_nothing_else_may() -> None:
         found = listen_sockets(environ | {"LISTEN_FDNAMES": "metrics"}, first_fd=handed.detach())
         assert found["metrics"].getsockname() == given.getsockname()
         found["metrics"].close()
-        with pytest.raises(BadConfiguration, match="no listening Unix"):
+        with pytest.raises(BadConfiguration, match="not a listening Unix"):
             listen_sockets(environ | {"LISTEN_FDNAMES": "control"}, first_fd=given.fileno())

@@ -87,7 +87,7 @@ def test_a_full_shm_is_told_while_it_lasts_and_costs_nobody_who_is_attached_anyt
         for _ in range(3):
             with pytest.raises(NotEnoughMemory, match="/dev/shm"):
                 RawClient(confined.socket)
-        assert confined.log.count("a client is refused for want of memory") == episode
+        assert confined.log.count("new clients are refused: no memory for a lane") == episode
         assert attached.put(key(10 + episode), payload(10 + episode), wait=True).state == "stored"
         lease = attached.get(key(1))
         assert lease is not None and is_payload(lease.tree, 1)

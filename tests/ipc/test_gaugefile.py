@@ -89,7 +89,7 @@ def test_a_line_has_as_many_fields_as_are_named(line: str) -> None:
 
 
 def test_a_line_is_of_a_bounded_length() -> None:
-    with pytest.raises(BadGaugeFile, match="line 1: 609 characters; at most 512"):
+    with pytest.raises(BadGaugeFile, match="line 1: 609 characters; a line may have at most 512"):
         read_gauges(f"host 0 1 {'x' * 600}")
     assert read_gauges(f"#{'x' * 600}\nhost 0 1") == {"host": (0, 1)}
 

@@ -42,7 +42,7 @@ def test_clients_over_the_limit_that_try_again_are_logged_once() -> None:
         assert holding.wait_connected(30)
         for _ in range(5):
             assert b"LimitReached" in said_to(str(daemon.socket), b"")
-        assert daemon.log.count("turned away") == 1
+        assert daemon.log.count("connection refused") == 1
 
 
 def test_what_did_not_happen_for_long_is_new_again_and_no_more_is_remembered_than_allowed() -> None:
