@@ -1,12 +1,12 @@
-"""Every setting of the daemon, as one frozen tree.
+"""All settings of the daemon, as one frozen tree.
 
-Owns: which settings there are, their defaults and bounds, and what must hold between them. Does
-not own: how a value is written (settings.py) or found (sources.py).
+Owns: the settings, their defaults and bounds, and the conditions between them. Does not own how a value is written
+(settings.py), nor the sources of values (sources.py).
 
-Flags win over TENSORD_* variables, these over the TOML file, the file over the defaults. Sizes are
-bytes, times are seconds. `reload=True` marks what SIGHUP changes in a running daemon.
+Flags have precedence over TENSORD_* variables, these over the TOML file, and the file over the defaults. Sizes are in
+bytes, times in seconds. `reload=True` marks a setting that SIGHUP changes in a running daemon.
 
-Invariant: a Config that exists is whole and consistent; what is wrong was refused while loading.
+Invariant: a Config is complete and consistent. Invalid values are refused while loading.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ INSTANCE: Final = Kind("a name of 1 to 32 of a-z, 0-9, _ and -, beginning with a
 
 @dataclasses.dataclass(frozen=True)
 class SettingInForce:
-    """One setting as it is in force."""
+    """One setting with its current value and the source of that value."""
 
     key: str
     value: str
@@ -71,7 +71,7 @@ class SettingInForce:
 
 @dataclasses.dataclass(frozen=True)
 class Reload:
-    """What came of a SIGHUP: (key, before, after) of what changed, and of what needs a restart."""
+    """The result of a SIGHUP: (key, before, after) of the changed settings, and of those that need a restart."""
 
     config: Config
     applied: list[tuple[str, str, str]]
@@ -80,7 +80,7 @@ class Reload:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings, and where each came from."""
+    """All settings. `sources`: the source of each value."""
 
     instance: str = setting(
         INSTANCE,
@@ -94,7 +94,7 @@ class Config:
     )
     status_socket: Path = setting(
         PATH,
-        "the status socket, through which nothing can be changed; not used when a service manager hands one in",
+        "the read-only status socket; not used when a service manager hands one in",
         derived="status.sock beside the control socket",
     )
     socket_group: str | None = setting(
@@ -102,14 +102,14 @@ class Config:
     )
     socket_mode: int = setting(
         MODE,
-        "who may use the control socket, and with it read and write every entry",
+        "file mode of the control socket; who may use it may read and write every entry",
         0o660,
         low=0o600,
         high=0o777,
     )
     status_mode: int = setting(
         MODE,
-        "who may use the status socket; 0666 shows keys, sizes and clients to every user",
+        "file mode of the status socket; 0666 shows keys, sizes and clients to every user",
         0o660,
         low=0o600,
         high=0o777,
@@ -178,10 +178,14 @@ class Config:
         uid: int | None = None,
         available_bytes: int | None = None,
     ) -> Config:
-        """The settings in force for a daemon started with `argv` (without its name) and `environ`.
+        """The settings of a daemon started with `argv` (without the program's name) and `environ`.
 
-        `uid` and `available_bytes` (memory) are this process's and machine's unless given.
-        Raises BadConfiguration, naming key, value, source and what is allowed.
+        Args:
+            uid: the effective uid of this process unless given.
+            available_bytes: the available memory of this machine unless given.
+
+        Raises:
+            BadConfiguration: names the key, its value, the source and the allowed values.
         """
         uid = os.geteuid() if uid is None else uid
         known = {key: said for key, said, _ in settings_of(cls)}
@@ -202,7 +206,7 @@ class Config:
         return config
 
     def is_derived(self, key: str) -> bool:
-        """Whether nobody has set it: then its value may be another one whenever it is loaded."""
+        """True if the setting is not configured. Its value may then be different at each load."""
         return self.sources[key] == "default"
 
     def value(self, key: str) -> Any:
@@ -213,14 +217,14 @@ class Config:
         return found
 
     def explain(self) -> list[SettingInForce]:
-        """What `tensorctl config check` shows: every setting, its value and its source."""
+        """Every setting with its value and its source, as `tensorctl config check` shows them."""
         return [
             SettingInForce(key, said.show(self.value(key)), self.sources[key], said.reload)
             for key, said, _ in settings_of(Config)
         ]
 
     def reloaded(self, new: Config) -> Reload:
-        """This configuration with what `new` may change in a running daemon."""
+        """This configuration with those values of `new` that a running daemon can take over."""
         before, after = self.explain(), new.explain()
         changed = [
             (old, row)
@@ -243,7 +247,7 @@ class Config:
             ("limits.claim_s", "limits.claim_s_max"),
             ("gauges.sample_pressed_s", "gauges.sample_s"),
         ):
-            # A ring that is there keeps its size, whatever would be derived now.
+            # An existing ring keeps its size, whatever size would be derived now.
             if high == "ring_bytes" and self.is_derived(high):
                 continue
             if self.value(low) is not None and self.value(low) > self.value(high):
@@ -267,8 +271,8 @@ class Config:
             path: Path = self.value(key)
             if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
-                    f"{self._said(key)}: {len(os.fsencode(path))} bytes, and a socket's path "
-                    f"may have {places.SOCKET_PATH_BYTES_MAX}"
+                    f"{self._said(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at most "
+                    f"{places.SOCKET_PATH_BYTES_MAX}"
                 )
 
     def _said(self, key: str) -> str:
@@ -277,7 +281,7 @@ class Config:
 
 
 def _file(flag: tuple[Any, str] | None, environ: Mapping[str, str], uid: int) -> Path | None:
-    """The TOML file to read: one that was named, which then must be there, or the usual one."""
+    """The TOML file to read: a named file, which must exist, or the default file if it exists."""
     if flag is not None:
         return Path(flag[0])
     if environ.get(CONFIG_VARIABLE):
@@ -300,11 +304,11 @@ def _is_system(environ: Mapping[str, str], uid: int) -> bool:
 def _derived(
     values: Mapping[str, Any], environ: Mapping[str, str], uid: int, available_bytes: int | None
 ) -> dict[str, Any]:
-    """What the defaults are here, of the settings that have no fixed one."""
+    """The defaults of the settings that have no fixed default."""
     usual = "system" if _is_system(environ, uid) else f"user-{uid}"
     folder = places.daemon_folder(environ, uid)
     if values["instance"] not in (usual, dataclasses.MISSING):
-        # A second instance must not take the first one's sockets.
+        # A second instance must not use the sockets of the first one.
         folder /= values["instance"]
     socket = values["socket"]
     status_folder = folder if socket is dataclasses.MISSING else socket.parent
@@ -319,6 +323,6 @@ def _derived(
         "status_socket": str(status_folder / places.STATUS_NAME),
         "metrics.socket": str(status_folder / places.METRICS_NAME),
         "ring_bytes": ring_bytes,
-        # A larger index costs a lookup more pages to walk through than it will ever have entries.
+        # A larger index makes lookups slower, because they touch more pages, without ever being filled.
         "max_entries": min(max(ENTRIES_MIN, given_bytes // BYTES_PER_ENTRY), ENTRIES_MAX),
     }

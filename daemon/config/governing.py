@@ -1,7 +1,6 @@
-"""The tables of the configuration for the governor: [gauges], [pressure], [device], [queueing] and [metrics].
+"""The configuration tables for the governor: [gauges], [pressure], [device], [queueing] and [metrics].
 
-Owns: their settings, defaults and bounds. Does not own: the rest of the tree (config.py), nor what follows from a
-setting.
+Owns: their settings, defaults and bounds. Does not own the rest of the tree (config.py), nor the effect of a setting.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .settings import ADDRESS, COUNT, DURATION, MODE, PATH, SHARE, SIZE, choice,
 
 @dataclasses.dataclass(frozen=True)
 class GaugesSection:
-    """The sources that tell how full each tier is."""
+    """The sources of the gauges, which measure how full each tier is."""
 
     device: str = setting(
         choice(*registry.choices(Tier.DEVICE)), f"{registry.described(Tier.DEVICE)}; file: drills and tests", "auto"
@@ -41,7 +40,7 @@ class GaugesSection:
     )
     psi_stall_s: float = setting(
         DURATION,
-        "take a sample at once when tasks waited for memory for this time within 2 s; 0: never",
+        "take a sample at once if tasks waited for memory for this time within 2 s; 0: never",
         0.15,
         low=0.0,
         high=1.0,
@@ -50,7 +49,7 @@ class GaugesSection:
 
 @dataclasses.dataclass(frozen=True)
 class PressureSection:
-    """The modes: where each one begins, and which idle entries go in it."""
+    """The modes: the threshold of each mode, and the idle entries that are evicted in it."""
 
     normal: float = setting(
         SHARE, "share of a tier from which its mode is normal", 0.70, low=0.01, high=0.99, reload=True
@@ -59,11 +58,16 @@ class PressureSection:
     critical: float = setting(SHARE, "share from which the mode is critical", 0.92, low=0.03, high=0.999, reload=True)
     emergency: float = setting(SHARE, "share from which the mode is emergency", 0.96, low=0.04, high=1.0, reload=True)
     hysteresis: float = setting(
-        SHARE, "a mode ends when two samples lie this far below its threshold", 0.02, low=0.0, high=0.2, reload=True
+        SHARE,
+        "a mode ends after two samples in a row that are below its threshold by this share or more",
+        0.02,
+        low=0.0,
+        high=0.2,
+        reload=True,
     )
     relaxed_idle_s: float = setting(
         DURATION,
-        "relaxed: device entries that are idle for this time go",
+        "relaxed: device entries that are idle for this time are evicted",
         600.0,
         low=0.01,
         high=365 * DAY_S,
@@ -71,7 +75,7 @@ class PressureSection:
     )
     normal_idle_s: float = setting(
         DURATION,
-        "normal: device entries that are idle for this time go",
+        "normal: device entries that are idle for this time are evicted",
         120.0,
         low=0.01,
         high=365 * DAY_S,
@@ -79,7 +83,7 @@ class PressureSection:
     )
     critical_idle_s: float = setting(
         DURATION,
-        "critical and emergency: entries that are idle for this time go",
+        "critical and emergency: entries that are idle for this time are evicted",
         30.0,
         low=0.01,
         high=365 * DAY_S,
@@ -87,7 +91,7 @@ class PressureSection:
     )
     pass_share: float = setting(
         SHARE,
-        "pressure: the largest share of a device's entries that one pass takes",
+        "pressure: the largest share of a device's entries that one pass evicts",
         0.25,
         low=0.01,
         high=1.0,
@@ -95,7 +99,7 @@ class PressureSection:
     )
     ack_s: float = setting(
         DURATION,
-        "time that an owner has to carry out an order; then it counts as not answering",
+        "time in which an owner must carry out an order; after it the owner counts as not answering",
         10.0,
         low=0.05,
         high=HOUR_S,
@@ -103,7 +107,7 @@ class PressureSection:
     )
     retry_s: float = setting(
         DURATION,
-        "time until an entry is ordered away again that its owner kept, or whose owner did not answer",
+        "time until an entry is ordered again after its owner kept it or did not answer",
         30.0,
         low=0.05,
         high=DAY_S,
@@ -128,7 +132,7 @@ class PressureSection:
     )
 
     def thresholds(self) -> Thresholds:
-        """Where the modes begin. Raises BadConfiguration where these do not go together."""
+        """The thresholds of the modes. Raises BadConfiguration if they are inconsistent."""
         return Thresholds(self.normal, self.pressure, self.critical, self.emergency, self.hysteresis)
 
 
@@ -165,7 +169,7 @@ class DeviceSection:
     )
     lookahead_steps: int = setting(
         COUNT,
-        "agents whose step is within this many steps are up next: their entries are promoted",
+        "entries of agents that run within this many steps are promoted",
         1,
         low=0,
         high=1024,
@@ -175,14 +179,14 @@ class DeviceSection:
 
 @dataclasses.dataclass(frozen=True)
 class QueueingSection:
-    """The queueing floor: how much cache a device needs so that its requests do not queue up without end."""
+    """The queueing floor: the amount of cache that a device needs so that its queue of requests stays finite."""
 
     block_bytes: int = setting(
         SIZE, "size of one block, as clients count blocks", 2 * MIB, low=1, high=1 * TIB, reload=True
     )
     window_s: float = setting(
         DURATION,
-        "the time over which arrivals and services of requests are counted",
+        "the time over which arrivals and completions of requests are counted",
         60.0,
         low=0.1,
         high=DAY_S,
@@ -197,10 +201,10 @@ class MetricsSection:
     socket: Path = setting(
         PATH, "the Unix socket on which metrics are served", derived="metrics.sock beside the control socket"
     )
-    mode: int = setting(MODE, "who may read the metrics", 0o660, low=0o600, high=0o777)
+    mode: int = setting(MODE, "file mode of the metrics socket", 0o660, low=0o600, high=0o777)
     listen: str | None = setting(
         ADDRESS,
-        "HOST:PORT to serve metrics on by TCP too, without authentication; none: no TCP",
+        "HOST:PORT on which metrics are also served by TCP, without authentication; none: no TCP",
         None,
         optional=True,
     )

@@ -1,6 +1,6 @@
-"""From the configuration to the limits of each part: the store, the governor, and what a client is told.
+"""Converts the configuration into the limits of the store, the governor and clients.
 
-Owns: which setting is which limit. Does not own the settings (config.py), nor what a limit does.
+Owns: the mapping from settings to limits. Does not own the settings (config.py), nor the effect of a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .config import Config
 
 
 def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimits:
-    """The core's limits, from the configuration, for a ring of `ring_bytes` with an index for `max_entries`."""
+    """The limits of the store's core, for a ring of `ring_bytes` and an index with room for `max_entries`."""
     limits, quotas = config.limits, config.quotas
     return StoreLimits(
         ring_bytes=ring_bytes,
@@ -39,7 +39,7 @@ def store_limits(config: Config, ring_bytes: int, max_entries: int) -> StoreLimi
 
 
 def quota_rules(config: Config) -> dict[Kind, Quota]:
-    """What one uid may have of each kind, from the configuration. At least 1 of each."""
+    """The quota of one uid for each kind of resource: at least 1 of each."""
     limits, share = config.limits, config.quotas.limits_share_max
     totals: dict[Kind, tuple[str, str, int]] = {
         "clients": ("clients", "limits.clients_max", limits.clients_max),
@@ -56,7 +56,7 @@ def quota_rules(config: Config) -> dict[Kind, Quota]:
 
 
 def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
-    """What a client is told in Welcome."""
+    """The limits that Welcome tells a client."""
     limits = config.limits
     return schema.ClientLimits(
         message_bytes_max=limits.message_bytes_max,
@@ -76,7 +76,7 @@ def wire_limits(config: Config, ring_bytes: int) -> schema.ClientLimits:
 
 
 def governor_limits(config: Config) -> GovernorLimits:
-    """The governor's limits, from the configuration."""
+    """The limits of the governor's core."""
     gauges, pressure, device, queueing = config.gauges, config.pressure, config.device, config.queueing
     return GovernorLimits(
         thresholds=pressure.thresholds(),

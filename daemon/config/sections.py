@@ -1,7 +1,7 @@
-"""The tables of the configuration: [limits], [queues], [memory] and [log].
+"""The configuration tables [limits], [quotas], [queues], [memory] and [log].
 
-Owns: their settings, defaults and bounds. Does not own: the rest of the tree (config.py). Each
-table can be made by itself, `LimitsSection()`, with its defaults.
+Owns: their settings, defaults and bounds. Does not own the rest of the tree (config.py). Each table can be constructed
+alone with its defaults: `LimitsSection()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAY_S: Final = 24 * HOUR_S
 
 @dataclasses.dataclass(frozen=True)
 class LimitsSection:
-    """A limit on everything. A refusal names the limit that was reached."""
+    """The limits on clients, messages, payloads and requests. A refusal names the limit that was reached."""
 
     clients_max: int = setting(COUNT, "clients connected at once", 256, low=1, high=65_536, reload=True)
     status_clients_max: int = setting(
@@ -29,8 +29,8 @@ class LimitsSection:
     )
     lanes_max: int = setting(
         COUNT,
-        """lanes in existence; a lane stays after its client's connection has ended, as long as its views live.
-        Each takes about 100 KiB""",
+        """lanes that exist at once; a lane stays after its client's connection has ended, as long as the client's
+        views live. Each takes about 100 KiB""",
         1024,
         low=1,
         high=65_536,
@@ -38,7 +38,7 @@ class LimitsSection:
     )
     hello_s_max: float = setting(
         DURATION,
-        "time a new connection has to introduce itself",
+        "time in which a new connection must send Hello",
         5.0,
         low=0.01,
         high=HOUR_S,
@@ -147,12 +147,12 @@ class LimitsSection:
 
 @dataclasses.dataclass(frozen=True)
 class QuotasSection:
-    """What one uid or one client may take of the shared resources: docs/quotas.md."""
+    """The share of the common resources that one uid or one client may use: docs/quotas.md."""
 
     limits_share_max: float = setting(
         SHARE,
-        """share that one uid may have of each of limits.clients_max, limits.status_clients_max, limits.lanes_max,
-        limits.inboxes_bytes_max, limits.namespaces_max and claims_max. Root and the daemon's own uid may have all""",
+        """share that one uid may use of each of limits.clients_max, limits.status_clients_max, limits.lanes_max,
+        limits.inboxes_bytes_max, limits.namespaces_max and claims_max. Root and the daemon's own uid may use all""",
         0.75,
         low=0.001,
         high=1.0,
@@ -163,8 +163,8 @@ class QuotasSection:
     )
     requests_per_s_max: int = setting(
         COUNT,
-        """requests a second of one uid's clients while other uids have clients; further requests wait. A question
-        on the status socket counts for 20. Root and the daemon's own uid never wait""",
+        """requests a second of one uid's clients while other uids have clients; further requests wait. A query on
+        the status socket counts as 20 requests. Root and the daemon's own uid never wait""",
         20_000,
         low=10,
         high=1 << 30,
@@ -172,7 +172,8 @@ class QuotasSection:
     )
     announced_bytes_max: int = setting(
         SIZE,
-        """room that one client's puts may hold for bytes that have not come yet; one put is always allowed""",
+        """bytes of the ring that one client's puts may have allocated for data that has not arrived yet; one put is
+        always allowed""",
         64 * MIB,
         low=4 * KIB,
         high=16 * TIB,
@@ -180,7 +181,7 @@ class QuotasSection:
     )
     announced_share_max: float = setting(
         SHARE,
-        """share of the ring that one uid's puts may hold for bytes that have not come yet; one put is
+        """share of the ring that one uid's puts may have allocated for data that has not arrived yet; one put is
         always allowed""",
         0.25,
         low=0.001,
@@ -191,11 +192,11 @@ class QuotasSection:
 
 @dataclasses.dataclass(frozen=True)
 class QueuesSection:
-    """How many messages each queue inside the daemon holds before its sender has to wait."""
+    """The most messages in each queue inside the daemon."""
 
     store_inbox_max: int = setting(
         COUNT,
-        "requests of one client that wait for the store, and as many for the governor",
+        "requests of one client that wait for the store, and as many for the governor; further ones are read later",
         64,
         low=16,
         high=1_000_000,
@@ -212,21 +213,21 @@ class QueuesSection:
 
 @dataclasses.dataclass(frozen=True)
 class MemorySection:
-    """How the ring's memory is made and filled."""
+    """The allocation of the ring's memory."""
 
     prefault: bool = setting(
-        SWITCH, "touch the whole ring in the background after the start, in place of at its first use", True
+        SWITCH, "touch all pages of the ring in the background after the start, not at their first use", True
     )
     huge_pages: bool = setting(
         SWITCH,
-        """ask for huge pages for the ring; has an effect if /dev/shm is mounted with huge=advise""",
+        """request huge pages for the ring; has an effect if /dev/shm is mounted with huge=advise""",
         False,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class LogSection:
-    """What the daemon writes to its standard error."""
+    """The daemon's log on standard error."""
 
     level: str = setting(
         choice("debug", "info", "warning", "error"),

@@ -1,14 +1,14 @@
-"""What a setting is: its kind, its bounds, and how its value is written down.
+"""The definition of a setting: its kind, its bounds, and the text form of its values.
 
-Owns: the kinds (sizes, durations, counts, ...). Does not own: which settings there are (config.py),
-where their values come from (sources.py), nor the units of sizes and durations (ipc/quantities.py).
+Owns: the kinds (sizes, durations, counts, ...). Does not own the list of settings (config.py), the sources of values
+(sources.py), nor the units of sizes and durations (ipc/quantities.py).
 
-A setting is a field of a frozen dataclass, made by `setting(...)`. Its key is the dotted way to it;
-flag and variable follow from the key:
+A setting is a field of a frozen dataclass, made by `setting(...)`. Its key is its dotted path in the tree. The names of
+the flag and of the variable are derived from the key:
 
     limits.clients_max      --limits-clients-max      TENSORD_LIMITS_CLIENTS_MAX
 
-Invariant: what a kind shows, it reads back as the same value.
+Invariant: the text of a value parses to the same value again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PORT_MAX: Final = 65535
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A way to write values down. `read` takes text or a TOML value and raises ValueError."""
+    """The text form of values. `read` parses text or a TOML value, and raises ValueError. `wants`: accepted values."""
 
     wants: str
     read: Callable[[Any], Any]
@@ -71,7 +71,7 @@ def _switch(given: Any) -> bool:
 
 
 def _mode(given: Any) -> int:
-    # A number of TOML was read in its own base already (0o660); text is octal, as chmod takes it.
+    # TOML has already parsed a number in its own base (0o660). A text is octal, as for chmod.
     if isinstance(given, bool):
         raise ValueError
     return given if isinstance(given, int) else int(str(given).strip().removeprefix("0o"), 8)
@@ -84,7 +84,7 @@ def _text(given: Any) -> str:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """The two of "127.0.0.1:9477", "metrics.example:9477" or "[::1]:9477". Raises ValueError."""
+    """Host and port of "127.0.0.1:9477", "metrics.example:9477" or "[::1]:9477". Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > _PORT_MAX:
         raise ValueError(text)
@@ -118,7 +118,7 @@ def choice(*names: str) -> Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is known of a setting beside its type. `derived` says where a default comes from."""
+    """The properties of a setting. `derived`: how a default that is not fixed is computed, in words."""
 
     kind: Kind
     doc: str
@@ -129,14 +129,14 @@ class Setting:
     derived: str = ""
 
     def parse(self, key: str, given: Any, source: str) -> Any:
-        """The value that was written as `given`. Raises BadConfiguration."""
+        """The value of the text or TOML value `given`. Raises BadConfiguration."""
         if self.optional and isinstance(given, str) and given.strip().lower() == "none":
             return None
         try:
             value = self.kind.read(given)
         except (ValueError, OverflowError):
             raise self.refusal(key, given, source) from None
-        # `not (low <= value)` and not `value < low`: a nan is refused too.
+        # `not value >= low` in place of `value < low`, so that a NaN is refused too.
         too_low = self.low is not None and not value >= self.low
         if too_low or (self.high is not None and not value <= self.high):
             raise self.refusal(key, given, source)
@@ -160,7 +160,7 @@ class Setting:
 
 
 def setting(kind: Kind, doc: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """A dataclass field that is a setting; without a default it is `derived` when it is loaded."""
+    """A dataclass field for a setting. Without `default`, the default is computed while loading (`derived`)."""
     said = Setting(kind, " ".join(doc.split()), **more)
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata={"setting": said})
@@ -168,7 +168,7 @@ def setting(kind: Kind, doc: str, default: Any = dataclasses.MISSING, **more: An
 
 
 def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Setting, Any]]:
-    """(key, setting, default) of every setting of a tree, in order; MISSING if derived."""
+    """(key, setting, default) of every setting of a tree, in order. The default is MISSING if it is derived."""
     types = typing.get_type_hints(tree)
     for field in dataclasses.fields(tree):
         if "setting" in field.metadata:
@@ -178,7 +178,7 @@ def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Settin
 
 
 def build(tree: type[Any], values: Mapping[str, Any], prefix: str = "", **rest: Any) -> Any:
-    """The frozen tree of `values` by key; `rest` are fields of the root that are no settings."""
+    """The frozen tree with `values` by key. `rest`: fields of the root that are not settings."""
     types = typing.get_type_hints(tree)
     parts = dict(rest)
     for field in dataclasses.fields(tree):

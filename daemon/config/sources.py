@@ -1,9 +1,9 @@
-"""Where values come from: flags over TENSORD_* variables over a TOML file.
+"""Reads the values of settings from flags, TENSORD_* variables and a TOML file.
 
-Owns: the reading of each source. Does not own: what a value means (settings.py), nor which
-source wins (config.py).
+Owns: the reading of each source. Does not own the parsing of values (settings.py), nor the precedence of sources
+(config.py).
 
-Invariant: a name that is not known is refused, with the nearest that is; nothing is ever ignored.
+Invariant: no unknown name is ignored. It is refused, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ...errors import BadConfiguration
 from .settings import PREFIX, SWITCH, Setting, flag_of, variable_of
 
 _CLOSE: Final = 0.75
-"""How much two names have in common, as difflib counts it, for one to be offered for the other."""
+"""The least similarity (difflib's ratio) of an unknown name and a known one that is suggested for it."""
 
 Given: TypeAlias = dict[str, tuple[Any, str]]
-"""key -> (what was written, the source in words)."""
+"""key -> (value as written, source in words)."""
 
 
 def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> BadConfiguration:
-    """A complaint about a name that is not known, with one that is, if it is close.
+    """The error for an unknown name. It suggests a known name that is similar.
 
-    `besides`: what all names begin with, which makes none of them closer.
+    `besides`: the common prefix of all names, which is not compared.
     """
     rest = {name.removeprefix(besides): name for name in known}
     near = difflib.get_close_matches(given.removeprefix(besides), list(rest), n=1, cutoff=_CLOSE)
@@ -36,7 +36,7 @@ def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> B
 
 
 def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
-    """What was given as `--x V` or `--x=V`, and for switches `--x` and `--no-x`."""
+    """Reads flags: `--x V` or `--x=V`, and for switches `--x` and `--no-x`."""
     keys = {flag_of(key): key for key in known}
     offs = {"--no-" + flag[2:]: key for flag, key in keys.items() if known[key].kind is SWITCH}
     found: Given = {}
@@ -62,7 +62,7 @@ def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:
 
 
 def from_environ(environ: Mapping[str, str], known: Iterable[str], besides: Iterable[str]) -> Given:
-    """What the TENSORD_ variables give, but for those in `besides`; an empty one is not set."""
+    """Reads the TENSORD_ variables, except those in `besides`. An empty variable counts as not set."""
     keys = {variable_of(key): key for key in known}
     found: Given = {}
     for name, value in environ.items():
@@ -75,13 +75,13 @@ def from_environ(environ: Mapping[str, str], known: Iterable[str], besides: Iter
 
 
 def from_file(path: Path, known: Iterable[str]) -> Given:
-    """What a TOML file gives."""
+    """Reads a TOML file."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadConfiguration(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfiguration(f"{path} is no TOML: {error}") from error
+        raise BadConfiguration(f"{path} is not valid TOML: {error}") from error
     keys = set(known)
     tables = {key.rpartition(".")[0] for key in keys} - {""}
     found: Given = {}

@@ -1,7 +1,7 @@
-"""What `tensord` prints and then ends: help, its version, the check of a configuration; and the example file.
+"""The texts that `tensord` prints without serving: help, version, the check of a configuration; and the example file.
 
-Owns: these texts, and the flags that ask for them. Does not own: the settings (config.py). `python -m
-tensord.daemon.config.usage` prints the example file that systemd/tensord.toml is.
+Owns: these texts, and the flags that ask for them. Does not own the settings (config.py). `python -m
+tensord.daemon.config.usage` prints the example file systemd/tensord.toml.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DERIVED: Final = {
     "max_entries": "65536",
     "metrics.socket": "/run/tensord/metrics.sock",
 }
-"""What the example file shows of the settings that have no fixed default."""
+"""The values in the example file of settings without a fixed default."""
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """What a command line asks to be told instead of being served; None where it asks for a daemon.
+    """The text that a command line asks for; None if it asks for a daemon.
 
     Raises:
-        BadConfiguration: with `--check-config`, what is wrong.
+        BadConfiguration: for `--check-config`: the configuration is invalid.
     """
     if "--help" in argv or "-h" in argv:
         return help_text()
@@ -50,16 +50,16 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
 
 
 def help_text() -> str:
-    """For `tensord --help`: every flag, what it means, its default and bounds."""
+    """The text of `tensord --help`: every flag with its meaning and its default."""
     lines = [
         "Usage: tensord [--config FILE] [--NAME VALUE]...",
         "",
-        "Owns a ring of shared memory for tensors, in the foreground, until SIGTERM or SIGINT.",
-        "Each setting may be given as a flag, as an environment variable or in the TOML file;",
-        f"{flag_of(_SAMPLE)} is {variable_of(_SAMPLE)} is [limits] clients_max.",
+        "Serves a ring of shared memory for tensors. Runs in the foreground until SIGTERM or SIGINT.",
+        "Each setting can be a flag, an environment variable or a key of the TOML file. For example,",
+        f"{flag_of(_SAMPLE)}, {variable_of(_SAMPLE)} and clients_max in [limits] are one setting.",
         "",
-        "  --help, --version    print and end",
-        "  --check-config       print every setting with its source, and end; --json for programs",
+        "  --help, --version    print this text or the version, and end",
+        "  --check-config       print every setting with its source, and end; with --json as JSON",
         "  --config FILE        the TOML file; also TENSORD_CONFIG",
         "",
     ]
@@ -71,7 +71,7 @@ def help_text() -> str:
 
 
 def check_text(config: Config, as_json: bool = False) -> str:
-    """For `--check-config`: key, value and source of every setting."""
+    """The text of `--check-config`: key, value and source of every setting."""
     rows = config.explain()
     if as_json:
         return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
@@ -82,11 +82,11 @@ def check_text(config: Config, as_json: bool = False) -> str:
 def example_text() -> str:
     """The example TOML file: every setting, commented, with its default."""
     lines = [
-        "# tensord: every setting, with its default. What is commented out is what holds anyway.",
-        '# Sizes are bytes or texts such as "4GiB", times are seconds or texts such as "10m";',
-        '# "none" leaves out what may be left out. Flags and TENSORD_* variables win over it.',
-        "# Settings marked (reload) change in a running daemon: systemctl reload tensord.",
-        "# `tensorctl config check` shows what is in force, and why.",
+        "# tensord: all settings, commented out, with their defaults. Uncomment a line to change a setting.",
+        '# Sizes are bytes or texts such as "4GiB". Times are seconds or texts such as "10m".',
+        '# "none" turns an optional setting off. Flags and TENSORD_* variables have precedence over this file.',
+        "# Settings marked (reload) can change in a running daemon: systemctl reload tensord.",
+        "# `tensorctl config check` shows the current value of each setting and its source.",
     ]
     table = ""
     for key, said, default in settings_of(Config):

@@ -1,11 +1,13 @@
-"""AMD's GPUs, through pyrsmi.
+"""A source for AMD GPUs, through pyrsmi.
 
-pyrsmi 1.1 is mended in five places, in this process only:
-- it declares no argument types, so ctypes passes 64-bit handles as C ints: cut off, every reading would be -1;
-- it tells errors to the root logger, setting that up if nobody has: here they become the text of the failure;
-- it asks a shell for the driver, which writes to standard error: here the same file is read;
-- it points descriptor 2 at /dev/null for a while, and the daemon's log with it: here libdrm may say what it likes;
-- it gives up where AMD's own Python package is installed and cannot be imported: here that is as good as not there.
+Owns: the calls of pyrsmi. Does not own when the library is opened and closed (`library`).
+
+pyrsmi 1.1 is patched in five places, in this process only:
+- it declares no argument types, so that ctypes truncates 64-bit handles to C ints and every reading is -1;
+- it logs errors to the root logger, and configures it; here they become the text of the failure;
+- it runs a shell to find the driver, which writes to standard error; here the same file is read;
+- it redirects descriptor 2, and so the daemon's log, to /dev/null for a while; here libdrm's output is allowed;
+- it fails if AMD's own Python package is installed and cannot be imported; here that package then counts as missing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _SAID_MAX: Final = 8
 
 
 class _Said:
-    """What pyrsmi says while it is asked, in place of the logging module that it says it to."""
+    """Replaces pyrsmi's logging module, and collects the lines that pyrsmi logs during one call."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -44,18 +46,18 @@ class _Said:
     info = warning = error = debug
 
     def begin(self) -> None:
-        """Forgets what it said to former questions."""
+        """Forgets the lines of earlier calls."""
         self._lines.clear()
 
     def __str__(self) -> str:
-        return "; ".join(self._lines) or "it does not say why"
+        return "; ".join(self._lines) or "pyrsmi gives no reason"
 
 
 class Rocml:
-    """pyrsmi, as a Library. Its state belongs to the whole process.
+    """pyrsmi as a Library. Its state is global to the process.
 
     Args:
-        root: where /sys is.
+        root: the folder that has /sys.
     """
 
     name: Final = "amd"
@@ -66,7 +68,7 @@ class Rocml:
         self._rocml: Any = None
 
     def open(self) -> None:
-        """As in Library. The driver comes first: without one, nothing is imported."""
+        """As in Library. Without the driver, nothing is imported."""
         if not self._driver_is_live():
             raise GaugeAbsent(f"the amdgpu driver is not loaded ({self._driver})")
         try:
@@ -93,11 +95,11 @@ class Rocml:
         return count
 
     def address(self, index: int) -> str:
-        """As in Library. amdsmi and its Python package put the domain at different bits."""
+        """As in Library. amdsmi and its Python package have the domain at different bits of the number."""
         self._said.begin()
         found = int(self._rocml.smi_get_device_pci_id(index))
         if found < 0:
-            raise GaugeFailed(f"pyrsmi does not tell GPU {index}'s PCI address: {self._said}")
+            raise GaugeFailed(f"pyrsmi has no PCI address for GPU {index}: {self._said}")
         domain = found >> 32 if self._rocml._using_amdsmi_package else found >> 16
         return pci_name(domain, found >> 8 & 0xFF, found >> 3 & 0x1F, found & 0x7)
 
@@ -118,28 +120,28 @@ class Rocml:
         try:
             return (self._driver / "initstate").read_text().strip() == "live"
         except OSError:
-            return self._driver.is_dir()  # one that is built into the kernel has no such file
+            return self._driver.is_dir()  # a driver that is built into the kernel has no such file
 
 
 def amd_source(root: Path = Path("/")) -> LibrarySource:
-    """Opens nothing yet. `root`: where /sys is."""
+    """The source for AMD GPUs. Opens nothing yet. `root`: the folder that has /sys."""
     return LibrarySource(Rocml(root))
 
 
 def _hide_broken_package() -> None:
-    """amdsmi raises KeyError, or anything, when it is imported where its library is missing."""
+    """Makes `import amdsmi` raise ImportError if it raises any other error, as it does when its library is missing."""
     try:
         import amdsmi  # noqa: F401
     except Exception:
-        sys.modules["amdsmi"] = None  # type: ignore[assignment]  # what makes `import` raise ImportError
+        sys.modules["amdsmi"] = None  # type: ignore[assignment]  # with None, `import` raises ImportError
 
 
 def _declare(rocml: Any) -> None:
-    """Tells ctypes what the library's functions take, where pyrsmi will call the library by itself."""
+    """Declares the argument types of the library's functions for ctypes."""
     try:
         rocml._load_rocm_library()
     except rocml.ROCMLError_LibraryNotFound:
-        return  # AMD's own Python package may bring one along, and declares everything itself
+        return  # AMD's own Python package may bring a library, and declares the types itself
     for function, arguments in _ARGUMENTS.items():
         with contextlib.suppress(AttributeError):
             getattr(rocml.rocm_lib, function).argtypes = arguments

@@ -1,15 +1,17 @@
-"""Which source's reading counts, gauge by gauge. Pure: results in, samples and log lines out.
+"""Chooses the source of each gauge, with failover. Pure: results in, samples and log lines out.
 
-Owns: last readings, failures in a row, what was told of them. Does not own sources, nor what samples lead to.
+Owns: the last reading of each source, its consecutive failures, and which failures were logged. Does not own the
+sources, nor the consequences of samples.
 
-Of the sources that have read a gauge, the first counts that has not failed STALE_AFTER times in a row; while it fails
-less often, its last reading stands, as of when it was begun. Where all have failed so often, what counted last goes on
-counting, and is stale. One good reading brings a better source back.
+The sources of a tier have an order, best first. A gauge is read from its first source that has not failed STALE_AFTER
+times in a row. While that source has failed less often, its last reading is used, with the time at which that reading
+began. If all sources have failed that often, the source used last stays in use, and the gauge is stale. After one good
+reading of a better source, that source is in use again.
 
-A failure is told once: when it begins, or when a source is needed that has been failing unseen behind a better one. It
-has ended, and is told as ended, after RECOVERED_AFTER good readings in a row; so one that comes and goes is one line.
+A failure is logged once: when it begins, or when a failing source becomes needed because no better one works. It has
+ended, and the end is logged, after RECOVERED_AFTER good readings in a row. So an intermittent failure is one line.
 
-Invariant: every gauge has a reading; a source that fails is told as long as anything depends on it.
+Invariants: every gauge has a reading; the failure of a source is logged as long as a gauge depends on that source.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ RECOVERED_AFTER: Final = 3
 _WHOLE: Final = ""
 
 Results = Mapping[str, Mapping[str, Reading | GaugeFailed] | GaugeFailed]
-"""By source: what it read; or why it could read nothing."""
+"""By source: its readings, or why it could read nothing."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What a source last said of a gauge, when it was begun, and how often it has failed since."""
+    """A source's last reading of a gauge, the time at which it began, and the number of failures since."""
 
     reading: Reading
     began_at: float
@@ -43,10 +45,10 @@ class _Known:
 
 @dataclass(slots=True)
 class _Fault:
-    """A failure of a source, or of one gauge of it. `good`: readings in a row since."""
+    """A failure of a source, or of one of its gauges. `logged`: it is in the log. `good`: readings in a row since."""
 
     why: GaugeFailed
-    told: bool = False
+    logged: bool = False
     good: int = 0
 
 
@@ -54,7 +56,7 @@ class Chain:
     """One tier's sources, best first.
 
     Args:
-        sources: their names. One that stands alone was asked for by name: a warning says so if it is not there.
+        sources: their names. A single source was configured by name; a warning is logged if it is absent.
     """
 
     def __init__(self, tier: Tier, sources: Sequence[str]) -> None:
@@ -66,10 +68,10 @@ class Chain:
         self._seen: set[str] = set()
 
     def take(self, results: Results, now: float) -> tuple[tuple[Sample, ...], list[GovernorLog]]:
-        """What every source said at a sample that was begun at `now`.
+        """Takes the results of all sources for a sample that began at `now`.
 
         Returns:
-            A sample for each gauge that there is, and what the operator is told.
+            A sample for each gauge, and lines for the log.
         """
         lines: list[GovernorLog] = []
         for source in self._sources:
@@ -78,7 +80,7 @@ class Chain:
                 self._fail_whole(source, result)
             else:
                 lines += self._read(source, result, now)
-        lines += self._tell()
+        lines += self._log_faults()
         return tuple(self._samples()), lines
 
     def check_invariants(self) -> None:
@@ -90,9 +92,9 @@ class Chain:
         assert set(self._counting) <= set(self._gauges)
         for (source, gauge), fault in self._faults.items():
             if not fault.good and self._is_needed(source, gauge):
-                assert fault.told, f"{source} fails {gauge!r}, and nobody was told"
+                assert fault.logged, f"{source} fails {gauge!r}, and it was not logged"
 
-    # ---- what a source said
+    # ---- results of a source
 
     def _fail_whole(self, source: str, why: GaugeFailed) -> None:
         self._fault(source, _WHOLE, why)
@@ -118,7 +120,7 @@ class Chain:
         if source not in self._seen and self._of(source):
             self._seen.add(source)
             yield GovernorLog(
-                "info", "gauges", {"tier": self._tier.value, "source": source, "gauges": [*self._of(source)]}
+                "info", "gauges found", {"tier": self._tier.value, "source": source, "gauges": [*self._of(source)]}
             )
 
     def _gone(self, source: str, result: Container[str]) -> set[str]:
@@ -136,7 +138,7 @@ class Chain:
             self._gauges.pop(gauge, None)
             self._counting.pop(gauge, None)
 
-    # ---- which counts
+    # ---- the source in use
 
     def _samples(self) -> Iterator[Sample]:
         for gauge, by_source in self._gauges.items():
@@ -166,7 +168,8 @@ class Chain:
         return last if last in by_source else known[0], True
 
     def _is_needed(self, source: str, gauge: str) -> bool:
-        """Whether nothing better than `source` can be had; for a whole source: of any gauge that it has read."""
+        """True if no better source of the gauge works. A whole source is needed if one of its gauges needs it, or if it
+        has read no gauge yet."""
         if gauge == _WHOLE:
             read = self._of(source)
             return not read or any(self._is_needed(source, each) for each in read)
@@ -174,7 +177,7 @@ class Chain:
         by_source = self._gauges.get(gauge, {})
         return not any(each in by_source and by_source[each].failures < STALE_AFTER for each in better)
 
-    # ---- what is told
+    # ---- log lines
 
     def _fault(self, source: str, gauge: str, why: GaugeFailed) -> None:
         fault = self._faults.setdefault((source, gauge), _Fault(why))
@@ -189,20 +192,20 @@ class Chain:
         if fault.good < RECOVERED_AFTER:
             return
         del self._faults[source, gauge]
-        if fault.told:
-            yield self._line("info", "gauge reads again", source, gauge, {})
+        if fault.logged:
+            yield self._line("info", "gauge can be read again", source, gauge, {})
 
-    def _tell(self) -> Iterator[GovernorLog]:
+    def _log_faults(self) -> Iterator[GovernorLog]:
         for (source, gauge), fault in self._faults.items():
-            if fault.told or fault.good or not self._is_needed(source, gauge):
+            if fault.logged or fault.good or not self._is_needed(source, gauge):
                 continue
-            fault.told = True
+            fault.logged = True
             why = {"why": str(fault.why)}
             if isinstance(fault.why, GaugeAbsent) and source not in self._seen:
                 alone = len(self._sources) == 1
-                yield self._line("warning" if alone else "info", "gauge source left out", source, gauge, why)
+                yield self._line("warning" if alone else "info", "gauge source absent; not used", source, gauge, why)
             else:
-                yield self._line("warning", "gauge fails", source, gauge, why)
+                yield self._line("warning", "gauge cannot be read", source, gauge, why)
 
     def _line(self, level: str, event: str, source: str, gauge: str, more: dict[str, str]) -> GovernorLog:
         named = {"gauge": gauge} if gauge else {}

@@ -1,7 +1,9 @@
-"""Gauges that stand in a file: for tests and drills. Status says that they are made up, by naming this source.
+"""A source that reads gauges from a file, for tests and drills. Status names this source, so the readings are marked as
+simulated.
 
-The file is read anew at each reading. Whoever changes it puts a new one in its place (rename): half a file may well
-read as another one.
+Owns: the reading of the file, once for each sample. Does not own its format (`ipc.gaugefile`).
+
+Replace the file atomically (rename) to change it: a half-written file may be valid and have other values.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from .reading import GaugeFailed, Reading, Result
 
 
 class FileSource:
-    """One tier's lines of a gauge file: `host`, or all others.
+    """The lines of one tier in a gauge file: the line `host`, or all other lines.
 
-    A line that is taken out takes its gauge with it. A file without any line for the tier is a failure: rather one that
-    is being written than one that is meant.
+    Removing a line removes its gauge. A file without a line for the tier is a failure: most likely it is being written.
     """
 
     name: Final = "file"
@@ -49,25 +50,25 @@ class FileSource:
 
 
 def _text(path: Path) -> str:
-    """Never waits: opening a pipe, or a terminal, could do so for ever."""
+    """The text of the file. Never blocks: opening a pipe or a terminal could block forever."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise GaugeFailed(f"{path} is no regular file")
+                raise GaugeFailed(f"{path} is not a regular file")
             with open(fd, encoding="utf-8", closefd=False) as file:
                 return file.read(FILE_CHARS_MAX + 1)
         finally:
             os.close(fd)
     except UnicodeDecodeError as error:
-        raise GaugeFailed(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise GaugeFailed(f"{path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise GaugeFailed(str(error)) from error
 
 
 def _of(tier: Tier) -> Callable[[Opening], FileSource]:
     def make(given: Opening) -> FileSource:
-        assert given.file is not None, "the configuration says `file`, and names none"
+        assert given.file is not None, "the configuration selects the source `file` and names no file"
         return FileSource(given.file, tier)
 
     return make

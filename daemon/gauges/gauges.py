@@ -1,7 +1,9 @@
-"""All gauges of the daemon: their sources, read together, in a thread.
+"""All gauges of the daemon: reads all sources for each sample, in a thread.
 
-Owns: that one which fails, however it fails, ends no sample. Does not own
-which sources there are (`registry`), nor whose reading counts (`chain`).
+Owns: the reading and closing of sources, and the pause before an absent source is tried again. Does not own the list of
+sources (`registry`), nor the choice between their readings (`chain`).
+
+Invariant: a failure of one source, of any kind, never ends a sample.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from ..config import governing
 
 ABSENT_S: Final = 60.0
-"""What is not there is looked for again after so long: a driver may be loaded after the daemon has begun."""
+"""Seconds after which an absent source is tried again: a driver may be loaded after the daemon has started."""
 
 
 class Gauges:
-    """Every tier's sources, and the chain that goes with them.
+    """The sources of all tiers, each tier with its chain.
 
     Args:
-        tiers: the sources of each, best first. An OwnersSource among them is who `report` reports to.
+        tiers: the sources of each tier, best first. `report` passes readings to the OwnersSource among them.
         log: a structlog logger.
     """
 
@@ -46,9 +48,9 @@ class Gauges:
         self._closed = False
 
     def sample(self, began_at: float) -> Sampled:
-        """Reads every source; blocks, and is called by one thread at a time. Raises nothing.
+        """Reads every source. Blocks; one thread at a time may call it. Raises nothing.
 
-        After `close`: no gauges, and nothing is read.
+        After `close` it reads nothing and returns no gauges.
         """
         samples: list[Sample] = []
         with self._busy:
@@ -62,16 +64,20 @@ class Gauges:
         return Sampled(tuple(samples))
 
     def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> None:
-        """What an owner of tensors on `device` sees of it; from any thread. Ignored where no source is made of it."""
+        """Takes a client's reading of `device`. May be called from any thread. Ignored if no source uses it."""
         if self._owners is None:
             return
         taken = device != HOST_GAUGE and self._owners.report(device, used_bytes, total_bytes, now)
         if not taken and not self._refusal_told:
             self._refusal_told = True
-            self._log.warning("report refused", device=device, why="not a device's name, or one more than devices_max")
+            self._log.warning(
+                "a client's reading of its device is ignored; further ones are not logged",
+                device=device,
+                why="not a device's name, or more devices than device.devices_max",
+            )
 
     def close(self) -> None:
-        """Gives back what the sources hold; never waits. A sample under way gives it back when it ends."""
+        """Releases the resources of the sources. Never waits: a sample under way releases them when it ends."""
         self._closed = True
         if self._busy.acquire(blocking=False):
             try:
@@ -94,17 +100,17 @@ class Gauges:
         except GaugeFailed as failed:
             return failed
         except Exception as error:
-            # A mistake in a source is that source's failure, told like any other: sampling goes on.
+            # An error in a source is a failure of that source, logged like any other. Sampling goes on.
             return GaugeFailed(told(error))
 
 
 def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:
-    """The gauges that a configuration wants. Nothing is opened, or loaded, before the first sample.
+    """The configured gauges. No source is opened or loaded before the first sample.
 
     Args:
-        config: validated: where it says `file`, it names one.
-        devices_max: of so many devices at once owners are listened to.
-        root: the folder in which /sys is, for the cards of AMD.
+        config: validated: if it selects the source `file`, it names a file.
+        devices_max: the most devices whose readings are taken from clients.
+        root: the folder that has /sys, for AMD's cards.
     """
     given = Opening(root, config.file, devices_max)
     tiers = ((Tier.HOST, config.host), (Tier.DEVICE, config.device))

@@ -1,9 +1,10 @@
-"""The host's memory, as it is left to this process: the limits of its cgroup, or what the machine has available.
+"""A source for the host's memory: the limit of this process's cgroup, or the memory of the machine.
 
-Owns: which limit counts, what counts as used, memory stalls (PSI) as they are shown. Does not own the ring's own size.
+Owns: the choice of the limit, the definition of used bytes, and the memory stalls (PSI) shown in status. Does not own
+the size of the ring.
 
-Used, of a cgroup: memory.current without inactive_file, the page cache that the kernel takes back first; the ring is
-shared memory, and stays in. Of the machine: MemTotal − MemAvailable.
+Used bytes of a cgroup: memory.current without inactive_file, the page cache that the kernel reclaims first. The ring is
+shared memory and counts as used. Used bytes of the machine: MemTotal − MemAvailable.
 Sources: Documentation/admin-guide/cgroup-v2.rst, filesystems/proc.rst and accounting/psi.rst of the kernel.
 """
 
@@ -24,7 +25,7 @@ _SHOWN: Final = (("some", "avg10"), ("some", "avg60"), ("full", "avg10"))
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Something that memory can be too little for: a cgroup with a limit, or the machine."""
+    """A limit on memory: that of a cgroup, or of the machine. `stalls`: its pressure file."""
 
     of: str
     used_bytes: int
@@ -33,13 +34,14 @@ class _Bound:
 
 
 class HostSource:
-    """The gauge `host`. The tightest of this process's cgroup and those above it counts, by share.
+    """The gauge `host`. It measures the fullest of this process's cgroup and the cgroups above it, by used share.
 
-    Shown besides: `of`, a cgroup or the machine; `psi_some_avg10`, `psi_some_avg60` and `psi_full_avg10`, the
-    percentage of time that some or all tasks there stood still, waiting for memory, over 10 or 60 s.
+    Status also shows `of`, the cgroup or the machine; and `psi_some_avg10`, `psi_some_avg60` and `psi_full_avg10`, the
+    percentage of time in which some or all tasks waited for memory, over 10 or 60 s.
 
     Args:
-        root: where cgroup v2 is mounted. proc: where /proc is.
+        root: the mount point of cgroup v2.
+        proc: the mount point of /proc.
     """
 
     name: Final = "host"
@@ -58,7 +60,7 @@ class HostSource:
         """As in Source."""
 
     def pressure_files(self) -> list[Path]:
-        """Where stalls for memory can be waited for, best first: the cgroup that counts now, then the machine."""
+        """The pressure files for a stall trigger, best first: that of the cgroup in use now, then the machine's."""
         machine = self._proc / "pressure/memory"
         try:
             found = self._bound().stalls
@@ -68,7 +70,7 @@ class HostSource:
 
     def _bound(self) -> _Bound:
         machine = self._machine()
-        # A limit that the machine's own memory lies below is none.
+        # A limit above the machine's memory has no effect.
         limited = [each for each in self._cgroups() if each.total_bytes < machine.total_bytes]
         return max(limited, key=lambda each: each.used_bytes / each.total_bytes, default=machine)
 
@@ -78,7 +80,7 @@ class HostSource:
         try:
             total_bytes, available_bytes = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
         except KeyError as error:
-            raise GaugeFailed(f"{file} has no line {error.args[0]}") from None
+            raise GaugeFailed(f"{file} has no line for {error.args[0]}") from None
         return _Bound("machine", total_bytes - available_bytes, total_bytes, self._proc / "pressure/memory")
 
     def _cgroups(self) -> Iterator[_Bound]:
@@ -112,7 +114,7 @@ class HostSource:
 
 
 def _stalls(file: Path) -> dict[str, Any]:
-    """Nothing where the kernel does not tell: a gauge is read without them as well."""
+    """The stall percentages. Empty if the kernel has none; the gauge can be read without them."""
     try:
         lines = {line.split()[0]: line for line in file.read_text().splitlines() if line}
         found = {
@@ -125,7 +127,7 @@ def _stalls(file: Path) -> dict[str, Any]:
 
 def _number(file: Path, text: str) -> int:
     if not text.isdecimal():
-        raise GaugeFailed(f"{file} says {text[:64]!r}; wanted: a number of bytes")
+        raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
     return int(text)
 
 

@@ -1,12 +1,12 @@
-"""GPUs that a vendor's library counts and reads: which is which, and what becomes of one that is lost.
+"""A source that reads GPUs through a vendor's library.
 
-Owns: when a library is opened and closed, and the names of the GPUs that it has listed. Does not own how a library is
-asked: that is amd.py and nvidia.py.
+Owns: when a library is opened and closed, and the names of the GPUs that it has listed. Does not own the calls of a
+library (amd.py, nvidia.py).
 
-A library is opened at the first reading, and anew when every GPU failed, REOPEN_S after it was opened at the earliest:
-a driver that was reloaded answers nothing to whoever opened the former one.
+A library is opened at the first reading. If every GPU fails, it is opened again, at the earliest REOPEN_S after the
+last time: a library opened before its driver was reloaded gets no answers.
 
-Invariant: a GPU that was listed once is in every later result, if only as a failure.
+Invariant: a GPU that was listed once is in every later result, as a failure if it cannot be read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final, Protocol
 from .reading import GaugeAbsent, GaugeFailed, Reading, Result
 
 REOPEN_S: Final = 10.0
-"""Opening can take longer than a hundred readings."""
+"""Seconds between two openings. Opening a library can take longer than a hundred readings."""
 
 
 class Library(Protocol):
-    """A vendor's library, opened or not. Any exception is a failure of what was asked."""
+    """A vendor's library, opened or not. Any exception is a failure of the call."""
 
     @property
     def name(self) -> str:
@@ -28,23 +28,23 @@ class Library(Protocol):
         ...
 
     def open(self) -> None:
-        """Raises GaugeAbsent where there is no such library, or no driver beneath it."""
+        """Opens the library. Raises GaugeAbsent if the library or its driver is missing."""
 
     def count(self) -> int:
-        """How many GPUs it lists."""
+        """The number of GPUs that the library lists."""
 
     def address(self, index: int) -> str:
-        """A GPU's name, of its PCI address."""
+        """The name of a GPU, from its PCI address."""
 
     def read(self, index: int) -> Reading:
-        """A GPU's memory, now."""
+        """The memory of a GPU now."""
 
     def shut(self) -> None:
-        """The end of what open began."""
+        """Closes the library."""
 
 
 class LibrarySource:
-    """A library's GPUs, as a Source."""
+    """The GPUs of a library as a Source."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -69,7 +69,7 @@ class LibrarySource:
         if not any(isinstance(each, Reading) for each in result.values()):
             self._reopen_later(now)
         if not result:
-            raise GaugeAbsent("it lists no GPU")
+            raise GaugeAbsent("the library lists no GPU")
         return result
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class LibrarySource:
         try:
             self._library.shut()
         except Exception:
-            # Of a library that fails anyway; what it failed with was told when it was read.
+            # The library has failed before, and that failure was logged when it was read.
             return
 
     def _open(self, now: float) -> None:
@@ -103,14 +103,14 @@ class LibrarySource:
             name = f"{self.name}:{index}"
             try:
                 name = self._name(index)
-                if name not in result:  # parts of one card may share its address
+                if name not in result:  # partitions of one card may share its address
                     result[name] = self._library.read(index)
             except GaugeFailed as failed:
                 result[name] = failed
             except Exception as error:
                 result[name] = GaugeFailed(told(error))
         for name in self._listed:
-            result.setdefault(name, GaugeFailed("the driver does not list it any more"))
+            result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result
 
     def _name(self, index: int) -> str:
@@ -121,5 +121,5 @@ class LibrarySource:
 
 
 def told(error: Exception) -> str:
-    """An exception in one line, with its type: bindings raise many that say nothing without it."""
+    """An exception in one line, with its type: many exceptions of bindings have no useful text."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,6 +1,8 @@
-"""NVIDIA's GPUs, through nvidia-ml-py.
+"""A source for NVIDIA GPUs, through nvidia-ml-py.
 
-NVML needs no GPU context, and makes none. `used` is what NVML counts as used, the driver's own reserve among it.
+Owns: the calls of NVML. Does not own when the library is opened and closed (`library`).
+
+NVML needs and creates no GPU context. Used bytes are those that NVML reports; they include the driver's reserve.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from .reading import GaugeAbsent, Reading, pci_name
 
 
 class Nvml:
-    """NVML, as a Library. Its state belongs to the whole process; it counts who opened it."""
+    """NVML as a Library. Its state is global to the process; NVML counts how often it was opened."""
 
     name: Final = "nvidia"
 
@@ -41,7 +43,7 @@ class Nvml:
         return int(self._nvml.nvmlDeviceGetCount())
 
     def address(self, index: int) -> str:
-        """As in Library. NVML writes a domain in eight digits; four are what everybody else writes."""
+        """As in Library. NVML writes the PCI domain with eight digits; the kernel and torch use four."""
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         found = self._nvml.nvmlDeviceGetPciInfo(handle)
         self._handles[index] = handle
@@ -59,7 +61,7 @@ class Nvml:
 
 
 def nvidia_source() -> LibrarySource:
-    """Opens nothing yet."""
+    """The source for NVIDIA GPUs. Opens nothing yet."""
     return LibrarySource(Nvml())
 
 

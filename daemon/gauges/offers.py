@@ -1,7 +1,11 @@
-"""How a source of gauges is registered, and what it is opened with. Imports no source, so that every source may.
+"""The registration of gauge sources, and the arguments with which a source is made.
+
+Owns: the list of registered sources. Does not own the sources. Imports no source, so that every source can import it.
 
 A source registers itself by one call of `offer` in its module. `registry` imports every module of this package, so that
 a new source needs no line anywhere else.
+
+Invariant: a name is registered at most once for each tier.
 """
 
 from __future__ import annotations
@@ -17,12 +21,12 @@ from .reading import Source
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a source may be made of.
+    """The arguments with which a source is made.
 
     Args:
-        root: the folder in which /sys is.
-        file: the gauge file, where one is configured.
-        devices_max: the number of devices whose owners are listened to.
+        root: the folder that has /sys.
+        file: the gauge file, if one is configured.
+        devices_max: the most devices whose readings are taken from clients.
     """
 
     root: Path = Path("/")
@@ -32,14 +36,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A source that a tier may be read from.
+    """A registered source of a tier.
 
     Args:
-        name: of the source, and of the choice in the configuration.
-        make: makes the source, and opens nothing.
-        auto: the source's place among those that `auto` stands for, lowest first. None: `auto` leaves it out.
+        name: the name of the source, also in the configuration.
+        make: makes the source without opening it.
+        auto: the source's position among those of the setting `auto`, lowest first. None: `auto` does not include it.
         says: the source in words, for the configuration's description of `auto`.
-        by_name: whether the configuration offers the source by its name.
+        by_name: True if the configuration accepts the source's name.
     """
 
     name: str
@@ -51,7 +55,7 @@ class Offer:
 
 
 OFFERS: Final[list[Offer]] = []
-"""Every source that was imported so far. `registry` has all of them."""
+"""The sources imported so far. `registry` imports all of them."""
 
 
 def offer(
@@ -63,6 +67,6 @@ def offer(
     says: str = "",
     by_name: bool = True,
 ) -> None:
-    """Registers a source for a tier; the arguments are those of `Offer`."""
+    """Registers a source for a tier. The arguments are those of `Offer`."""
     assert not any((name, tier) == (each.name, each.tier) for each in OFFERS), f"two sources are named {name}"
     OFFERS.append(Offer(name, tier, make, auto, says, by_name))

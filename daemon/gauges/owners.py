@@ -1,8 +1,11 @@
-"""GPUs as the processes see them that hold tensors there, through torch.
+"""A source for GPUs from the reports of clients, which read their device's memory through torch.
 
-The daemon could ask torch itself, but only with a GPU context, hundreds of megabytes of the memory that it watches.
+The daemon does not use torch itself. That needs a GPU context, which takes hundreds of megabytes of the watched memory.
 
-Owns: the last report of each device. Reports come from another thread than readings.
+Owns: the last report of each device. Does not own the sending of reports (the client). Thread-safe: reports come from
+another thread than the one that reads.
+
+Invariant: at most `devices_max` devices are known.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ class _Report:
 
 
 class OwnersSource:
-    """What owners last said of their devices.
+    """The last reports of owners about their devices.
 
     Args:
-        every_s: how often they say something. A device of which nothing was heard for three times as long fails; one
-            of which nothing was heard for sixty times as long is not a gauge any more: its owners have gone.
-        devices_max: so many devices are known at once.
+        every_s: the interval of reports. A device without a report for 3 intervals is a failure. After 60 intervals it
+            is no longer a gauge, because its owners have ended.
+        devices_max: the most devices that are known at once.
     """
 
     name: Final = "owners"
@@ -46,10 +49,10 @@ class OwnersSource:
         self._lock = threading.Lock()
 
     def report(self, device: str, used_bytes: int, total_bytes: int, now: float) -> bool:
-        """Takes what an owner of tensors on `device` was told by its driver; from any thread.
+        """Takes a client's reading of `device`. May be called from any thread.
 
         Returns:
-            False: it is of one device more than devices_max, and nothing has changed.
+            False if there would be more devices than devices_max. Then nothing has changed.
         """
         with self._lock:
             if device not in self._reports and len(self._reports) >= self._devices_max:
@@ -58,7 +61,7 @@ class OwnersSource:
             return True
 
     def read(self, now: float) -> Result:
-        """As in Source. A reading began when its report came, not now: what was freed since cannot show in it."""
+        """As in Source. `began_at` of a reading is the time of its report: memory freed since then is not in it."""
         with self._lock:
             for device, report in list(self._reports.items()):
                 if now - report.at > self._forgotten_s:
@@ -71,7 +74,7 @@ class OwnersSource:
 
     def _reading(self, report: _Report, now: float) -> Reading | GaugeFailed:
         if now - report.at > self._late_s:
-            return GaugeFailed(f"no owner of tensors there has reported for {now - report.at:.3g} s")
+            return GaugeFailed(f"no client has reported this device for {now - report.at:.3g} s")
         try:
             return Reading(report.used_bytes, report.total_bytes, began_at=report.at)
         except GaugeFailed as failed:
@@ -83,5 +86,5 @@ offer(
     Tier.DEVICE,
     lambda given: OwnersSource(OWNERS_EVERY_S, given.devices_max),
     auto=4,
-    says="what the tensors' owners see through torch",
+    says="reports of clients, through torch",
 )

@@ -1,9 +1,13 @@
-"""The kernel tells when tasks have stood still, waiting for memory: the OOM killer does not wait for the next sample.
+"""A stall trigger: the kernel reports when tasks have waited for memory (PSI).
 
-Owns: one trigger on a pressure file (PSI), and the thread that waits for it. Does not own what is done then.
+Then a sample is taken at once, because the OOM killer does not wait for the next one.
 
-A trigger's window is 2 s: of such windows the kernel lets an unprivileged process have its own (since 6.5). At most one
-event comes in each. Source: Documentation/accounting/psi.rst of the kernel.
+Owns: one trigger on a pressure file, and the thread that waits for it. Does not own the reaction (the callback).
+
+The window of the trigger is 2 s. For windows of a multiple of 2 s the kernel allows triggers to unprivileged processes
+(since 6.5). Each window has at most one event. Source: Documentation/accounting/psi.rst of the kernel.
+
+Invariant: no callback runs after `stop` has returned, unless the thread did not end within 5 s.
 """
 
 from __future__ import annotations
@@ -22,17 +26,17 @@ _JOIN_S: Final = 5.0
 
 
 class StallTrigger:
-    """Calls back when some task stood still for `stall_s` within 2 s.
+    """Calls back when some task waited for memory for `stall_s` within 2 s.
 
-    Where the kernel or its permissions refuse, the log says so and samples come at their pace alone.
+    If the kernel refuses the trigger, this is logged, and samples are taken at their interval only.
 
     Args:
-        stall_s: at most 2 s; 0: no trigger.
-        callback: called in a thread of this object's; must not block.
+        stall_s: at most 2 s. 0: no trigger.
+        callback: called in this object's thread. Must not block.
         log: a structlog logger.
-        files: pressure files, the first that can be had counts; None: that of the cgroup whose limit counts, then the
+        files: pressure files; the first usable one is taken. None: that of the cgroup whose limit is in use, then the
             machine's.
-        arm: opens one and sets the trigger (its stall in µs); what polls urgent counts as an event.
+        arm: opens a pressure file and sets the trigger (the stall in µs). POLLPRI on the descriptor is an event.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class StallTrigger:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Sets the trigger, and begins to wait for it."""
+        """Sets the trigger and starts the thread that waits for it."""
         if self._stall_s <= 0 or self._thread is not None:
             return
         refusals = []
@@ -69,10 +73,10 @@ class StallTrigger:
             self._thread.start()
             self._log.info("stall trigger set", file=str(file), stall_s=self._stall_s, window_s=WINDOW_S)
             return
-        self._log.info("no stall trigger", why="; ".join(refusals) or "there is no pressure file")
+        self._log.info("no stall trigger; samples at intervals only", why="; ".join(refusals) or "no pressure file")
 
     def stop(self) -> None:
-        """Ends the trigger; no call comes after this. Again, or without start, it does nothing."""
+        """Ends the trigger. The callback is not called after this. Does nothing if the trigger is not set."""
         thread, stop = self._thread, self._stop
         if thread is None or stop is None:
             return
@@ -92,11 +96,17 @@ class StallTrigger:
                 if stop in ready:
                     return
                 if ready[fd] & (select.POLLERR | select.POLLNVAL):
-                    self._log.warning("stall trigger gone", file=str(file), why="the kernel took it away")
+                    self._log.warning(
+                        "stall trigger ended; samples at intervals only", file=str(file), why="the kernel removed it"
+                    )
                     return
                 self._callback()
         except Exception as error:
-            self._log.warning("stall trigger gone", file=str(file), why=f"{type(error).__name__}: {error}")
+            self._log.warning(
+                "stall trigger ended; samples at intervals only",
+                file=str(file),
+                why=f"{type(error).__name__}: {error}",
+            )
         finally:
             os.close(fd)
 
@@ -104,7 +114,7 @@ class StallTrigger:
 def _armed(file: Path, stall_us: int) -> int:
     fd = os.open(file, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # The kernel overwrites the last byte with a NUL of its own.
+        # The kernel overwrites the last byte of the text with a NUL.
         os.write(fd, f"some {stall_us} {round(WINDOW_S * 1e6)}\0".encode())
     except BaseException:
         os.close(fd)

@@ -1,7 +1,9 @@
-"""What a source of gauges says: readings, or why there is none.
+"""The interface of gauge sources: readings, failures, and the protocol `Source`.
 
-Owns: the words between sources and whoever asks them. A reading that cannot be true cannot be made: -1, which some
-bindings answer in place of an error, is a failure here, as is that number without its sign.
+Owns: these types, and the naming of devices. Does not own any source.
+
+Invariant: an impossible reading cannot be constructed. Some bindings return -1 in place of an error; as a signed or an
+unsigned number it is a failure.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from ...ipc.schema import SIZE_BYTES_MAX
 
 
 class GaugeFailed(Exception):
-    """A source, or one gauge of it, cannot be read now. Never leaves the gauges: it is logged and shown."""
+    """A source, or one of its gauges, cannot be read now. It is logged and shown; it never leaves this package."""
 
 
 class GaugeAbsent(GaugeFailed):
-    """There is nothing for this source to read here: no library, no driver, no such hardware."""
+    """A source does not exist on this machine: no library, no driver, no such hardware."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One gauge, read once. `used_bytes` may be more than `total_bytes` where a driver says so.
+    """One reading of one gauge. `used_bytes` may exceed `total_bytes` if a driver reports it so.
 
-    `began_at`: when it was begun, where that was before it was asked for. `shown`: what status shows besides.
+    `began_at`: the time at which the reading began, if that was before the sample. `shown`: further fields for status.
 
     Raises:
-        GaugeFailed: fewer than 0 bytes used, fewer than 1 in all, or more than SIZE_BYTES_MAX of either.
+        GaugeFailed: used_bytes is below 0, total_bytes below 1, or either is above SIZE_BYTES_MAX.
     """
 
     used_bytes: int
@@ -37,37 +39,37 @@ class Reading:
     began_at: float | None = None
 
     def __post_init__(self) -> None:
-        # -1 as an unsigned number is more than any client could be told.
+        # -1 as an unsigned number is above SIZE_BYTES_MAX, the most that a message can have.
         if not (0 <= self.used_bytes <= SIZE_BYTES_MAX and 0 < self.total_bytes <= SIZE_BYTES_MAX):
-            raise GaugeFailed(f"{self.used_bytes} of {self.total_bytes} bytes used is no reading")
+            raise GaugeFailed(f"impossible reading: {self.used_bytes} of {self.total_bytes} bytes used")
 
 
 Result = dict[str, Reading | GaugeFailed]
-"""By gauge: what it shows, or why it cannot be read."""
+"""By gauge: its reading, or why it cannot be read."""
 
 
 class Source(Protocol):
-    """Where gauges are read. Everything in it may block; one thread calls it, one call at a time."""
+    """A source of gauges. All methods may block. One thread calls them, one call at a time."""
 
     @property
     def name(self) -> str:
-        """What logs and status call it."""
+        """The source's name in logs and status."""
         ...
 
     def read(self, now: float) -> Result:
-        """Every gauge that there is. One that was there and cannot be read any more is a failure, not left out.
+        """Reads all gauges. A former gauge that can no longer be read is in the result as a failure.
 
         Raises:
-            GaugeAbsent: there is nothing to read here.
-            GaugeFailed: nothing can be read now.
+            GaugeAbsent: the source does not exist on this machine.
+            GaugeFailed: no gauge can be read now.
         """
         ...
 
     def close(self) -> None:
-        """Gives back what it holds; it may be read again nevertheless."""
+        """Releases the source's resources. The source may be read again afterwards."""
         ...
 
 
 def pci_name(domain: int, bus: int, device: int, function: int = 0) -> str:
-    """A device's name, "0000:65:00.0", as the kernel writes it and as its tensors' owners name it."""
+    """A device's name such as "0000:65:00.0", in the form that the kernel and clients use."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"

@@ -1,4 +1,7 @@
-"""AMD's GPUs as their driver shows them in /sys: no library, no permission, no context."""
+"""A source for AMD GPUs from /sys. It needs no library, no permission and no GPU context.
+
+Owns: the files that it reads, and the list of cards seen. Invariant: a card seen once is in every later result.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ _CARD: Final = re.compile(r"card[0-9]+")
 
 
 class SysfsSource:
-    """`mem_info_vram_used` and `mem_info_vram_total` of every card that has them.
+    """Reads `mem_info_vram_used` and `mem_info_vram_total` of every card that has these files.
 
     Args:
-        root: where /sys is.
+        root: the folder that has /sys.
     """
 
     name: Final = "sysfs"
@@ -27,7 +30,7 @@ class SysfsSource:
         self._listed: dict[str, None] = {}
 
     def read(self, now: float) -> Result:
-        """As in Source. A gauge's name is that of the folder that the card's link leads to, its PCI address."""
+        """As in Source. A gauge has the name of the folder that the card's link points to: its PCI address."""
         result: Result = {}
         for device in self._devices():
             name = device.name
@@ -37,9 +40,9 @@ class SysfsSource:
             except GaugeFailed as failed:
                 result[name] = failed
         for name in self._listed:
-            result.setdefault(name, GaugeFailed(f"it has gone from {self._folder}"))
+            result.setdefault(name, GaugeFailed(f"the card is no longer in {self._folder}"))
         if not result:
-            raise GaugeAbsent(f"no card in {self._folder} shows its memory")
+            raise GaugeAbsent(f"no card in {self._folder} has the files mem_info_vram_*")
         return result
 
     def close(self) -> None:
@@ -62,7 +65,7 @@ def _number(file: Path) -> int:
     except OSError as error:
         raise GaugeFailed(str(error)) from error
     if not text.isdecimal():
-        raise GaugeFailed(f"{file} says {text[:64]!r}; wanted: a number of bytes")
+        raise GaugeFailed(f"{file} has {text[:64]!r}; wanted: a number of bytes")
     return int(text)
 
 

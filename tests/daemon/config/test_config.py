@@ -127,7 +127,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         (["--log-level", "loud"], "must be one of debug, info, warning, error"),
         (["--socket", "here.sock"], "socket = here.sock (flag --socket): must be an absolute path"),
         (["--gauges-file", "here"], "gauges.file = here (flag --gauges-file): must be an absolute path"),
-        (["--socket", "/" + "x" * 107], "108 bytes, and a socket's path may have 107"),
+        (["--socket", "/" + "x" * 107], "the path has 108 bytes; a socket's path may have at most 107"),
         (["--status-socket", "/s", "--socket", "/s"], "must differ from socket = /s"),
         (
             ["--limits-claim-s", "1h"],

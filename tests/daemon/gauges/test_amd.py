@@ -119,7 +119,7 @@ def test_without_the_library_there_is_nothing_to_read(cards: Cards, begin: Begin
 
 def test_no_gpu_listed_is_nothing_to_read(cards: Cards, begin: Begin) -> None:
     cards.show()
-    assert begin().read() == {"failed": "it lists no GPU", "absent": True}
+    assert begin().read() == {"failed": "the library lists no GPU", "absent": True}
 
 
 def test_a_driver_that_refuses_is_a_failure_that_says_so(cards: Cards, begin: Begin) -> None:

@@ -94,12 +94,12 @@ def test_a_failure_is_told_once_and_so_is_its_end() -> None:
     told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
     for _ in range(10):
         told.take({"nvidia": {CARD: LOST, OTHER: used(1)}})
-    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
     assert told.lines[-1].fields["why"] == "GPU is lost"
     for _ in range(10):
         told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
-    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
-    assert told.told("info")[1:] == [("gauge reads again", "nvidia", CARD)]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
+    assert told.told("info")[1:] == [("gauge can be read again", "nvidia", CARD)]
 
 
 def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
@@ -107,7 +107,7 @@ def test_a_source_that_fails_as_a_whole_is_told_once_not_once_a_gauge() -> None:
     told.take({"nvidia": {CARD: used(1), OTHER: used(1)}})
     for _ in range(5):
         told.take({"nvidia": DEAD})
-    assert told.told("warning") == [("gauge fails", "nvidia", None)]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", None)]
 
 
 def test_one_that_comes_and_goes_is_told_once() -> None:
@@ -115,7 +115,7 @@ def test_one_that_comes_and_goes_is_told_once() -> None:
     for turn in range(20):
         told.take({"nvidia": {CARD: used(1) if turn % 3 else LOST}})
     assert RECOVERED_AFTER == 3
-    assert told.told("warning") == [("gauge fails", "nvidia", CARD)]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
     assert told.told("info") == [("gauges", "nvidia", None)]
 
 
@@ -140,7 +140,7 @@ def test_a_second_failure_after_a_real_recovery_is_told_again() -> None:
 def test_no_failure_is_swallowed_of_a_gauge_that_was_never_read() -> None:
     told = Told("nvidia")
     assert told.take({"nvidia": {"nvidia:0": LOST}}) == {}, "no value is made up for it"
-    assert told.told("warning") == [("gauge fails", "nvidia", "nvidia:0")]
+    assert told.told("warning") == [("gauge cannot be read", "nvidia", "nvidia:0")]
 
 
 def test_a_source_that_failed_behind_a_better_one_is_told_of_when_it_is_needed() -> None:
@@ -151,7 +151,7 @@ def test_a_source_that_failed_behind_a_better_one_is_told_of_when_it_is_needed()
     assert told.told("warning") == [], "owners come and go, and nobody needs them here"
     for _ in range(5):
         samples = told.take({"amd": DEAD, "owners": {CARD: GaugeFailed("nobody reports")}})
-    assert told.told("warning") == [("gauge fails", "amd", None), ("gauge fails", "owners", CARD)]
+    assert told.told("warning") == [("gauge cannot be read", "amd", None), ("gauge cannot be read", "owners", CARD)]
     assert samples[CARD].stale and samples[CARD].source == "amd", "what counted last goes on counting"
 
 
@@ -160,13 +160,13 @@ def test_a_source_that_is_not_there_is_left_out_with_one_line() -> None:
     for _ in range(5):
         told.take({"amd": GaugeAbsent("no driver"), "owners": {}})
     assert told.told("warning") == []
-    assert told.told("info") == [("gauge source left out", "amd", None)]
+    assert told.told("info") == [("gauge source absent; not used", "amd", None)]
 
 
 def test_one_that_was_asked_for_by_name_and_is_not_there_is_a_warning() -> None:
     told = Told("amd")
     told.take({"amd": GaugeAbsent("no driver")})
-    assert told.told("warning") == [("gauge source left out", "amd", None)]
+    assert told.told("warning") == [("gauge source absent; not used", "amd", None)]
 
 
 def test_a_driver_that_goes_away_later_is_a_failure() -> None:
@@ -175,7 +175,7 @@ def test_a_driver_that_goes_away_later_is_a_failure() -> None:
     for _ in range(3):
         samples = told.take({"amd": GaugeAbsent("no driver")})
     assert samples[CARD].stale
-    assert told.told("warning") == [("gauge fails", "amd", None)]
+    assert told.told("warning") == [("gauge cannot be read", "amd", None)]
 
 
 def test_a_gauge_that_no_source_lists_any_more_is_gone() -> None:

@@ -84,9 +84,11 @@ def test_without_any_library_the_owners_reports_count_and_absent_sources_are_one
     with capture_logs() as lines:
         for now in (2.0, 3.0, 4.0):
             assert gauges.sample(now).samples == (Sample(CARD, Tier.DEVICE, 3, 10, "owners", 1.5),)
-    left_out = [(line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source left out"]
+    left_out = [
+        (line["source"], line["log_level"]) for line in lines if line["event"] == "gauge source absent; not used"
+    ]
     assert left_out == [("amd", "info"), ("nvidia", "info"), ("sysfs", "info")]
-    assert [line["source"] for line in lines if line["event"] == "gauges"] == ["owners"]
+    assert [line["source"] for line in lines if line["event"] == "gauges found"] == ["owners"]
 
 
 def test_a_card_without_a_library_is_read_from_sysfs_rather_than_from_its_owners(tmp_path: Path) -> None:
@@ -150,7 +152,9 @@ def test_reports_under_the_hosts_name_are_refused_and_told_once() -> None:
         gauges.report("host", 1, 2, now=0.0)
         gauges.report("host", 1, 2, now=0.0)
     assert gauges.sample(0.0).samples == ()
-    assert [line["event"] for line in lines] == ["report refused"]
+    assert [line["event"] for line in lines] == [
+        "a client's reading of its device is ignored; further ones are not logged"
+    ]
 
 
 def test_owners_are_listened_to_of_as_many_devices_as_are_configured() -> None:

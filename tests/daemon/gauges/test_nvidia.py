@@ -77,7 +77,7 @@ def test_a_gpu_that_cannot_tell_its_memory_is_a_failure_and_no_value(cards: Card
 def test_a_total_of_nothing_is_a_failure_and_no_value(cards: Cards, begin: Begin) -> None:
     cards.cards = [Card(0, 0)]
     cards.show()
-    assert begin().gauges() == {"0000:65:00.0": "0 of 0 bytes used is no reading"}
+    assert begin().gauges() == {"0000:65:00.0": "impossible reading: 0 of 0 bytes used"}
 
 
 def test_a_driver_that_was_reloaded_is_asked_anew(cards: Cards, begin: Begin) -> None:
@@ -104,7 +104,7 @@ def test_a_gpu_that_is_gone_after_a_reload_stays_as_a_failure(cards: Cards, begi
     cards.show()
     reader.read(11.0)
     assert reader.gauges() == {
-        "0000:01:00.0": "the driver does not list it any more",
+        "0000:01:00.0": "the driver no longer lists this GPU",
         "0000:02:00.0": [2, 80 * GIB],
     }
 

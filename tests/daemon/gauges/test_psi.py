@@ -108,7 +108,7 @@ def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path:
         trigger = StallTrigger(0.15, lambda: None, logger("test"), [tmp_path / "absent"])
         trigger.start()
         trigger.stop()
-    assert [(line["event"], line["log_level"]) for line in lines] == [("no stall trigger", "info")]
+    assert [(line["event"], line["log_level"]) for line in lines] == [("no stall trigger; samples at intervals only", "info")]
     assert "absent" in lines[0]["why"]
 
 
@@ -133,7 +133,7 @@ def test_a_trigger_that_ends_by_itself_is_told(stalls: Stalls) -> None:
         assert failed.wait(PATIENCE_S)
         trigger.stop()
     assert [(line["event"], line["why"]) for line in lines if line["log_level"] == "warning"] == [
-        ("stall trigger gone", "RuntimeError: the loop is closed")
+        ("stall trigger ended; samples at intervals only", "RuntimeError: the loop is closed")
     ]
 
 
