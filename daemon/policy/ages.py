@@ -1,13 +1,16 @@
-"""Who grows how old without a use: what the learned hazards (`hazards`) count.
+"""Measures how long entries stay unused: the input of the learned hazards (`hazards`).
 
-Every use of something that is watched begins an age; it goes on, also after an eviction, until the next use. Ages begun
-lie in order of time, and for each bucket a place in that order says who has reached it; so all that is done is to move
-those places on.
+Each use of a watched entry begins an age. The age runs until the entry's next use, also after an eviction. The ages are
+kept in the order in which they began. For each bucket of age, a position in that order marks the ages that have reached
+the bucket. A sweep only moves these positions forward.
 
-Only a sample is watched (by the digest of its key, so that it is the same at every use), halved whenever more than
-WATCHED_MAX ages run: the spatial sampling of SHARDS (Waldspurger et al., FAST 2015).
+Only a sample of the entries is watched. The digest of the key decides, so an entry is in the sample at every use. The
+sample is halved whenever more than WATCHED_MAX ages run: the spatial sampling of SHARDS (Waldspurger et al., FAST
+2015).
 
-Owns: the ages that run. Bounded by WATCHED_MAX, and as many again that have ended.
+Owns: the running ages. Does not own the counts (`hazards`).
+
+Invariant: at most WATCHED_MAX ages run, and about as many ended ones are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ Told = Callable[[int, int, int], None]
 
 @dataclass(slots=True, eq=False)
 class Age:
-    """Since `began` (by the policy's clock) it was not used; it has `passed` into so many buckets."""
+    """The time since the last use of an entry, which was at `began` by the policy's clock. `passed`: the number of
+    buckets that the age has reached."""
 
     digest: int
     traits: int
@@ -38,7 +42,10 @@ class Age:
 
 
 class Ages:
-    """Ages that run. `reached` is told of each bucket that a watched thing comes to, `used` of that of its use."""
+    """The running ages.
+
+    `reached` is called for each bucket that a watched entry reaches, `used` for the bucket in which it is used.
+    """
 
     def __init__(self, reached: Told, used: Told) -> None:
         self._reached = reached
@@ -52,8 +59,10 @@ class Ages:
         return len(self._running)
 
     def use(self, digest: int, traits: int, agent: int, now: float, *, again: bool) -> None:
-        """A use of something, which is of those traits from now on. `again`: it ends the age that runs; else that was
-        part of the same use."""
+        """Takes a use of an entry, which has these traits from now on.
+
+        `again`: the use ends the running age and is counted. Otherwise it belongs to the same use as the last one.
+        """
         if digest & self._mask:
             return
         age = self._running.get(digest)
@@ -67,13 +76,13 @@ class Ages:
         self._log.append(age)
 
     def forget(self, digest: int) -> None:
-        """The thing is gone for good."""
+        """Ends the age of an entry that is gone for good."""
         age = self._running.pop(digest, None)
         if age is not None:
             age.ended = True
 
     def sweep(self, now: float) -> None:
-        """Counts who has grown older since."""
+        """Reports the entries that have reached further buckets since the last sweep."""
         log, places, reached = self._log, self._places, self._reached
         for at in range(BUCKETS):
             latest = now - BOUNDS[at - 1] if at else now
@@ -91,17 +100,17 @@ class Ages:
             self._compact()
 
     def _pass_to(self, age: Age, at: int) -> None:
-        """The thing is seen in bucket `at`, whether the places came by or not."""
+        """Reports all buckets up to `at` that no sweep has reported yet."""
         while age.passed <= at:
             self._reached(age.traits, age.agent, age.passed)
             age.passed += 1
 
     def _compact(self) -> None:
-        """Lets go of ages that have ended, and of half of them where too many run."""
+        """Removes ended ages. Halves the sample while too many ages run."""
         while len(self._running) > WATCHED_MAX:
             self._mask = 2 * self._mask + 1
             for digest in [digest for digest in self._running if digest & self._mask]:
                 self.forget(digest)
         self._log = [age for age in self._log if not age.ended]
-        # The older, the further passed.
+        # Older ages have passed at least as many buckets.
         self._places = [bisect_left(self._log, -at, key=lambda age: -age.passed) for at in range(BUCKETS)]

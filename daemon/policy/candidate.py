@@ -1,4 +1,7 @@
-"""What a policy is told of a new span."""
+"""The description of a new span for a policy.
+
+Owns: its fields. Does not own the span. Imports no policy.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from msgspec import Struct
 
 
 class Candidate(Struct, frozen=True):
-    """A span that was published.
+    """A span that was published, or is about to be.
 
     Args:
-        size_bytes: of the ring.
-        tokens: that it stands for, 0 where nobody said.
-        cost_ms: what computing it took, 0 where nobody said.
-        depth: how many blocks come before it in its cached sequence; 0 for an entry that is of use by itself.
-        before_bytes: what those take of the ring.
-        agent: on whose behalf it was stored.
+        size_bytes: the size of the span in the ring.
+        tokens: the number of tokens that it represents; 0 if not known.
+        cost_ms: the time that computing it took; 0 if not known.
+        depth: the number of blocks before it in its cached sequence; 0 for any other entry.
+        before_bytes: the size of these blocks in the ring.
+        agent: the agent for which it was stored.
         owner: the uid that stored it.
     """
 

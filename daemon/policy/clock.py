@@ -1,8 +1,10 @@
-"""The time that a policy reckons in: a pause as long as the mean of the last ones is 1.
+"""The learned policy's clock. Its unit is the mean pause between recent requests.
 
-So nothing grows old while nobody asks for anything, and what was learned at one rate of requests holds at any other.
+So entries do not age while there are no requests, and state learned at one request rate is valid at any other.
 
-Invariants: it never runs backwards; one pause adds PAUSE_MAX at most.
+Owns: the time and the mean pause. Does not own the seconds, which are arguments.
+
+Invariants: the clock never runs backwards; one pause adds at most PAUSE_MAX.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from math import isfinite
 from typing import Final
 
 PAUSES: Final = 256
-"""The mean is over about so many."""
+"""The mean is over about this number of pauses."""
 PAUSE_MAX: Final = 64.0
-"""A longer pause, in means, counts as one of this length."""
+"""A longer pause counts as this many mean pauses."""
 
 
 class Clock:
-    """`now`: how much time has passed."""
+    """`now`: the time since the start, in mean pauses."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -26,18 +28,22 @@ class Clock:
         self._seen = 0
 
     def learned(self) -> list[float]:
-        """For `learn`."""
+        """The clock's state, for `learn`."""
         return [self.now, self._mean_s, self._seen]
 
-    def learn(self, told: list[float]) -> None:
-        """Goes on from what `learned` told; what has passed since is no pause."""
-        now, mean_s, seen = map(float, told)
+    def learn(self, state: list[float]) -> None:
+        """Restores the state from `learned`. The time since then does not count as a pause.
+
+        Raises:
+            ValueError, TypeError: `state` is not a state of a clock.
+        """
+        now, mean_s, seen = map(float, state)
         if not (isfinite(now) and isfinite(mean_s) and now >= 0 and mean_s >= 0 and 0 <= seen <= PAUSES):
-            raise ValueError("no time")
+            raise ValueError("not a state of the clock")
         self.now, self._mean_s, self._seen, self._at = now, mean_s, int(seen), None
 
     def pass_to(self, at: float) -> None:
-        """It is `at` seconds by a clock that runs evenly; no later than before is no pause."""
+        """Sets the time to `at` seconds of a steady clock. A time not after the last one counts as no pause."""
         pause_s = 0.0 if self._at is None else at - self._at
         self._at = at if self._at is None else max(self._at, at)
         if pause_s <= 0:

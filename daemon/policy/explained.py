@@ -1,6 +1,7 @@
-"""What a policy says of one entry when somebody asks why it stays or goes. Imports no policy, so that every policy may.
+"""A policy's explanation of one entry: why it stays or is evicted.
 
-Owns: the answer's fields, and the words for the traits by which the learned policy tells entries apart.
+Owns: the fields of the explanation, and the words for the traits of the learned policy's classes. Does not own the
+values (the policies). Imports no policy, so that every policy can import it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ _AGENT: Final = (
 
 
 class Explained(Struct, frozen=True):
-    """What a policy knows of a stored entry, or of a key that it remembers after an eviction.
+    """A policy's knowledge of a stored entry, or of an evicted key that it remembers.
 
     Args:
-        worth: of two entries that may go, the one that is worth less goes first. Compares entries of one policy only.
-        uses: the put and all later uses that the policy counted, also those before an eviction; None: it counts none.
+        worth: of two entries that may be evicted, the one with the lower worth is evicted first. Comparable only
+            between entries of one policy.
+        uses: the put and all later uses that the policy counted, including those before an eviction. None: the policy
+            does not count uses.
         like: the traits of the entry's class, in words.
-        comes_back: of entries of that class that were unused for as long, the share that was used again, evicted or
-            not; None: too few are known, or the policy does not learn.
-        in_window: the entry was put so lately that it goes only if nothing else may.
+        comes_back: the share of entries of that class, unused for as long, that were used again, evicted or not. None:
+            too few are known, or the policy does not learn.
+        in_window: the entry was put so recently that it is evicted only if no other entry can be.
     """
 
     worth: float
@@ -39,7 +42,7 @@ class Explained(Struct, frozen=True):
 
 
 def times_used(often: int, often_max: int) -> str:
-    """The words for entries with 2 ** (often - 1) to 2 ** often - 1 uses after the put."""
+    """The words for the class `often` of uses: 2 ** (often - 1) to 2 ** often - 1 uses after the put."""
     if often < 2:
         return ("not used since it was put", "used once")[often]
     low = 1 << (often - 1)
@@ -51,7 +54,7 @@ def traits(often: int, often_max: int, deep: int, state: int) -> tuple[str, ...]
 
     Args:
         deep: 0: the first block of a sequence, or no block; 1: near the start of its sequence; 2: far from it.
-        state: of its agent, as an index into the states of that policy.
+        state: the state of the entry's agent, as an index into the policy's states.
     """
     depth = ("", "near the start of its sequence", "far into its sequence")[deep]
     return tuple(word for word in (times_used(often, often_max), depth, _AGENT[state]) if word)

@@ -1,7 +1,10 @@
-"""What was evicted, or turned away, by the digest of its key: 25 bytes each, so many at most.
+"""Remembers evicted and refused entries (ghosts) by the digest of their keys, in 25 bytes each.
 
-A table of buckets of WAYS places, in each the latest last; in a full bucket the first gives way. It grows by a bucket
-at a time (linear hashing: Litwin, VLDB 1980), so that no step takes long.
+Owns: a bounded hash table of buckets with WAYS places each. A bucket is ordered by time, the latest last; a full bucket
+drops its first. Does not own the meaning of the fields (`hazard`).
+
+Invariants: a digest is in the table at most once, in its bucket. The table grows by one bucket at a time (linear
+hashing: Litwin, VLDB 1980), so no step takes long.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from typing import Any, Final, NamedTuple
 WAYS: Final = 8
 GHOST_COLUMNS: Final = 6
 PLACES_MIN: Final = 2048
-"""Places from the start; a multiple of WAYS."""
+"""The number of places at the start; a multiple of WAYS."""
 
 
 class Ghost(NamedTuple):
-    """What is remembered of one entry."""
+    """The remembered state of one entry."""
 
     used_at: float
     uses: int
@@ -27,7 +30,7 @@ class Ghost(NamedTuple):
 
 
 class Ghosts:
-    """Ghosts by digest, which is not 0."""
+    """Ghosts by digest. A digest is never 0."""
 
     def __init__(self) -> None:
         self._digest, self._used_at = array("Q"), array("d")
@@ -40,12 +43,12 @@ class Ghosts:
         return self._count
 
     def get(self, digest: int) -> Ghost | None:
-        """What is remembered."""
+        """The ghost of the digest; None if there is none."""
         at = self._at(digest)
         return None if at is None else Ghost(*(column[at] for column in self._columns()[1:]))
 
     def pop(self, digest: int) -> Ghost | None:
-        """What was remembered, and is so no more."""
+        """Removes and returns the ghost of the digest; None if there is none."""
         at = self._at(digest)
         if at is None:
             return None
@@ -54,10 +57,10 @@ class Ghosts:
         return ghost
 
     def add(self, digest: int, ghost: Ghost, most: int) -> int:
-        """Remembers one of at most `most`, instead of what was remembered of that digest.
+        """Adds a ghost, or replaces the ghost of that digest. The table grows to at most `most` places.
 
         Returns:
-            The digest of what is forgotten for it; 0 for nothing.
+            The digest of the ghost that was dropped for it; 0 if none was.
         """
         if len(self._digest) + WAYS <= most:
             self._split()
@@ -67,23 +70,23 @@ class Ghosts:
         return self._put(self._bucket(digest), (digest, *ghost))
 
     def packed(self) -> list[bytes]:
-        """All of them; for `unpack`."""
+        """All columns as bytes, for `unpack`."""
         return [column.tobytes() for column in self._columns()]
 
     def unpack(self, columns: Sequence[bytes], most: int) -> None:
-        """Remembers what `packed` gave, as far as there is room, instead of what was remembered.
+        """Replaces the table by the one from `packed`, as far as `most` places allow.
 
         Raises:
-            ValueError: it gave something else.
+            ValueError: `columns` are not columns of `packed`.
         """
         packed = [array(column.typecode, data) for column, data in zip(self._columns(), columns, strict=True)]
         places = len(packed[0])
         if len({len(column) for column in packed}) > 1 or places < PLACES_MIN or places % WAYS:
-            raise ValueError("columns of unequal lengths, or no buckets")
+            raise ValueError("columns of unequal lengths, or an impossible number of places")
         if places <= most:
-            # Where each belongs follows from the number of places alone.
-            for column, told in zip(self._columns(), packed, strict=True):
-                column[:] = told
+            # The place of a ghost depends only on the number of places, so the columns can be copied.
+            for column, values in zip(self._columns(), packed, strict=True):
+                column[:] = values
             self._count = places - self._digest.count(0)
             return
         while len(self._digest) + WAYS <= most:
@@ -93,7 +96,7 @@ class Ghosts:
                 self.add(digest, Ghost(*ghost), most)
 
     def check_invariants(self) -> None:
-        """Asserts that each is where it is looked for."""
+        """Asserts that each ghost is in its bucket, once."""
         digests = [digest for digest in self._digest if digest]
         assert len(digests) == len(set(digests)) == self._count
         assert all(digest == 0 or self._at(digest) == at for at, digest in enumerate(self._digest))
@@ -113,7 +116,7 @@ class Ghosts:
         return first + places.index(digest) if digest in places else None
 
     def _split(self) -> None:
-        """One bucket more: it takes from the one that had its digests before."""
+        """Adds one bucket. It takes its ghosts from the bucket that had their digests before."""
         many = len(self._digest) // WAYS
         old = many - (1 << (many.bit_length() - 1))
         for column in self._columns():
@@ -125,7 +128,7 @@ class Ghosts:
                 self._put(many, values)
 
     def _put(self, bucket: int, values: tuple[Any, ...]) -> int:
-        """Puts a ghost behind the others of the bucket. The digest of the one that gives way, or 0."""
+        """Appends a ghost to a bucket. Returns the digest of the ghost that is dropped, or 0."""
         first, last = WAYS * bucket, WAYS * (bucket + 1) - 1
         forgotten = self._digest[first]
         self._count += not forgotten
@@ -135,7 +138,7 @@ class Ghosts:
         return forgotten
 
     def _take(self, at: int) -> None:
-        """Takes out what stands in that place; those before it move up."""
+        """Removes the ghost in that place. Those before it in the bucket move up."""
         first = at // WAYS * WAYS
         for column in self._columns():
             column[first + 1 : at + 1] = column[first:at]

@@ -1,22 +1,25 @@
-"""What pays least for its bytes goes first, by what was learned of how such entries are used again.
+"""The learned policy: evicts the entries with the lowest expected benefit per byte.
 
-An entry's worth is  index(class, age) * cost / bytes:  the best rate at which its next use can come (`hazards`), what
-that use would save, and what keeping it takes. Cost is what computing it took in milliseconds, else its tokens at the
-milliseconds a token that others told of, else the same for all (cost / bytes as in GreedyDual-Size-Frequency:
-Cherkasova, HP Labs 1998; a learned index instead of its frequency).
+An entry's worth is  index(class, age) * cost / bytes.  The index is the best rate at which the entry's next use can
+come (`hazards`). The cost is the time that this use would save (`costs`). The bytes are the price of keeping the entry.
+(cost / bytes is as in GreedyDual-Size-Frequency: Cherkasova, HP Labs 1998. The index replaces its frequency.)
 
-Classes tell apart: how often an entry was used, how deep in its sequence it lies, how long it was unused before its
-last use, and what is known of its agent. An agent that has finished, or waits for a tool, is just another class: what
-follows from it is learned too.
+An entry's class is made of four traits: how often it was used, its depth in its sequence, the time without a use before
+its last use, and the state of its agent. The states of an agent (it runs, waits for a tool, has finished) are ordinary
+traits: their effect on reuse is learned too.
 
-What was just put is there, whatever was learned: an entry belongs to the window until as many bytes were put after it
-as a WINDOW_SHARE of what is stored. What follows another in a sequence does not: it has to be worth its place.
+The window: a new entry is in the window until a WINDOW_SHARE of the stored bytes was put after it. Entries in the
+window are worth more than all others. A block with a parent is never in the window; it must be worth its place from the
+start.
 
-What was evicted is remembered for a while (`ghosts`): its return says that it was missed, and it is no new candidate
-then. Time is what requests make it (`clock`). Worths are as of the last round, which comes every ROUND_USES uses, or
-sooner.
+Evicted entries are remembered for a while (`ghosts`), so that an entry that is put again keeps its history. The unit of
+time is the mean pause between requests (`clock`). Worths are computed as of the last round. A round begins every
+ROUND_USES uses, or sooner.
 
-Invariants: what is remembered is bounded by what is known, and PLACES_MIN.
+Owns: the records of spans, the ghosts, the states of agents, and the choice of victims from them. Does not own which
+spans may be evicted (the store).
+
+Invariant: the number of ghosts is at most REMEMBERED_SHARE times the number of entries, or PLACES_MIN if that is more.
 """
 
 from __future__ import annotations
@@ -43,35 +46,36 @@ from .traits import GAPS, OFTEN_MAX, TRAITS, gap_of, often, traits_of
 from .victim_pool import Floats, Rank, VictimPool
 
 WINDOW_SHARE: Final = 1 / 8
-"""Of the bytes that are stored: somewhat more than the tenth of the ring that is promised, which has holes."""
+"""The window's share of the stored bytes: more than the promised tenth of the ring, because the ring has holes."""
 NEW_WORTH: Final = 1e200
-"""The index of what belongs to the window: more than anything that is learned."""
+"""The index of entries in the window: above every learned index."""
 REMEMBERED_SHARE: Final = 4
-"""How many evicted entries are remembered: so many times those that are known."""
+"""The most ghosts for each known entry."""
 ROUND_USES: Final = 16
-"""After so many uses the ages are counted, and a class goes by what was learned."""
+"""After this number of uses, the ages are swept, the index of one class is refreshed, and a new round begins."""
 ROUND_SHARE: Final = 1 / 128
-"""After puts of such a share of the bytes that are stored it is seen anew what has left the window."""
+"""After puts of this share of the stored bytes, a new round begins, in which entries leave the window."""
 COMPETES_SHARE: Final = 16
-"""A sequence that takes more than this part of the cache by itself has to be worth what must go for it."""
+"""A sequence with more than 1/COMPETES_SHARE of the stored bytes must be worth as much as its blocks' victims."""
 JUDGES_MIN: Final = 16
-"""Among fewer entries nobody is turned away: each would be a large part."""
+"""With fewer entries than this, no block is refused: each entry is a large part of the store."""
 FINISHED_ODDS: Final = 0.05
-"""Of what belongs to an agent that has finished to be used again, against others', before more is known."""
+"""The odds of a further use for entries of a finished agent, relative to others, before enough is learned."""
 TICK: Final = 2.0**-20
-"""By so much of a mean pause at least each use is later than the one before."""
+"""The least difference between the times of two uses, in mean pauses."""
 USES_MAX: Final = 65_535
+"""A larger number of uses counts as this."""
 
 _NOBODY, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
 _STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
 _AGENTS: Final = 1 << 16
-"""Agents are told apart by a hash: 0 is nobody's, 1 several agents'."""
+"""The number of agents' numbers. 0: no agent; 1: several agents; the others are hashes of names."""
 _BOUNDS: Final = np.array(BOUNDS)
 _VERSION: Final = 1
 
 
 class Hazard(Replacement, name="hazard"):
-    """An operation is O(1), a round O(CHUNK)."""
+    """The learned policy. An operation takes O(1), a round O(CHUNK)."""
 
     def __init__(self) -> None:
         self._records = Records()
@@ -85,11 +89,11 @@ class Hazard(Replacement, name="hazard"):
         self._clock = Clock()
         self._used_at = 0.0
         self._uses = 0
-        # Worths are as of then; after so many uses, or bytes put, they are as of another time.
+        # The time of the last round, the begin of the window in it, and the uses and put bytes at which it ends.
         self._as_of, self._window_from, self._due, self._due_bytes = 0.0, 0.0, 0, 0
         self._bytes, self._put_bytes = 0, 0
         self._costs = Costs()
-        # The gap of what was used last: a block that is added to a sequence has that of its parent.
+        # The gap class of the last use. A new block of a sequence takes it, because its parent was used just before.
         self._last_gap = 0
 
     def __len__(self) -> int:
@@ -132,7 +136,7 @@ class Hazard(Replacement, name="hazard"):
         self._becomes(_agent(agent), _STATES[state])
 
     def admits(self, new: Candidate, victim: int) -> bool:
-        """Only the tail of a long sequence has to be worth what goes for it; one that is not is remembered."""
+        """False if `new` is in the tail of a long sequence and is worth less than `victim`. It is remembered then."""
         if not new.depth or len(self) < JUDGES_MIN:
             return True
         if COMPETES_SHARE * (new.before_bytes + new.size_bytes) <= self._bytes:
@@ -178,17 +182,17 @@ class Hazard(Replacement, name="hazard"):
         ghost = self._ghosts.get(_digest(key))
         return None if ghost is None else self._explained(ghost, in_window=False)
 
-    # What is learned, over a restart
+    # Restarts
 
     def learned(self) -> Iterator[bytes]:
-        """All that was learned, and what is known of each span; for `learn`. Some 35 bytes a span, and 25 for each that
-        is remembered, REMEMBERED_SHARE as many at most."""
+        """The learned state, the record of each span and the ghosts, for `learn`. About 35 bytes for each span, and 25
+        for each ghost."""
         ghosts = self._ghosts.packed()
         yield from ghosts
         known = self._records
         slots = known.slots()
         columns = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
-        told = {
+        state = {
             "version": _VERSION,
             "clock": self._clock.learned(),
             "used_at": self._used_at,
@@ -199,30 +203,29 @@ class Hazard(Replacement, name="hazard"):
             "classes": self._hazards.counts(),
         }
         spans = [known.column(column, slots).tobytes() for column in columns]
-        yield msgpack.packb(told)
+        yield msgpack.packb(state)
         yield from spans
 
     def learn(self, data: Sequence[bytes]) -> None:
-        """Goes on from what `learned` told. To be called before the first use, once the spans that there are were
-        inserted.
+        """Restores the state from `learned`. Call it after the existing spans were inserted and before the first use.
 
         Raises:
-            ValueError: the data is not what `learned` gives. What was taken from it until then stays.
+            ValueError: `data` is not a state of `learned`. The parts restored until then stay.
         """
         try:
-            ghosts, told, spans = data[:GHOST_COLUMNS], data[GHOST_COLUMNS], data[GHOST_COLUMNS + 1 :]
-            told = msgpack.unpackb(told, strict_map_key=False)
-            if told["version"] != _VERSION or len(told["states"]) != _AGENTS:
-                raise ValueError("of another version")
-            self._states[2:] = bytes(min(state, _FINISHED) for state in told["states"][2:])
-            self._costs.learn(told["costs"])
-            self._put_bytes = int(told["put_bytes"])
-            self._clock.learn(told["clock"])
-            self._learn_classes(told["uses"], told["classes"])
+            ghosts, packed, spans = data[:GHOST_COLUMNS], data[GHOST_COLUMNS], data[GHOST_COLUMNS + 1 :]
+            state = msgpack.unpackb(packed, strict_map_key=False)
+            if state["version"] != _VERSION or len(state["states"]) != _AGENTS:
+                raise ValueError("the state has another version")
+            self._states[2:] = bytes(min(each, _FINISHED) for each in state["states"][2:])
+            self._costs.learn(state["costs"])
+            self._put_bytes = int(state["put_bytes"])
+            self._clock.learn(state["clock"])
+            self._learn_classes(state["uses"], state["classes"])
             self._ghosts.unpack(ghosts, self._remembered_max())
-            self._learn_spans(float(told["used_at"]), spans)
+            self._learn_spans(float(state["used_at"]), spans)
         except (ValueError, KeyError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
-            raise ValueError(f"not what a policy has learned: {error!r}") from error
+            raise ValueError(f"not a learned state of this policy: {error!r}") from error
         self._due = 0
 
     def check_invariants(self) -> None:
@@ -236,14 +239,14 @@ class Hazard(Replacement, name="hazard"):
     # Uses
 
     def _put(self, new: Candidate, digest: int, ghost: Ghost | None) -> Ghost:
-        """What is known of a candidate, which was remembered as `ghost`, after its first use."""
+        """The record of a candidate after its first use. `ghost`: its remembered record, if any."""
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
         before = ghost or Ghost(0.0, 0, 0, _NOBODY, 0.0)
         of = traits_of(1, new.depth, gap)
         return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent)
 
     def _use(self, digest: int, before: Ghost, agent: str) -> Ghost:
-        """What is known after a use, also the first, of something of which that was known before it."""
+        """The record after a use (or the put), from the record before it. Updates the ages, and ends a round if due."""
         unused = self._clock.now - before.used_at if before.uses else 0.0
         uses = min(before.uses + 1, USES_MAX)
         gap = gap_of(unused) if unused > 0 else before.traits % GAPS
@@ -261,7 +264,7 @@ class Hazard(Replacement, name="hazard"):
         return Ghost(self._used_at, uses, of, number, before.weight)
 
     def _owned(self, number: int, name: str) -> int:
-        """Whose something is that was that agent's, and which `name` uses."""
+        """The agent of an entry after a use by agent `name`. `number`: its agent before the use."""
         if not name or number == _SHARED:
             return number
         agent = _agent(name)
@@ -282,10 +285,10 @@ class Hazard(Replacement, name="hazard"):
     def _used(self, of: int, agent: int, at: int) -> None:
         self._hazards.used(self._row(of, agent), at)
 
-    # What it is worth
+    # Worth
 
     def _begin_round(self) -> None:
-        """Worths are as of now, if that was not so long ago."""
+        """Begins a new round if one is due: worths are then computed as of now."""
         if self._uses < self._due and self._put_bytes < self._due_bytes:
             return
         self._due = self._uses + min(ROUND_USES, 1 + len(self) // 16)
@@ -303,7 +306,7 @@ class Hazard(Replacement, name="hazard"):
         return (row.index[at] * weight, used_at if at >= row.peak else -used_at)
 
     def _ranks(self, slots: Slots) -> tuple[Floats, Floats]:
-        """The same, of many slots."""
+        """`_rank` of many slots at once."""
         known = self._records
         used_at = known.column(known.used_at, slots)
         states = np.frombuffer(self._states, np.uint8)[known.column(known.agent, slots)]
@@ -340,7 +343,7 @@ class Hazard(Replacement, name="hazard"):
     def _remembered_max(self) -> int:
         return max(PLACES_MIN, REMEMBERED_SHARE * len(self._records))
 
-    # What it is
+    # Classes
 
     def _row(self, of: int, agent: int) -> Row:
         state = self._states[agent]
@@ -348,8 +351,8 @@ class Hazard(Replacement, name="hazard"):
         return self._row_in(of, state) if number < 0 else self._hazards.by_number[number]
 
     def _row_in(self, of: int, state: int) -> Row:
-        """The class of those traits and that state. The gap, which tells a loop from a visit, counts for agents'
-        alone."""
+        """The class of the traits `of` and the agent's state. The gap is part of the class only for entries with an
+        agent: there it tells a loop from a single visit."""
         more = of % (3 * GAPS) if state else of % (3 * GAPS) // GAPS * GAPS
         row = self._hazards.row(of // (3 * GAPS), state, more, FINISHED_ODDS if state == _FINISHED else 1.0)
         self._rows[state, of] = row.number
@@ -361,7 +364,7 @@ class Hazard(Replacement, name="hazard"):
             if len(name) == 3:
                 uses_class, state, more = name
                 if not (0 <= uses_class <= OFTEN_MAX and 0 <= state <= _FINISHED and 0 <= more < 3 * GAPS):
-                    raise ValueError("no class")
+                    raise ValueError("an impossible class")
                 self._row_in(uses_class * 3 * GAPS + more, state)
         for name, counts in classes:
             self._hazards.learn(tuple(name), counts)
@@ -371,11 +374,11 @@ class Hazard(Replacement, name="hazard"):
         typed: tuple[array[Any], ...] = (known.span, known.used_at, known.put_at, known.agent, known.uses, known.traits)
         packed = [array(column.typecode, data) for column, data in zip(typed, columns, strict=True)]
         if len({len(column) for column in packed}) > 1 or not 0 <= used_at <= clock + 1:
-            raise ValueError("columns of unequal lengths, or another time")
-        told = {span: rest for span, *rest in zip(*packed, strict=True) if rest[0] <= used_at and rest[4] < TRAITS}
+            raise ValueError("columns of unequal lengths, or an impossible time")
+        saved = {span: rest for span, *rest in zip(*packed, strict=True) if rest[0] <= used_at and rest[4] < TRAITS}
         self._used_at = used_at
         for slot in known.slots().tolist():
-            rest = told.get(known.span[slot])
+            rest = saved.get(known.span[slot])
             if rest is not None:
                 known.used_at[slot], known.put_at[slot], known.agent[slot], known.uses[slot], known.traits[slot] = rest
             else:
@@ -389,5 +392,5 @@ def _digest(key: bytes) -> int:
 
 
 def _agent(name: str) -> int:
-    """The number of the agent of that name; 0 for nobody."""
+    """The number of the agent of that name; 0 for no agent."""
     return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NOBODY

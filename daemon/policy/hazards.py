@@ -1,19 +1,22 @@
-"""How likely something is used again soon, by how long ago it was used last: learned from what happens.
+"""Learns how likely an entry is used again, from its class and its age (the time since its last use).
 
-For each class of things (whatever the caller tells apart) and each bucket of age there are two counts: how many things
-became so old without a use, and how many of those were used before they left the bucket. Both are forgotten by half
-every HALF_LIFE_USES uses. Their quotient is a discrete hazard (Kaplan and Meier, 1958), so what is evicted or forgotten
-meanwhile only stops being counted; a class of which little is known borrows from wider ones.
+For each class (defined by the caller) and each bucket of age there are two counts: the entries that reached this age
+without a use, and those of them that were used before they left the bucket. Both counts are halved every HALF_LIFE_USES
+uses. Their quotient is a discrete hazard (Kaplan and Meier, 1958). An entry that is evicted or forgotten meanwhile just
+stops being counted (it is censored). A class with few counts borrows from wider classes.
 
-What is wanted is not the hazard but the best rate at which keeping can pay from now on,
+The policy needs the best rate at which keeping an entry can pay from now on:
 
-    index(a) = max over b > a of P(used by age b | not used by age a) / E(time kept until then | not used by age a),
+    index(a) = max over b > a of P(used by age b | not used by age a) / E(time kept until then | not used by age a)
 
-Gittins' index (J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41, 1979); without
-the maximum it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018). It is made to rise to one peak and to fall
-after it, so that of each class either the oldest or the youngest is the coldest.
+This is Gittins' index (J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41, 1979).
+Without the maximum it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018). The index is smoothed so that it
+rises to one peak and falls after it. So the coldest entry of a class is either its oldest or its youngest.
 
-Owns: counts, and the indices that follow. Bounded by the number of classes, which is the caller's to bound.
+Owns: the counts, and the indices derived from them. Does not own ages (`ages`) nor the meaning of classes (`hazard`).
+
+Invariants: memory is bounded by the number of classes, which the caller bounds. After `peak` an index does not rise,
+before it an index does not fall.
 """
 
 from __future__ import annotations
@@ -26,33 +29,33 @@ import numpy as np
 import numpy.typing as npt
 
 BOUNDS: Final = [2 ** (k / 2 - 4) for k in range(60)]
-"""Ages at which the buckets 1, 2, ... begin, in mean pauses (`clock`); the last begins at 47 millions of them."""
+"""The ages at which the buckets 1, 2, ... begin, in mean pauses (`clock`). The last begins at 47 million."""
 BUCKETS: Final = len(BOUNDS) + 1
 HALF_LIFE_USES: Final = 1 << 17
 BORROWED: Final = 3.0
-"""How many things' worth of a wider class's experience a class begins with."""
+"""The weight of the wider class's share in a class's share, as a number of entries."""
 UNUSED_ODDS: Final = 0.5
 USED_ODDS: Final = 2.0
-"""Before anything is known of a class, its things' odds of being used against those of all: of what nobody has used
-since it was put; and of what was used, with one more for each doubling of its uses. With odds that double as well, what
-was used often long ago would stay, and new things that all are in use would push each other out."""
+"""The initial odds of a further use for a new class, relative to all entries: for entries not used since their put; and
+for used entries, plus 1 for each doubling of the uses. The odds must not double as well. Otherwise entries that were
+used often long ago would stay, and new entries in use would evict each other."""
 _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
-"""The share that is used in a bucket before anything is known: so that the rate falls with age as it does in least
-recently used, also from the first bucket, which is wider than the second."""
+"""The initial share of entries used in each bucket. With it the rate falls with age, as in least recently used, also
+from the first bucket to the second, which is narrower."""
 
 SURPRISE: Final = 4.0
-"""So many standard deviations fewer uses than expected are no chance."""
+"""Uses this many standard deviations below the expected number are not due to chance."""
 DOUBTED: Final = 0.1
-"""What is left of the counts of a class whose uses fail to come."""
+"""The share of its counts that a class keeps when its uses stay below the expected number."""
 EXPECTED_MAX: Final = 200.0
-"""After so many uses expected their number is compared anew."""
+"""After this number of expected uses, the comparison of expected and counted uses starts again."""
 KNOWN_MIN: Final = 8.0
-"""Of a class, so many things must have reached an age before a share of them is told to people."""
+"""The number of entries of a class that must have reached an age before their share is reported to users."""
 
 _EDGES: Final = np.array([0.0, *BOUNDS, 2 * BOUNDS[-1]])
 _WIDTHS: Final = np.diff(_EDGES)
 _NARROWER: Final = [1.0, *np.minimum(_WIDTHS[1:] / _WIDTHS[:-1], 1.0).tolist()]
-"""What a bucket's width is of the one before, where it is narrower."""
+"""The width of each bucket relative to the one before, at most 1."""
 
 Name = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
@@ -69,10 +72,11 @@ def _nothing() -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One class. `index`: by bucket; from `peak` on it does not rise. `number`: in the order in which classes came.
+    """One class.
 
-    `wider`: the class that it borrows from, taking the odds of being used for `odds` times as high as there.
-    `unused`: of things that nobody has used since they were put.
+    `index`: by bucket. From `peak` on it does not rise. `number`: classes are numbered in the order of their creation.
+    `wider`: the class that it borrows from; its odds of a use are taken as `odds` times those of the wider class.
+    `unused`: a class of entries that were not used since their put.
     """
 
     number: int
@@ -85,26 +89,26 @@ class Row:
     peak: int = 0
     counted_at: int = 0
     changes: int = 0
-    """Things counted since the index was brought in line."""
+    """The number of counts since the index was last refreshed."""
     shares: list[float] = field(default_factory=_nothing)
     expected: float = 0.0
     seen: float = 0.0
-    """Uses lately: by the shares, and in truth."""
+    """Recent uses: expected from the shares (`expected`), and counted (`seen`)."""
     is_steady: bool = True
-    """Whether uses that fail to come tell something: agents' come in bursts."""
+    """True if missing uses are significant. They are not for entries of agents, whose uses come in bursts."""
 
     def decay(self, uses: int) -> None:
-        """Forgets what the uses since the last time make it forget."""
+        """Decays the counts for the uses since the last decay."""
         self.keep(0.5 ** ((uses - self.counted_at) / HALF_LIFE_USES))
         self.counted_at = uses
 
     def keep(self, share: float) -> None:
-        """Forgets all but a share of what was counted."""
+        """Reduces the counts to a share."""
         self.reached = [count * share for count in self.reached]
         self.used = [count * share for count in self.used]
 
     def doubt(self) -> None:
-        """Forgets most of what was counted where uses fail to come: what is in use has changed."""
+        """Reduces the counts to DOUBTED if far fewer uses came than expected: the entries in use have changed."""
         if self.is_steady and self.expected - self.seen > SURPRISE * (self.expected + 1) ** 0.5:
             self.keep(DOUBTED)
             if self.wider is not None:
@@ -114,7 +118,7 @@ class Row:
         self.expected = self.seen = 0.0
 
     def share(self) -> Floats:
-        """By bucket, the share of those that reached it that were used in it."""
+        """For each bucket, the share of the entries that reached it that were used in it."""
         before = _UNKNOWN if self.wider is None else self.wider.share()
         if self.odds != 1:
             before = self.odds * before / (1 - before + self.odds * before)
@@ -124,10 +128,10 @@ class Row:
         return np.minimum(used / (np.array(self.reached) + BORROWED), 0.999)
 
     def _no_better_later(self, before: Floats) -> Floats:
-        """The same, where an age that few have reached is taken for no better than the one before it.
+        """`share` for unused entries: the share of an age that few have reached is at most that of the age before.
 
-        What was put and is not used grows no older than the cache lets it. Were ages beyond that expected to be as good
-        as anything unknown, the young would have the longest way to go there, and what was just put would go first.
+        Unused entries grow only as old as the cache lets them. If the unreached ages beyond that had the initial share,
+        young entries would be the farthest from these ages, and new entries would be evicted first.
         """
         found: list[float] = []
         expected = 1.0
@@ -137,8 +141,11 @@ class Row:
         return np.array(found)
 
     def comes_back(self, at: int) -> float | None:
-        """The share of its things that were used again, of those that were still unused in bucket `at`; of a wider
-        class where too few of its own came so far; None where too few of any did."""
+        """The share of the class's entries, still unused in bucket `at`, that were used later.
+
+        If too few entries of the class have reached `at`, the share is that of a wider class. None if too few entries
+        of any class have.
+        """
         if self.reached[at] < KNOWN_MIN:
             return None if self.wider is None else self.wider.comes_back(at)
         unused = 1.0
@@ -149,7 +156,7 @@ class Row:
         return 1 - unused
 
     def refresh(self) -> None:
-        """Brings `index` in line with what was counted."""
+        """Computes `index` from the counts."""
         self.changes = 0
         share = self.share()
         self.shares = share.tolist()
@@ -163,8 +170,11 @@ class Row:
 
 
 def _gittins(share: Floats) -> Floats:
-    """The index at each bucket's beginning. With F the share used by an age, and T the mean time kept until then, it is
-    the steepest slope from (T, F) at the age to a later one: the survivors' number cancels out."""
+    """The index at the begin of each bucket.
+
+    Let F be the share used by an age, and T the mean time kept until then. The index is the steepest slope from (T, F)
+    at the age to (T, F) at a later age. The number of survivors cancels out.
+    """
     survive = np.concatenate(([1.0], np.cumprod(1 - share)))
     kept = survive[:-1] * _WIDTHS * (1 - share / 2)
     time = np.concatenate(([0.0], np.cumsum(kept)))
@@ -180,7 +190,7 @@ _LATER: Final = np.triu(np.ones((BUCKETS, BUCKETS), bool))
 
 
 def _falling(values: list[float], weights: list[float]) -> list[float]:
-    """The nearest sequence that does not rise (pool adjacent violators: Ayer et al., 1955)."""
+    """The nearest non-increasing sequence (pool adjacent violators: Ayer et al., 1955)."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         many = 1
@@ -193,9 +203,9 @@ def _falling(values: list[float], weights: list[float]) -> list[float]:
 
 
 class Hazards:
-    """Rows by class, each refreshed when most was counted of it since the last time.
+    """The rows of all classes. A refresh takes the row with the most counts since its last refresh.
 
-    `index` and `peak` have a line for each row, by its number; other arrays from time to time.
+    `index` and `peak` have a line for each row, by the row's number. The arrays are replaced when they have to grow.
     """
 
     def __init__(self) -> None:
@@ -209,10 +219,10 @@ class Hazards:
         return len(self._rows)
 
     def row(self, often: int, state: int, more: int, odds: float = 1.0) -> Row:
-        """The class of what was used 2 ** `often` times or so, whose agent is in `state`, and which is `more` besides.
+        """The class of entries with the class `often` of uses, an agent in `state`, and the further traits `more`.
 
-        As long as little is known of it, it is taken for like others with `often` and `state`; and these for like all,
-        with the odds of being used that follow from `often`, and `odds` times those because of `state`.
+        While the class has few counts, it borrows from the wider class of `often` and `state`. That class borrows from
+        the class of all entries, with odds of a use that depend on `often`, times `odds` for the state.
         """
         row = self._rows.get((often, state, more))
         if row is None:
@@ -235,7 +245,7 @@ class Hazards:
         return row
 
     def reached(self, row: Row, at: int) -> None:
-        """Something of the class became so old as to be in bucket `at`."""
+        """Counts an entry of the class that has reached bucket `at`."""
         row.changes += 1
         row.expected += row.shares[at]
         above: Row | None = row
@@ -244,7 +254,7 @@ class Hazards:
             above = above.wider
 
     def used(self, row: Row, at: int) -> None:
-        """Something of the class was used in bucket `at`, which it had reached."""
+        """Counts an entry of the class that was used in bucket `at`, which it had reached."""
         row.changes += 1
         row.seen += 1
         above: Row | None = row
@@ -253,24 +263,28 @@ class Hazards:
             above = above.wider
 
     def refresh_one(self) -> None:
-        """Brings the row up to date of which most was counted since the last time."""
+        """Refreshes the row with the most counts since its last refresh."""
         if self.by_number:
             self._refresh(max(self.by_number, key=_changes))
 
     def counts(self) -> list[tuple[Name, bytes]]:
-        """What was counted, by class; for `learn`."""
+        """The counts by class, for `learn`."""
         for row in self.by_number:
             row.decay(self.uses)
         return [(name, np.array([row.reached, row.used]).tobytes()) for name, row in self._rows.items()]
 
     def learn(self, name: Name, counts: bytes) -> None:
-        """What `counts` told of a class that there is. A ValueError where it is none."""
+        """Restores the counts of an existing class. Ignores an unknown class.
+
+        Raises:
+            ValueError: the counts are invalid.
+        """
         row = self._rows.get(name)
         if row is None:
             return
         reached, used = np.frombuffer(counts).reshape(2, BUCKETS)
         if not (np.isfinite(reached).all() and (used >= 0).all() and (reached >= 0).all()):
-            raise ValueError("counts below 0")
+            raise ValueError("counts that are negative or not finite")
         row.reached, row.used = reached.tolist(), used.tolist()
         self._refresh(row)
 

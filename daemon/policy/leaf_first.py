@@ -1,7 +1,11 @@
-"""Leaf first: in which order spans may go of which some follow others.
+"""The order of eviction for blocks of cached sequences: children before their parents.
 
-A block of a cached sequence is of no use once its parent is gone, so it goes after all of its children. A
-policy orders only what nothing follows; what becomes free behind that stands in between by its own rank.
+A block is of no use without its parent, so a parent is evicted after all of its children. A policy orders only spans
+without children (leaves). A parent whose children are all evicted becomes a leaf, and is merged in by its own rank.
+
+Owns: that merge. Does not own ranks (the policy) nor the tree (`core`). Pure.
+
+Invariant: no span is yielded before its children.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ def leaf_first(
     parent: Callable[[T], T | None],
     children: Callable[[T], int],
 ) -> Iterator[T]:
-    """The leaves, coldest first, and each parent once all its children have come.
+    """Yields the leaves, coldest first, and each parent once all of its children were yielded.
+
+    Lazy: valid until the next change of its inputs.
 
     Args:
-        leaves: coldest first, by `rank`, which tells them all apart.
-        parent: what the span follows, if that may come at all.
-        children: how many each has now. Lazy: valid until the next change.
+        leaves: the leaves, coldest first by `rank`. No two ranks are equal.
+        parent: the parent of a span; None if there is none, or it must not be yielded.
+        children: the number of children that a span has now.
     """
     left: dict[T, int] = {}
     freed: list[tuple[tuple[float, ...], T]] = []

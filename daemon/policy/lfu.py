@@ -1,9 +1,11 @@
-"""Least frequently used, with dynamic aging: whoever was used least, lately, is coldest.
+"""Least frequently used with dynamic aging (LFU-DA): the entry with the fewest recent uses is the coldest.
 
-An entry's priority is its number of uses plus the store's age at its last use; the age is the priority of what was
-last evicted as the coldest. So a new entry starts level with the coldest ones, and one that was popular long ago is
-overtaken (LFU-DA: Arlitt, Cherkasova, Dilley, Friedrich, Jin, "Evaluating content management techniques for Web proxy
-caches", 2000).
+An entry's priority is its number of uses plus the store's age at its last use. The age is the priority of the entry
+that was last evicted as the coldest. So a new entry starts level with the coldest entries, and an entry that was
+popular long ago is overtaken (Arlitt, Cherkasova, Dilley, Friedrich, Jin, "Evaluating content management techniques for
+Web proxy caches", 2000).
+
+Owns: the counts of uses and the age. Invariant: the age only rises.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ _CLOCK_BITS: Final = 64
 
 
 class LFU(LRU, name="lfu"):
-    """As LRU, with a rank of priority first, and of last use among equals."""
+    """Like LRU, with a rank of the priority, and of the last use among equal priorities."""
 
-    new_may_go_first = "who was used least goes first, and what was just put was not used"
+    new_may_go_first = "the entry with the fewest uses goes first, and an entry that was just put has none"
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +54,8 @@ class LFU(LRU, name="lfu"):
         return Explained(self.worth(span_id), self._count[span_id])
 
     def learned(self) -> Iterator[bytes]:
-        """(n, 4) uint64 a part: the store's age in a row by itself; each span's id, number of uses, priority, and the
-        number of its last use."""
+        """Parts of (n, 4) uint64. The first row has the store's age, as (0, 0, age, 0). Each other row has a span's id,
+        its number of uses, its priority, and the number of its last use."""
         ranks, count = dict(self._rank), dict(self._count)
         spans = ((span_id, count[span_id], *_apart(rank)) for span_id, rank in ranks.items())
         return packed(chain([(0, 0, self._age, 0)], spans))
@@ -79,5 +81,5 @@ class LFU(LRU, name="lfu"):
 
 
 def _apart(rank: int) -> tuple[int, int]:
-    """Priority, and number of the last use."""
+    """The priority, and the number of the last use."""
     return rank >> _CLOCK_BITS, rank & ((1 << _CLOCK_BITS) - 1)

@@ -1,6 +1,7 @@
-"""Least recently used: the span that was used longest ago is coldest.
+"""Least recently used: the span that was used longest ago is the coldest.
 
-It keeps nothing for the next daemon, which finds in the index when each entry was used last.
+Owns: the order of last uses. It saves nothing for the next daemon, which inserts the spans in the order of their last
+uses. Invariant: no two spans have the same rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROWS_AT_ONCE: Final = 16_384
 
 
 class LRU(Replacement, name="lru"):
-    """Order of last use, of each owner's spans."""
+    """The order of last use, for the spans of each owner."""
 
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}
@@ -65,7 +66,7 @@ class LRU(Replacement, name="lru"):
         return (0, self._rank[span_id])
 
     def worth(self, span_id: int) -> float:
-        """The number of its last use, among all uses."""
+        """The number of the span's last use. All uses of the store are numbered from 1."""
         return float(self.rank(span_id)[1])
 
     def check_invariants(self) -> None:
@@ -84,17 +85,17 @@ class LRU(Replacement, name="lru"):
 
 
 def packed(rows: Iterable[tuple[int, ...]]) -> Iterator[bytes]:
-    """Rows of uint64 in parts of ROWS_AT_ONCE; for `unpacked`."""
+    """Rows of uint64 as parts of ROWS_AT_ONCE rows, for `unpacked`."""
     left = iter(rows)
     while some := list(islice(left, ROWS_AT_ONCE)):
         yield np.array(some, np.uint64).tobytes()
 
 
 def unpacked(parts: Sequence[bytes], width: int) -> Iterator[list[int]]:
-    """The rows, of that many columns.
+    """The rows of `parts`, with `width` columns.
 
     Raises:
-        ValueError: of another number.
+        ValueError: a part has another number of columns.
     """
     for part in parts:
         yield from np.frombuffer(part, np.uint64).reshape(-1, width).tolist()

@@ -1,11 +1,12 @@
-"""In which mode a tier is: thresholds, hysteresis, and nothing else.
+"""The mode of a tier, from thresholds and hysteresis.
 
-A rise takes effect at the sample that shows it. A level is left downwards once the last FALLS samples all lie
-`hysteresis` or more below its threshold; so a fall goes as far down as all of them allow. A step graph changes the name
-of normal and pressure to workflow_aware, and no level.
+A rise takes effect at once, with the sample that shows it. A level ends downwards once the last FALLS samples are all
+below its threshold by `hysteresis` or more; so a fall goes as far down as all of these samples allow. A step graph
+changes the name of the modes normal and pressure to workflow_aware, and changes no level.
 
-Invariants: `mode` follows from `level` and `workflow` alone; FALLS samples of an empty tier lead to relaxed from
-everywhere.
+Owns: the thresholds, and the level of one tier. Does not own samples, nor the consequences of a mode.
+
+Invariants: `mode` depends only on `level` and `workflow`. After FALLS samples of an empty tier its mode is relaxed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ FALLS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The share of a tier at which each level begins; relaxed begins at 0.
+    """The share of a tier at which each level begins. Relaxed begins at 0.
 
-    Raises BadConfiguration, which names the settings: they must rise by more than the hysteresis from one to the next,
-    and normal must be left before the tier is emptier than empty.
+    Raises:
+        BadConfiguration: a threshold is not above the one before it by more than the hysteresis, or `normal` is below
+            the hysteresis, so that it would never end. The text names the settings.
     """
 
     normal: float = 0.70
@@ -38,21 +40,21 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         if not 0 <= self.hysteresis < 1:
-            raise BadConfiguration(f"hysteresis = {self.hysteresis:g}: from 0 to below 1 may be")
+            raise BadConfiguration(f"hysteresis = {self.hysteresis:g}: give a share of at least 0 and below 1")
         if not max(self.hysteresis, 1e-9) <= self.normal:
             raise BadConfiguration(
-                f"normal = {self.normal:g} with a hysteresis of {self.hysteresis:g}: it must begin above 0, and no "
-                "lower than the hysteresis, or it would never be left"
+                f"normal = {self.normal:g} with a hysteresis of {self.hysteresis:g}: it must be above 0, and not "
+                "below the hysteresis, or the mode would never end"
             )
         for (low, begins), (high, ends) in pairwise(self.rising()):
             if not begins < _below(ends, self.hysteresis) <= ends <= 1:
                 raise BadConfiguration(
                     f"{low} = {begins:g} and {high} = {ends:g} with a hysteresis of {self.hysteresis:g}: each must "
-                    "begin above the one before by more than the hysteresis, and none above 1"
+                    "be above the one before by more than the hysteresis, and at most 1"
                 )
 
     def rising(self) -> list[tuple[Mode, float]]:
-        """Levels and where they begin, from low to high, relaxed left out."""
+        """The levels with their thresholds, from low to high, without relaxed."""
         return [
             (Mode.NORMAL, self.normal),
             (Mode.PRESSURE, self.pressure),
@@ -61,25 +63,25 @@ class Thresholds:
         ]
 
     def level(self, share: float) -> int:
-        """The level that a share is in, as an index of LEVELS. A threshold belongs to the level that begins there."""
+        """The level of a share, as an index of LEVELS. A threshold belongs to the level that begins there."""
         return sum(share >= begins for _, begins in self.rising())
 
     def kept(self, share: float) -> int:
-        """The highest level that a sample of `share` speaks for keeping, as an index of LEVELS; no less than `level`.
+        """The highest level that a sample of `share` does not end, as an index of LEVELS; at least `level`.
 
-        A share that lies the hysteresis below a threshold speaks for leaving what begins there, also exactly so.
+        A share that is below a threshold by the hysteresis, or by more, ends the level that begins there.
         """
         kept = sum(share > _below(begins, self.hysteresis) for _, begins in self.rising())
         return max(kept, self.level(share))
 
 
 def _below(threshold: float, hysteresis: float) -> float:
-    """As people reckon: 2 points below 0.7 is 0.68, where floats have it 0.6799999999999999."""
+    """The decimal difference: 0.02 below 0.7 is 0.68, while floats give 0.6799999999999999."""
     return float(Decimal(repr(threshold)) - Decimal(repr(hysteresis)))
 
 
 class TierMode:
-    """One gauge's mode, from sample to sample."""
+    """The mode of one gauge."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -89,30 +91,30 @@ class TierMode:
 
     @property
     def level(self) -> Mode:
-        """How full the tier is, whatever graph there is."""
+        """The level of the tier, without regard to step graphs."""
         return LEVELS[self._level]
 
     @property
     def mode(self) -> Mode:
-        """What policies go by."""
+        """The mode: the level, or workflow_aware."""
         if self.workflow and self.level in (Mode.NORMAL, Mode.PRESSURE):
             return Mode.WORKFLOW_AWARE
         return self.level
 
     @property
     def pressed(self) -> bool:
-        """Whether it is at pressure or above, where samples come more often."""
+        """True at the level pressure or above. Samples are taken more often then."""
         return self._level >= LEVELS.index(Mode.PRESSURE)
 
     def sample(self, share: float) -> None:
-        """Takes one reading: `share` used of the whole, from 0 up (a gauge may show more than 1)."""
-        assert share >= 0, share  # nor NaN, which would pass for empty
+        """Takes one reading: the used share of the tier, 0 or more. A gauge may report more than 1."""
+        assert share >= 0, share  # fails for NaN too, which would otherwise count as empty
         self._kept.append(self._thresholds.kept(share))
         if len(self._kept) == FALLS:
             self._level = min(self._level, max(self._kept))
         self._level = max(self._level, self._thresholds.level(share))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
-        """For samples from now on; those before speak for nothing any more."""
+        """Sets the thresholds for later samples. Earlier samples no longer count."""
         self._thresholds = thresholds
         self._kept.clear()

@@ -1,18 +1,18 @@
-"""The queueing floor: how much cache a device needs so that its requests do not queue up without end.
+"""The queueing floor: the number of cache blocks that a device needs so that its queue of requests stays finite.
 
 By Little's law (J. D. C. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961) λ · E[S]
-requests are served at once in the mean, where λ arrive a second and each is served for E[S] seconds. They hold
-λ · E[S] · E[blocks] blocks; whoever evicts below that, and MARGIN, has work done twice, which raises E[S], and the
-queue grows.
+requests are served at once on average, if λ requests arrive a second and each is served for E[S] seconds. They hold
+λ · E[S] · E[blocks] blocks. If fewer blocks than that and a margin are kept, evicted blocks have to be computed again.
+That raises E[S], and the queue grows.
 
-Owns: counts of the last window, and the floor. Does not own the entries, nor what a block is.
+Owns: the counts of the last window, and the floor. Does not own the entries, nor the size of a block.
 
-Time is an argument; one that is before the latest counts as the latest. Counts stand in BUCKETS buckets a window, so
-that memory and work are bounded however many requests there are: the window moves by a bucket, and is shorter than
-`window_s` by less than one. λ is of the time that the window has really covered.
+Time is an argument. A time before the latest one counts as the latest. The counts are kept in BUCKETS buckets of a
+window, so memory and work do not depend on the number of requests. The window moves by whole buckets, so it is shorter
+than `window_s` by less than one bucket. λ is computed over the time that the window really covers.
 
-Invariants: the sums are those of the buckets; the floor is exact, in whole numbers: no error of floating point lifts
-it by a block.
+Invariants: the sums are those of the buckets. The floor is computed in integers, so that no rounding error raises it by
+a block.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 MARGIN_PERCENT: Final = 115
-"""Of the mean need, in percent: requests do not arrive evenly."""
+"""The floor in percent of the mean need. The margin is there because requests do not arrive evenly."""
 BUCKETS: Final = 64
 COVERED_BUCKETS_MIN: Final = 4
-"""λ is over no less time than this, so that the first few requests are not taken for a storm."""
+"""λ is computed over at least this many buckets of time. Otherwise the first few requests would be a high rate."""
 
-# Clocks differ by fractions that floats show inexactly; services are given as they are.
+# Times and durations are converted to integers, because sums of floats are inexact.
 _CLOCK_PER_S: Final = 1_000_000
 _SERVICE_PER_S: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StabilityState:
-    """What is known of a device's requests. Means are 0 where nothing was completed within the window.
+    """The state of a device's requests. Means are 0 if no request was completed within the window.
 
-    `arrivals_per_s` is λ, `service_s` E[S], `blocks_per_request` E[blocks], `offered_load` λ · E[S] in Erlang: requests
-    served at once in the mean. `utilisation`: the share of the capacity that they hold, without the margin; 0 where no
-    capacity was given. `stable`: the floor is 0, or below the capacity, or none was given. `samples`: completions.
+    `arrivals_per_s`: λ. `service_s`: E[S]. `blocks_per_request`: E[blocks]. `offered_load`: λ · E[S] in Erlang, the
+    mean number of requests served at once. `utilisation`: the share of the capacity that these hold, without the
+    margin; 0 if no capacity was given. `stable`: the floor is 0 or below the capacity, or no capacity was given.
+    `samples`: the number of completed requests.
     """
 
     arrivals_per_s: float
@@ -73,7 +74,7 @@ class _Bucket:
 
 
 class QueueingController:
-    """One device's arrivals and services of the last `window_s` seconds."""
+    """The arrivals and completions of one device's requests in the last `window_s` seconds."""
 
     def __init__(self, window_s: float) -> None:
         assert window_s > 0, window_s
@@ -84,18 +85,18 @@ class QueueingController:
         self._latest = 0
 
     def record_request_arrival(self, now: float, count: int = 1) -> None:
-        """`count` requests have arrived."""
+        """Counts `count` arrived requests."""
         assert count >= 0, count
         self._record(now, _Bucket(0, arrivals=count))
 
     def record_request_completion(self, now: float, service_s: float, blocks: int) -> None:
-        """A request was served in `service_s` seconds, and held `blocks` meanwhile."""
+        """Counts a request that was served in `service_s` seconds and held `blocks` during that time."""
         assert 0 <= service_s < float("inf"), service_s
         assert blocks >= 0, blocks
         self._record(now, _Bucket(0, completions=1, service=round(service_s * _SERVICE_PER_S), blocks=blocks))
 
     def compute_stability_state(self, now: float, capacity_blocks: int | None = None) -> StabilityState:
-        """All that follows from the window that ends now."""
+        """The state for the window that ends now."""
         sums, covered = self._window(now)
         floor = _floor(sums, covered)
         arrivals_per_s = sums.arrivals * _CLOCK_PER_S / covered
@@ -115,17 +116,18 @@ class QueueingController:
         )
 
     def get_minimum_stable_blocks(self, now: float) -> int:
-        """The floor: ceil(λ · E[S] · E[blocks] · 1.15). 0 as long as nothing is known."""
+        """The floor: ceil(λ · E[S] · E[blocks] · 1.15). 0 if no request was completed in the window."""
         return _floor(*self._window(now))
 
     def export_metrics(self, now: float, capacity_blocks: int | None = None) -> dict[str, float]:
-        """The state's numbers by name, for status and metrics. `utilisation` and `stable` (1 or 0) need a capacity."""
+        """The numbers of the state by name, for status and metrics. `utilisation` and `stable` (1 or 0) are left out if
+        there is no capacity."""
         state = self.compute_stability_state(now, capacity_blocks)
         left_out = {"utilisation", "stable"} if capacity_blocks is None else set()
         return {each.name: float(getattr(state, each.name)) for each in fields(state) if each.name not in left_out}
 
     def check_invariants(self) -> None:
-        """Asserts that sums and buckets agree, and that there are no more than there may be."""
+        """Asserts that the sums agree with the buckets, and that there are at most BUCKETS buckets."""
         total = _Bucket(0)
         for bucket in self._buckets:
             total.add(bucket)
@@ -147,7 +149,7 @@ class QueueingController:
         self._sum.add(more)
 
     def _window(self, now: float) -> tuple[_Bucket, int]:
-        """What the window that ends now counts, and how much time it covers. Changes nothing."""
+        """The counts of the window that ends now, and the time that it covers. Changes nothing."""
         at = self._clock(now)
         first = at // self._width - BUCKETS + 1
         sums = _Bucket(0)

@@ -1,9 +1,11 @@
-"""Spans in order of a rank that only rises, as of last use or of a count of uses.
+"""A priority queue of spans whose ranks only rise, such as the time of the last use or the number of uses.
 
-A heap holds each span once, at the rank that it had when it came: a lower bound of the rank that it has now. So a use
-costs nothing here; a place is corrected when it comes to the top.
+A heap has each span once, with the rank that the span had when it was added. That is a lower bound of its current rank.
+So a use costs nothing here. An entry of the heap is corrected when it reaches the top.
 
-Owns: which spans may go. Bounded by twice as many places.
+Owns: the set of spans that may be evicted, and the heap. Does not own the ranks.
+
+Invariant: the heap has at most about twice as many places as there are spans that may be evicted.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ SPAN: Final = (1 << SPAN_BITS) - 1
 
 
 class Ranked:
-    """Spans that may go. An operation is O(log n) amortised."""
+    """The spans that may be evicted. An operation is O(log n) amortised."""
 
     def __init__(self, rank: Callable[[int], int]) -> None:
-        """`rank`: of a span that may go; no two have the same."""
+        """`rank`: gives the rank of a span. No two spans have the same rank."""
         self._rank = rank
         self._heap: list[int] = []
         self._may_go: dict[int, bool] = {}
@@ -36,7 +38,7 @@ class Ranked:
         return self._may_go.get(span_id, False)
 
     def add(self, span_id: int) -> None:
-        """The span, which could not go before, may go."""
+        """Adds a span, which could not be evicted before."""
         assert span_id not in self, span_id
         if span_id not in self._may_go:
             heappush(self._heap, self._place(span_id))
@@ -44,7 +46,7 @@ class Ranked:
         self._standing += 1
 
     def discard(self, span_id: int) -> None:
-        """The span may not go, or is gone. Its place stays until it is looked at."""
+        """Removes a span, if it is there. Its place in the heap stays until a later operation looks at it."""
         if span_id not in self:
             return
         self._may_go[span_id] = False
@@ -53,14 +55,14 @@ class Ranked:
             self._thinned = thin(self._heap, self._thinned, self._keeps)
 
     def lowest(self) -> int | None:
-        """The lowest rank."""
+        """The lowest rank; None if there are no spans."""
         self._correct_top()
         return self._heap[0] >> SPAN_BITS if self._heap else None
 
     def __iter__(self) -> Iterator[int]:
         """Places, the lowest rank first: `rank << SPAN_BITS | span_id`. Lazy: valid until the next change."""
         self._correct_top()
-        # The heap is read in its order without being changed: behind each place come the two below it.
+        # Walks the heap in order without changing it: after each place, its two children become candidates.
         heap, ahead = self._heap, [(self._heap[0], 0)] if self._heap else []
         while ahead:
             place, at = heappop(ahead)
@@ -78,7 +80,7 @@ class Ranked:
                 heappush(ahead, (now, -1))
 
     def check_invariants(self) -> None:
-        """Asserts that each span that may go stands once, and no higher than its rank."""
+        """Asserts that each span is in the heap once, with a rank not above its current one."""
         spans = [place & SPAN for place in self._heap]
         assert len(spans) == len(set(spans)) and set(spans) == self._may_go.keys()
         assert self._standing == sum(self._may_go.values())
@@ -98,7 +100,7 @@ class Ranked:
                 return
 
     def _keeps(self, place: int) -> bool:
-        """Whether the place's span may go. If not, the place is about to be taken out."""
+        """True if the span at the place may be evicted. If not, forgets the span; the caller removes the place."""
         if self._may_go[place & SPAN]:
             return True
         del self._may_go[place & SPAN]

@@ -1,7 +1,11 @@
-"""What is known of each span that is stored, in columns: about 60 bytes a span, and no object.
+"""The learned policy's record of each stored span, in columns: about 60 bytes for each span, without Python objects.
 
-Owns: the columns, and in which slot a span stands. Slots are used again; a column is never copied to grow, and the
-spans' slots are in PARTS tables: one of a quarter of a million takes 10 ms when it has to grow.
+Owns: the columns, and the slot of each span. Does not own the meaning of the fields (`hazard`).
+
+The table from span to slot is split into PARTS tables, because growing one table of a quarter of a million items takes
+10 ms. Free slots are reused.
+
+Invariants: each known span has one slot, and its `used_at` is unique. The columns of a free slot are 0.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ Slots = npt.NDArray[np.int64]
 
 
 class Records:
-    """Columns by slot. A slot that is free may not go."""
+    """The columns, indexed by slot."""
 
     def __init__(self) -> None:
         self.span = array("Q")
         self.digest = array("Q")
         self.used_at = array("d")
-        """By the policy's clock; no two are equal."""
+        """The time of the last use by the policy's clock. No two are equal."""
         self.put_at = array("q")
-        """How many bytes were put until then; 0 for what is no part of the window."""
+        """The bytes put into the store up to this span's put; 0 for a span that never belongs to the window."""
         self.size = array("q")
         self.owner = array("I")
         self.agent = array("H")
@@ -43,15 +47,15 @@ class Records:
         return len(self.span) - len(self._free)
 
     def slot(self, span_id: int) -> int:
-        """Where a known span stands."""
+        """The slot of a known span."""
         return self._slots[span_id % PARTS][span_id]
 
     def find(self, span_id: int) -> int | None:
-        """Where a span stands, if it is known."""
+        """The slot of a span; None if the span is unknown."""
         return self._slots[span_id % PARTS].get(span_id)
 
     def add(self, span_id: int) -> int:
-        """A slot for a new span; its columns are the caller's to fill."""
+        """A slot for a new span. The caller fills its columns."""
         part = self._slots[span_id % PARTS]
         assert span_id not in part, span_id
         if self._free:
@@ -65,22 +69,22 @@ class Records:
         return slot
 
     def remove(self, span_id: int) -> None:
-        """The span is known no more."""
+        """Forgets a span and frees its slot."""
         slot = self._slots[span_id % PARTS].pop(span_id)
         for column in self._columns():
             column[slot] = 0
         self._free.append(slot)
 
     def of(self, slot: int) -> Ghost:
-        """What of the span in the slot outlives an eviction."""
+        """The part of the record that is remembered after an eviction."""
         return Ghost(self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot])
 
     def tell(self, slot: int, of: Ghost) -> None:
-        """Changes that."""
+        """Sets that part of the record."""
         self.used_at[slot], self.uses[slot], self.traits[slot], self.agent[slot], self.weight[slot] = of
 
     def column(self, column: array[Any], slots: Slots) -> npt.NDArray[Any]:
-        """What stands in a column at some slots."""
+        """The values of a column at some slots."""
         return np.frombuffer(column, column.typecode).take(slots)
 
     def slots(self) -> Slots:
@@ -88,7 +92,7 @@ class Records:
         return np.flatnonzero(np.frombuffer(self.span, np.uint64)) if self.span else np.empty(0, np.int64)
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises."""
+        """Asserts the invariants of the module's docstring."""
         known = {span: slot for part in self._slots for span, slot in part.items()}
         assert all(self.span[slot] == span for span, slot in known.items())
         assert set(self._free) | set(known.values()) == set(range(len(self.span)))

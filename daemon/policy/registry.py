@@ -1,7 +1,7 @@
-"""All replacement policies by name: what the configuration offers, and how a policy is made.
+"""All replacement policies by name, for the configuration.
 
-Every module of this package is imported here, and each policy registers itself when its module is imported
-(`Replacement`). No module of this package imports this one.
+Owns: the import of every module of this package, by which each policy registers itself (`Replacement`). Does not own
+the policies. No module of this package imports this one.
 """
 
 from __future__ import annotations
@@ -28,5 +28,5 @@ def by_name(name: str) -> Replacement:
     """
     policy = POLICIES.get(name)
     if policy is None:
-        raise BadConfiguration(f"policy = {name!r} is no policy; choose one of {', '.join(POLICIES)}")
+        raise BadConfiguration(f"policy = {name!r} is not a policy; choose one of {', '.join(POLICIES)}")
     return policy()

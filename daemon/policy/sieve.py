@@ -1,16 +1,18 @@
-"""SIEVE: a hand walks from old to new spans, spares each that was used since its last visit, and stops at the next.
+"""SIEVE: a hand moves from old to new spans, spares each span that was used since its last visit, and evicts the next.
 
-After Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU", NSDI 2024. There a span has a bit that a use
-sets and that the hand clears when it passes; the hand evicts the first span whose bit is clear, goes on from there, and
-begins again with the oldest span once it has passed the newest.
+After Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU", NSDI 2024. There each span has a bit. A use
+sets the bit, and the hand clears it when it passes. The hand evicts the first span whose bit is clear, continues from
+there, and begins again with the oldest span after it has passed the newest.
 
-Here no bit is cleared. The hand's way is a number that only rises: the lap, and within the lap the span's place in the
-order of insertion. A span's rank is where on that way the hand will take it. A new span is taken at the next visit; a
-use moves that to the visit after the next one. So a use costs the same as in LRU, and an eviction moves the hand
-without a walk over the spans that it spares.
+This implementation clears no bits. The hand's position is a number that only rises: the lap, and within the lap the
+place in the order of insertion. A span's rank is the position at which the hand will evict it. For a new span that is
+the next visit; a use moves it to the visit after the next one. So a use costs the same as in LRU, and an eviction moves
+the hand without visiting the spans that it spares.
 
-A span that may not go when the hand comes by stays, and is the first to go once it may. What the former daemon knew is
-not kept: the next one finds the spans in the order of their last uses, and the hand before all of them.
+A span that may not be evicted when the hand passes stays, and is the first to be evicted once it may be.
+
+Owns: the ranks and the hand. It saves nothing for the next daemon: there the hand starts before all spans, which are in
+the order of their last uses. Invariant: no rank is more than two laps ahead of the hand.
 """
 
 from __future__ import annotations
@@ -25,21 +27,21 @@ _LAP: Final = 1 << _PLACE_BITS
 
 
 class Sieve(LRU, name="sieve"):
-    """As LRU, with a rank of the lap first, which is the span's worth, and of the place in the order of insertion."""
+    """Like LRU, with a rank of the lap and of the place in the order of insertion. The lap is the span's worth."""
 
-    new_may_go_first = "a use spares an entry for a whole lap of the hand, and what was just put was not used"
+    new_may_go_first = "a use spares an entry for a whole lap of the hand, and an entry that was just put has no use"
 
     def __init__(self) -> None:
         super().__init__()
         self._hand = 0
-        """The first place on the hand's way that it has not passed: lap and place, as a rank."""
+        """The first position that the hand has not passed: lap and place, as a rank."""
 
     def removed(self, span_id: int, *, evicted: bool) -> None:
         rank = self._rank[span_id]
         super().removed(span_id, evicted=evicted)
         lowest = [low for order in self._orders.values() if (low := order.lowest()) is not None]
         if evicted and rank < min(lowest, default=rank + 1):
-            # What was taken from amid the others, for its bytes' place in the ring, does not move the hand.
+            # A span that was evicted out of order, because of its place in the ring, does not move the hand.
             self._hand = max(self._hand, rank + 1)
 
     def worth(self, span_id: int) -> float:

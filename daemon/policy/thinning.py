@@ -1,9 +1,12 @@
-"""Heaps with leftovers: what was deleted stays in the heap until it is looked at, a few places at a time.
+"""Incremental cleaning of heaps with lazy deletion.
 
-Who deletes by leaving a leftover behind has to get rid of leftovers at some time. Rebuilding the heap once most of it
-is leftovers costs little on average, and 300 ms at one go with 262,144 places. Here every change looks at LOOKS places.
+With lazy deletion, deleted items stay in the heap and have to be removed some time later. Rebuilding the heap when most
+items are deleted is cheap on average, but takes 300 ms at once with 262,144 items. Here each change examines LOOKS
+items.
 
-Invariant: `heap` is a heap as `heapq` has it before and after; only leftovers are taken out.
+Owns: the removal from a heap. Does not own the heap, nor which items are deleted. Pure.
+
+Invariant: `heap` stays a valid heap for `heapq`; only deleted items are removed.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 LOOKS: Final = 4
-"""Places that one change looks at. With more than half of them leftovers two go for each one that comes."""
+"""The items that one change examines. If more than half are deleted ones, two or more are removed for each new item."""
 
 Item = TypeVar("Item")
 
 
 def thin(heap: list[Item], at: int, is_live: Callable[[Item], bool]) -> int:
-    """Takes out leftovers among the LOOKS places before `at`, from the end again behind the first.
+    """Removes deleted items among the LOOKS items before place `at`. At the start of the heap it continues at the end.
 
     Returns:
-        Where to go on with the next call.
+        The place for the next call.
     """
     for _ in range(LOOKS):
         if not heap:
@@ -35,7 +38,7 @@ def thin(heap: list[Item], at: int, is_live: Callable[[Item], bool]) -> int:
 
 
 def remove(heap: list[Any], at: int) -> None:
-    """Takes the item at one place out. O(log n)."""
+    """Removes the item at a place. O(log n)."""
     last = heap.pop()
     if at == len(heap):
         return

@@ -1,10 +1,14 @@
-"""The coldest of the spans that may go, found in rounds.
+"""Finds the coldest spans by sampling, and keeps them in a pool.
 
-A round values a sample of CHUNK spans at once, or all if there are no more, and keeps the POOL coldest in order.
-Whoever needs victims gets these, each looked at again; then comes the next round. A span whose rank changes meanwhile
-takes its place in the pool, if it is as cold. (Redis keeps a pool of candidates in the same way: `evict.c`.)
+A round ranks a sample of CHUNK spans at once, or all spans if there are not more, and keeps the POOL coldest in order.
+Victims are taken from this pool after a check that they are still valid. When the pool is empty, the next round begins.
+A span whose rank changes meanwhile is inserted into the pool if it is cold enough. (Redis keeps such a pool of
+candidates: `evict.c`.)
 
-Owns: the pools. Does not own what a span is worth.
+Owns: the pools. Does not own the ranks.
+
+Invariants: a pool is in order. If there are at most CHUNK spans, no span outside the pool is colder than the pool's
+limit.
 """
 
 from __future__ import annotations
@@ -24,37 +28,37 @@ POOL: Final = 32
 POOLS_MAX: Final = 16
 
 Rank = tuple[float, float]
-"""Worth, and what tells those of equal worth apart: when it was used last, or the opposite."""
+"""The worth, and a number that orders equal worths: the time of the last use, or its negative."""
 Item = tuple[float, float, int]
-"""A rank, and the slot."""
+"""A rank and a slot."""
 Floats = npt.NDArray[np.float64]
 _END: Final[Item] = (float("inf"), 0.0, 0)
 
 
 @dataclass(slots=True)
 class Pool:
-    """Items in order: all of the sample up to `limit`, and whatever came to be as cold since."""
+    """Items in order: all items of the sample up to `limit`, and items that have become as cold since."""
 
     items: list[Item]
     limit: Item
 
 
 class VictimPool:
-    """Pools, one for each set of owners that was asked for lately."""
+    """Pools: one for each recently requested set of owners."""
 
     def __init__(self, records: Records, ranks: Callable[[Slots], tuple[Floats, Floats]]) -> None:
-        """`ranks`: of the spans in some slots."""
+        """`ranks`: gives the ranks of the spans in some slots."""
         self._records = records
         self._ranks = ranks
         self._pools: dict[frozenset[int] | None, Pool] = {}
         self._chance = np.random.default_rng(1)
 
     def forget(self) -> None:
-        """Ranks are others from now on."""
+        """Drops all pools, because the ranks have changed."""
         self._pools.clear()
 
     def changed(self, slot: int, rank: Callable[[int], Rank]) -> None:
-        """The span in the slot may go, or its rank is another one."""
+        """Call when the span in the slot may be evicted now, or has a new rank."""
         if not self._pools or not self._records.may_go[slot]:
             return
         item = (*rank(slot), slot)
@@ -65,12 +69,12 @@ class VictimPool:
                 pool.items.insert(at, item)
 
     def coldest(self, owners: Collection[int] | None) -> Iterator[int]:
-        """Slots of spans that may go, coldest first; of `owners` only, if given. Behind the pool come all others, CHUNK
-        of them in order at a time."""
+        """Slots of spans that may be evicted, coldest first; with `owners` only theirs. After the pool come all others,
+        in chunks of CHUNK, each in order."""
         who = None if owners is None else frozenset(owners)
         pool = self._pools.get(who)
         if pool is not None:
-            # The front has gone; behind it a few have as well.
+            # Removes the used items at the front. Later ones are skipped below.
             gone = next((at for at, item in enumerate(pool.items) if self._holds(item)), len(pool.items))
             del pool.items[:gone]
         if pool is None or not pool.items:
@@ -90,7 +94,7 @@ class VictimPool:
             yield from (slot for _, _, slot in self._items(others[part::parts]) if slot not in inside)
 
     def check_invariants(self) -> None:
-        """Asserts that pools are in order, and that nothing colder stands outside where all was looked at."""
+        """Asserts the invariants of the module's docstring."""
         for owners, pool in self._pools.items():
             assert pool.items == sorted(set(pool.items))
             held = {item[2] for item in pool.items if self._holds(item)}
@@ -98,7 +102,7 @@ class VictimPool:
                 assert all(item[2] in held or item >= pool.limit for item in self._items(self._standing(owners)))
 
     def _holds(self, item: Item) -> bool:
-        """Whether the span may go, and was not used since."""
+        """True if the span may be evicted, and was not used since the item was made."""
         return bool(self._records.may_go[item[2]]) and self._records.used_at[item[2]] == abs(item[1])
 
     def _drawn(self, owners: frozenset[int] | None) -> Pool:
@@ -125,12 +129,12 @@ class VictimPool:
     def _of(self, owners: frozenset[int] | None, slots: Slots) -> Slots:
         if owners is None:
             return slots
-        # Not np.isin: where many uids are wanted, the first of a process loads numpy.ma, which takes 15 ms.
+        # np.isin is not used: for many uids, its first call in a process loads numpy.ma, which takes 15 ms.
         theirs, wanted = self._records.column(self._records.owner, slots), np.array([*sorted(owners), 0], np.uint32)
         return slots[wanted[np.searchsorted(wanted[:-1], theirs)] == theirs] if owners else slots[:0]
 
     def _items(self, slots: Slots, most: int | None = None) -> list[Item]:
-        """Those slots' items in order, no more than `most`."""
+        """The items of the slots in order, at most `most`."""
         worths, orders = self._ranks(slots)
         if most is not None and most < len(slots):
             near = np.flatnonzero(worths <= np.partition(worths, most - 1)[most - 1])

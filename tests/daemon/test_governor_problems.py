@@ -22,7 +22,7 @@ def test_nothing_is_amiss_where_all_is_well() -> None:
 
 def test_a_gauge_that_cannot_be_read_is_named_with_its_source_and_why() -> None:
     (found,) = problems(status(gauges={"stale": True, "failure": "GPU is lost"}))
-    assert found == "gauge card0 cannot be read; its last value stands (nvidia: GPU is lost)"
+    assert found == "gauge card0 cannot be read; its last value is used (nvidia: GPU is lost)"
 
 
 def test_a_device_whose_passes_are_in_vain_and_an_owner_that_does_not_answer_are_named() -> None:

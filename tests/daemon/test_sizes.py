@@ -46,7 +46,7 @@ def test_more_entries_than_the_index_has_room_for_are_said_with_what_to_do() -> 
     found, notices = settled(FORMER, ConfiguredSizes(MIB, room + 1, derived=frozenset({"ring_bytes"})))
     assert found.max_entries == room
     (notice,) = notices
-    assert f"to be {room + 1}" in notice and f"room for {room}" in notice and "tensorctl purge" in notice
+    assert f"max_entries is {room + 1}" in notice and f"room for {room}" in notice and "tensorctl purge" in notice
 
 
 def test_derived_entries_follow_a_ring_that_was_enlarged_and_no_other() -> None:

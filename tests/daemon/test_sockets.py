@@ -51,7 +51,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_one_that_is_served_i
         assert not os.listdir(other)
         assert connects(tmp_path / "metrics.sock")
     (tmp_path / "metrics.sock").write_text("mine")
-    with pytest.raises(SocketForbidden, match="no socket"):
+    with pytest.raises(SocketForbidden, match="not a socket"):
         Sockets(configured(tmp_path), {})
 
 

@@ -18,6 +18,6 @@ def test_a_session_that_does_not_keep_up_is_hung_up_on_and_told_why() -> None:
         assert [joined.deliver(each) for each in deliveries] == [True, True, False]
         *kept, last = joined.inbox.drain()
         assert kept == deliveries[:2], "what was taken in is still sent"
-        assert last == HangUp("2 messages wait for it (queues.outbox_max)")
+        assert last == HangUp("the client does not read: 2 messages wait for it (queues.outbox_max)")
 
     asyncio.run(told())

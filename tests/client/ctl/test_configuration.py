@@ -37,7 +37,7 @@ def test_config_check_says_what_a_daemon_here_would_have_and_why(
     [
         ("ring_bites = 1", "did you mean 'ring_bytes'"),
         ('ring_bytes = "plenty"', "must be a size in bytes"),
-        ("ring_bytes = [", "is no TOML"),
+        ("ring_bytes = [", "is not valid TOML"),
     ],
 )
 def test_what_a_daemon_would_refuse_is_an_error_in_its_own_words(

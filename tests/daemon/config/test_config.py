@@ -188,7 +188,7 @@ def test_only_a_close_name_is_offered_for_one_that_is_not_known(file: Path) -> N
         ("default_ttl_s = inf", "at most 3650d"),
         ("default_ttl_s = true", "must be a duration"),
         ("socket_mode = 660", "at least 0600 and at most 0777"),  # decimal: 01224
-        ("a = ", "is no TOML"),
+        ("a = ", "is not valid TOML"),
     ],
 )
 def test_a_refused_file_is_named_with_the_key(file: Path, text: str, says: str) -> None:
@@ -214,7 +214,7 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
-    assert f"{file} is no TOML" in refused("--config", str(file))
+    assert f"{file} is not valid TOML" in refused("--config", str(file))
 
 
 def test_the_users_file_is_found_by_itself(tmp_path: Path) -> None:

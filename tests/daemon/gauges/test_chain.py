@@ -116,7 +116,7 @@ def test_one_that_comes_and_goes_is_told_once() -> None:
         told.take({"nvidia": {CARD: used(1) if turn % 3 else LOST}})
     assert RECOVERED_AFTER == 3
     assert told.told("warning") == [("gauge cannot be read", "nvidia", CARD)]
-    assert told.told("info") == [("gauges", "nvidia", None)]
+    assert told.told("info") == [("gauges found", "nvidia", None)]
 
 
 def test_the_end_of_a_failure_that_nobody_was_told_of_is_not_told_either() -> None:

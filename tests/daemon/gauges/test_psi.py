@@ -108,7 +108,8 @@ def test_where_none_can_be_had_the_log_says_why_and_the_daemon_goes_on(tmp_path:
         trigger = StallTrigger(0.15, lambda: None, logger("test"), [tmp_path / "absent"])
         trigger.start()
         trigger.stop()
-    assert [(line["event"], line["log_level"]) for line in lines] == [("no stall trigger; samples at intervals only", "info")]
+    none = "no stall trigger; samples at intervals only"
+    assert [(line["event"], line["log_level"]) for line in lines] == [(none, "info")]
     assert "absent" in lines[0]["why"]
 
 

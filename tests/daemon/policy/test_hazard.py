@@ -512,7 +512,7 @@ def test_what_is_no_learning_of_a_policy_is_refused(cut: int) -> None:
     policy = Hazard()
     missing = data[:cut]
     assert len(data) > GHOST_COLUMNS + 6
-    with pytest.raises(ValueError, match="policy has learned"):
+    with pytest.raises(ValueError, match="not a learned state"):
         policy.learn(missing if cut < len(data) else [b"\x81\xa7version\x09"] * len(data))
     policy.inserted(Candidate(1, key_of(1), 64), 1.0)
     assert list(policy.coldest()) == [1]

@@ -81,7 +81,7 @@ def test_a_policy_is_chosen_by_its_name(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_choices() -> None:
-    with pytest.raises(BadConfiguration, match=f"'arc' is no policy; choose one of {', '.join(POLICIES)}"):
+    with pytest.raises(BadConfiguration, match=f"'arc' is not a policy; choose one of {', '.join(POLICIES)}"):
         by_name("arc")
 
 
