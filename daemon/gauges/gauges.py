@@ -73,7 +73,7 @@ class Gauges:
             self._log.warning(
                 "a client's reading of its device is ignored; further ones are not logged",
                 device=device,
-                why="not a device's name, or more devices than device.devices_max",
+                why="not a device's name, or more than devices_max devices",
             )
 
     def close(self) -> None:
