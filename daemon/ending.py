@@ -29,17 +29,17 @@ class Settling(Protocol):
         ...
 
 
-class Hearing(Settling, Protocol):
-    """A session."""
+class ReadingSession(Settling, Protocol):
+    """A session that can stop reading requests."""
 
-    def hear_no_more(self) -> None:
+    def stop_reading(self) -> None:
         """Handles the messages that have arrived, and reads no more."""
 
 
-async def finish(sessions: Collection[Hearing], store: Settling) -> None:
+async def finish(sessions: Collection[ReadingSession], store: Settling) -> None:
     """Waits until all requests that have arrived on `sessions` are done and answered, for ENDING_S_MAX at most."""
     for session in list(sessions):
-        session.hear_no_more()
+        session.stop_reading()
     deadline = time.monotonic() + ENDING_S_MAX
     while time.monotonic() < deadline:
         if store.settled and all(session.settled for session in list(sessions)):

@@ -110,7 +110,7 @@ class Session:
                 self._store.tell_now(Left(self._client), self._sender)
                 self._governor.tell_now(Left(self._client), self._sender)
 
-    def hear_no_more(self) -> None:
+    def stop_reading(self) -> None:
         """Handles the messages that have arrived, and reads no more."""
         self._channel.stop_reading()
 

@@ -16,7 +16,7 @@ class Part:
         self.looks = looks
         self.deaf = False
 
-    def hear_no_more(self) -> None:
+    def stop_reading(self) -> None:
         self.deaf = True
 
     @property

@@ -71,7 +71,7 @@ def test_a_session_is_settled_when_all_that_came_is_passed_on_and_all_answers_ar
             await scene.until(lambda: len(store) == 1)
             for number in range(2, 5):
                 client.send(pack(messages.Clear(number)))
-            session.hear_no_more()
+            session.stop_reading()
             client.send(pack(messages.Clear(5)))
             taken: list[StoreMessage] = []
             for expected in range(1, 5):
