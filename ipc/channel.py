@@ -80,7 +80,7 @@ class AsyncChannel:
         return self._out.held_bytes
 
     @property
-    def untaken(self) -> int:
+    def unconsumed(self) -> int:
         """The number of messages that arrived and were not consumed."""
         return len(self._inbox)
 

@@ -466,7 +466,7 @@ def test_a_channel_that_stops_reading_has_taken_all_that_had_come_and_takes_noth
         assert channel.send(m.Counted(10, 0)), "it still answers"
         for _ in range(5):
             await asyncio.sleep(0)
-        return taken, channel.untaken
+        return taken, channel.unconsumed
 
     assert run(serve()) == (list(range(10, 20)), 0)
 
