@@ -68,10 +68,10 @@ class AsyncChannel:
         self._together: bytearray | None = None
         self._out_broken = False  # the peer no longer reads; messages that it sent are still read
         self._reading = False
-        self._deaf = False
+        self._reading_ended = False
         self._hang_up = select.poll()
         self._hang_up.register(self._fd, 0)
-        self._taker: asyncio.Future[None] | None = None
+        self._consumer: asyncio.Future[None] | None = None
         self._drainer: asyncio.Future[None] | None = None
         self.resume()
 
@@ -91,7 +91,7 @@ class AsyncChannel:
             self._loop.remove_reader(self._fd)
 
     def resume(self) -> None:
-        if not self._reading and not self.closed and not self._deaf:
+        if not self._reading and not self.closed and not self._reading_ended:
             self._reading = True
             self._loop.add_reader(self._fd, self._readable)
 
@@ -100,7 +100,7 @@ class AsyncChannel:
         for _ in range(LAST_READS_MAX):
             if not self._reading or not self._read():
                 break
-        self._deaf = True
+        self._reading_ended = True
         self.pause()
 
     def send(self, *messages: Message, fds: Sequence[int] = ()) -> bool:
@@ -147,8 +147,8 @@ class AsyncChannel:
         while not self._inbox:
             if self.closed:
                 raise StopAsyncIteration
-            self._taker = self._loop.create_future()
-            await self._taker
+            self._consumer = self._loop.create_future()
+            await self._consumer
         delivery = self._inbox.popleft()
         if len(self._inbox) <= self._inbox_max // 2:
             self.resume()
@@ -270,5 +270,5 @@ class AsyncChannel:
             self._drainer.set_result(None)
 
     def _wake(self) -> None:
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
+        if self._consumer is not None and not self._consumer.done():
+            self._consumer.set_result(None)
