@@ -65,7 +65,7 @@ class AsyncChannel:
         self._inbox_max = inbox_messages_max
         self._read_bytes = read_bytes
         self._out = OutBuffer(out_bytes_max)
-        self._together: bytearray | None = None
+        self._batch: bytearray | None = None
         self._out_broken = False  # the peer no longer reads; messages that it sent are still read
         self._reading = False
         self._reading_ended = False
@@ -116,14 +116,14 @@ class AsyncChannel:
         return not self.closed
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batched(self) -> Iterator[None]:
         """A context that batches sends: its messages are written in one call when it ends. A message with descriptors
         is written in a call of its own, in order."""
-        self._together = bytearray()
+        self._batch = bytearray()
         try:
             yield
         finally:
-            data, self._together = self._together, None
+            data, self._batch = self._batch, None
             if data:
                 self._write(data)
 
@@ -210,15 +210,15 @@ class AsyncChannel:
     def _write(self, data: bytes | bytearray, fds: Sequence[int] = ()) -> None:
         if self._out_broken or self.closed:
             return
-        if self._together is not None:
+        if self._batch is not None:
             if not fds:
-                self._together += data
+                self._batch += data
                 return
-            before, self._together = self._together, None
+            before, self._batch = self._batch, None
             if before:
                 self._write(before)
             self._write(data, fds)
-            self._together = bytearray()
+            self._batch = bytearray()
             return
         sent = 0
         try:

@@ -172,7 +172,7 @@ class Session:
     async def _speak(self) -> None:
         while True:
             words = await self.inbox.take(_TURN_MESSAGES)
-            with self._channel.together():
+            with self._channel.batched():
                 for word in words:
                     if isinstance(word, HangUp):
                         break

@@ -233,7 +233,7 @@ def test_what_is_sent_together_goes_at_the_end_in_order_and_descriptors_with_the
 
     async def serve() -> None:
         channel = AsyncChannel(ours, server)
-        with channel.together():
+        with channel.batched():
             channel.send(m.Error(None, "TensordError", "first"))
             theirs.setblocking(False)
             with pytest.raises(BlockingIOError):
