@@ -98,7 +98,7 @@ class BlockingChannel:
             # These requests get no answer. They must not count as open until the end of the connection is noticed.
             if not isinstance(messages[0], Hello | Attach):
                 with self._state:
-                    self.connection.unsent(*messages)
+                    self.connection.revert_send(*messages)
             raise
         if sent == len(data):
             return
@@ -106,7 +106,7 @@ class BlockingChannel:
             self.shut()
         else:
             with self._state:
-                self.connection.unsent(*messages)
+                self.connection.revert_send(*messages)
         raise self._timed_out("the peer does not read", timeout_s)
 
     def receive(self, timeout_s: float) -> Delivery:

@@ -260,7 +260,7 @@ class Connection:
             raise UsageError(str(mistake)) from None
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
-    def unsent(self, *messages: Message) -> None:
+    def revert_send(self, *messages: Message) -> None:
         """Reverts a `send` whose bytes were never written: its requests are no longer open. Not for Hello and Attach,
         which change the state."""
         for message in reversed(messages):

@@ -333,12 +333,12 @@ def test_the_server_reads_no_longer_messages_than_it_says() -> None:
 def test_what_was_never_sent_can_be_taken_back(attached: Pair) -> None:
     commit, part = m.Commit(4, KEY, 100, 10), m.Part(4, 0, 100, True)
     attached.client.send(commit, part)
-    attached.client.unsent(commit, part)
+    attached.client.revert_send(commit, part)
     attached.check()
     assert len(attached.client._open) == 0
     attached.client.send(commit)
     attached.client.send(part)
-    attached.client.unsent(part)
+    attached.client.revert_send(part)
     attached.check()
     attached.client.send(part)
 
