@@ -23,7 +23,7 @@ from ...ipc import messages
 from ...ipc.modes import Mode, Tier
 from .aside import aside
 from .fields import check_name
-from .link import SAY_S, Connected, Link, Told
+from .link import SAY_S, Connected, Link, ListenerMessage
 from .waiting import Condition
 
 CHANGES_MAX: Final = 1024
@@ -209,7 +209,7 @@ class GovernorListener:
             with self._lock:
                 self._lock.notify_all()
 
-    def told(self, message: Told, connected: Connected) -> None:
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
         """Runs in the link's thread: stores the state, and queues changes for the callbacks' thread."""
         match message:
             case messages.Modes():

@@ -53,7 +53,7 @@ _log = logging.getLogger("tensord")
 Connected = BlockingChannel
 """Identifies one connection. The daemon keeps no state of it for the next."""
 Push = messages.ModeChanged | messages.Order
-Told = Push | messages.Modes | messages.DeviceOpened
+ListenerMessage = Push | messages.Modes | messages.DeviceOpened
 
 
 class PushListener(Protocol):
@@ -65,7 +65,7 @@ class PushListener(Protocol):
     def detached(self) -> None:
         """The connection ended. Also called when the client is closed, then in the closing thread."""
 
-    def told(self, message: Told, connected: Connected) -> None:
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
         """A push, or an answer with the state of modes, in the order in which the daemon sent them."""
 
     def forked(self) -> None:
@@ -478,8 +478,8 @@ class Link:
                 self._give_back(token, SAY_S)
 
     def _take(self, message: Any, channel: BlockingChannel) -> None:
-        if isinstance(message, Told):
-            self._tell(lambda listener: listener.told(message, channel))
+        if isinstance(message, ListenerMessage):
+            self._tell(lambda listener: listener.received(message, channel))
         match message:
             case messages.ModeChanged() | messages.Order():
                 pass

@@ -24,7 +24,7 @@ from ...errors import DaemonUnavailable, Unavailable
 from ...ipc import messages
 from ..core import requests
 from ..core.aside import aside
-from ..core.link import Connected, Link, Told
+from ..core.link import Connected, Link, ListenerMessage
 from ..core.waiting import LockEvent
 from .entries import DeviceEntries
 from .interface import Device
@@ -136,7 +136,7 @@ class Upkeep:
         self.state = None
         self._events.put(self._forget_daemon)
 
-    def told(self, message: Told, connected: Connected) -> None:
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
         match message:
             case messages.ModeChanged(state=state) if state.gauge == self.device.name:
                 self.state = state

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...errors import ProtocolError, SocketForbidden, TensordError, TimedOut, VersionMismatch
 from ..core.cache import Client
-from ..core.link import Connected, Told
+from ..core.link import Connected, ListenerMessage
 
 ATTACH_S: Final = 0.4
 """Seconds that making a client may delay an engine's start, at most twice. After that it attaches in the background."""
@@ -80,7 +80,7 @@ class Presence:
     def detached(self) -> None:
         self.look()
 
-    def told(self, message: Told, connected: Connected) -> None:
+    def received(self, message: ListenerMessage, connected: Connected) -> None:
         pass
 
     def forked(self) -> None:

@@ -104,7 +104,7 @@ class Wire:
             return
         message: Any = self.answered.popleft()
         if isinstance(message, messages.ModeChanged | messages.Order | messages.Modes | messages.DeviceOpened):
-            self.listener.told(message, self.connection)
+            self.listener.received(message, self.connection)
         if isinstance(message, messages.Error):
             self.errors.append(message)
         asked = self._asked.pop(getattr(message, "id", -1), None)
