@@ -95,7 +95,7 @@ class OrderRunner:
 
     # ---- new orders
 
-    def told(self, order: messages.Order, connected: Connected) -> None:
+    def queue(self, order: messages.Order, connected: Connected) -> None:
         """Queues an order. Called in the link's thread."""
         if self._taken >= ORDERS_MAX:
             _log.warning("order %d for %s is dropped: %d orders are waiting", order.order, order.device, ORDERS_MAX)

@@ -146,7 +146,7 @@ class Upkeep:
             case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
                 self.state = state
             case messages.Order(device=device) if device == self.device.name:
-                self._orders.told(message, connected)
+                self._orders.queue(message, connected)
             case _:
                 pass
 
