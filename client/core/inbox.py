@@ -112,7 +112,7 @@ class Inbox:
         self.retired = False
         self.broken = False
         self.prefaulted = False
-        self.told: object | None = None
+        self.announced_on: object | None = None
         self.refusal: TensordError | None = None
         self.fd = create_inbox(self.size_bytes)
         self.collected: deque[Region] = deque()

@@ -61,7 +61,7 @@ class Inboxes:
         if (
             inbox is not None
             and not inbox.retired
-            and inbox.told is connected is not None
+            and inbox.announced_on is connected is not None
             and self._wanted_bytes(size_bytes) <= inbox.size_bytes <= self._most_bytes
         ):
             return inbox
@@ -125,7 +125,7 @@ class Inboxes:
             DaemonUnavailable, TimedOut: the message was not sent.
         """
         with self._lock:
-            if connected is not None and inbox.told is connected:
+            if connected is not None and inbox.announced_on is connected:
                 return
             if not self.knows(inbox):
                 raise inbox.refusal or DaemonUnavailable("the inbox of the payload was closed; put it again")
@@ -137,12 +137,12 @@ class Inboxes:
             except BaseException:
                 self._asked.pop(request, None)
                 raise
-            inbox.told = connected or self._connection()
+            inbox.announced_on = connected or self._connection()
 
     def is_current(self, region: Region) -> bool:
         """Whether a region belongs to the current inbox, and the daemon knows this inbox."""
         inbox, connected = region.inbox, self._connection()
-        return inbox is self.current and not inbox.retired and connected is not None and inbox.told is connected
+        return inbox is self.current and not inbox.retired and connected is not None and inbox.announced_on is connected
 
     def knows(self, inbox: Inbox) -> bool:
         """Whether an inbox belongs to this client and is not closed."""
@@ -200,7 +200,7 @@ class Inboxes:
                     continue
                 connected = self._connection()
                 self._give_up(inbox)
-                if connected is not None and inbox.told is connected:
+                if connected is not None and inbox.announced_on is connected:
                     with suppress(TensordError):
                         self._send(messages.CloseInbox(inbox.number), connected=connected)
 
