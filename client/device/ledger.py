@@ -39,14 +39,14 @@ Post = Callable[[Callable[[], None]], None]
 class Ledger:
     """The daemon's knowledge of one cache's entries.
 
-    `connected`: the present connection, or None. `told`: the serial with which each key was registered. `under_way`:
+    `connected`: the present connection, or None. `registered`: the serial with which each key was registered. `under_way`:
     entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present one refused.
     `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:
         self.connected: Connected | None = None
-        self.told: dict[bytes, int] = {}
+        self.registered: dict[bytes, int] = {}
         self.under_way: dict[bytes, DeviceEntry] = {}
         self.unwelcome: deque[bytes] = deque()
         self.resume_at = 0.0
@@ -70,7 +70,7 @@ class Ledger:
         """Drops all state of the connection, which has ended."""
         self.connected = None
         self.resume_at = 0.0
-        self.told.clear()
+        self.registered.clear()
         self._since.clear()
         for entry in self.under_way.values():
             self._unanswered(entry)
@@ -80,7 +80,7 @@ class Ledger:
 
     def close(self) -> None:
         """Releases all registered keys, without waiting for answers."""
-        connected, keys = self.connected, list(self.told)
+        connected, keys = self.connected, list(self.registered)
         self.forget_daemon()
         if connected is not None:
             self._release(keys, connected)
@@ -97,11 +97,11 @@ class Ledger:
     def say_what_is_missing(self) -> None:
         """Queues entries that an earlier mode of the device refused, and that are still in the table, for
         registration."""
-        if len(self._entries) <= len(self.told):
+        if len(self._entries) <= len(self.registered):
             return
         with self._entries.lock:
             for key in self._entries.keys():  # noqa: SIM118
-                if key not in self.told:
+                if key not in self.registered:
                     self._entries.untold[key] = None
 
     def tell_differences(self) -> bool:
@@ -123,9 +123,9 @@ class Ledger:
                 entry = self._entries.find(key)
                 if key in self.under_way:
                     self._later.add(key)
-                elif entry is not None and self.told.get(key) != entry.serial:
+                elif entry is not None and self.registered.get(key) != entry.serial:
                     wanted.append(entry)
-                elif entry is None and key in self.told:
+                elif entry is None and key in self.registered:
                     released.append(key)
         self._release(released, connected)
         for entry in wanted:
@@ -140,14 +140,14 @@ class Ledger:
 
     def forget(self, key: bytes) -> None:
         """Records that the daemon does not have the key any more."""
-        self.told.pop(key, None)
+        self.registered.pop(key, None)
         self._since.pop(key, None)
 
     def not_gone(self, keys: Iterable[bytes]) -> None:
         """Records that the daemon still has the keys, so that each is released, or registered again."""
         with self._entries.lock:
             for key in keys:
-                self.told.setdefault(key, 0)
+                self.registered.setdefault(key, 0)
                 self._entries.untold[key] = None
 
     # ---- uses
@@ -160,7 +160,7 @@ class Ledger:
             return
         said: list[bytes] = []
         with entries.lock:
-            for key in [key for key in entries.unsaid if key in self.told][:_USES_MAX]:
+            for key in [key for key in entries.unsaid if key in self.registered][:_USES_MAX]:
                 # Many uses of one key are reported over several turns, since recency of all keys matters more than
                 # frequency.
                 count = min(entries.unsaid[key], max(1, _USES_MAX // max(1, len(entries.unsaid))))
@@ -190,7 +190,7 @@ class Ledger:
 
     def _register(self, entry: DeviceEntry, connected: Connected) -> None:
         key = entry.key
-        before = self.told.get(key)
+        before = self.registered.get(key)
         uses = 0
         with self._entries.lock:
             if self._entries.find(key) is not entry:
@@ -200,7 +200,7 @@ class Ledger:
             if before is None:
                 uses = entry.uses
                 self._entries.unsaid.pop(key, None)
-        self.told[key] = entry.serial
+        self.registered[key] = entry.serial
         self.under_way[key] = entry
         requests.ask_register(
             self._link,
@@ -224,16 +224,16 @@ class Ledger:
             self._entries.untold[key] = None
         error = answer.exception()
         if error is None:
-            if key in self.told:
+            if key in self.registered:
                 self._since.setdefault(key, entry.serial)
             self._entries.agreed(entry)
             entry.registration.settle("registered")
             return
-        if self.told.get(key) == entry.serial:
+        if self.registered.get(key) == entry.serial:
             if before is None:
-                del self.told[key]
+                del self.registered[key]
             else:
-                self.told[key] = before
+                self.registered[key] = before
         if isinstance(error, Unavailable):
             self._unanswered(entry)
             with self._entries.lock:
