@@ -94,7 +94,7 @@ class Ledger:
 
     # ---- the difference to the table
 
-    def say_what_is_missing(self) -> None:
+    def register_missing(self) -> None:
         """Queues entries that an earlier mode of the device refused, and that are still in the table, for
         registration."""
         if len(self._entries) <= len(self.registered):

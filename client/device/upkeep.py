@@ -140,7 +140,7 @@ class Upkeep:
         match message:
             case messages.ModeChanged(state=state) if state.gauge == self.device.name:
                 self.state = state
-                self._events.put(self.ledger.say_what_is_missing)
+                self._events.put(self.ledger.register_missing)
             case messages.Modes(tiers=tiers):
                 self.state = next((state for state in tiers if state.gauge == self.device.name), self.state)
             case messages.DeviceOpened(state=messages.TierState() as state) if state.gauge == self.device.name:
