@@ -254,7 +254,7 @@ class DeviceEntries:
         self.tally = DeviceTally()
         self.untold: dict[bytes, None] = {}
         """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
-        self.unsaid: dict[bytes, int] = {}
+        self.unreported_uses: dict[bytes, int] = {}
         """Uses by key that are not reported to the daemon yet."""
         self._table: dict[bytes, DeviceEntry] = {}
 
@@ -280,7 +280,7 @@ class DeviceEntries:
             if entry is None:
                 return None
             entry.uses += 1
-            self.unsaid[key] = self.unsaid.get(key, 0) + 1
+            self.unreported_uses[key] = self.unreported_uses.get(key, 0) + 1
             self.tally.hits += 1
             if len(entry.marks) > _MARKS:
                 # Only marks before the last one are removed: a release appends without this lock.
@@ -345,7 +345,7 @@ class DeviceEntries:
                 gone += 1
                 self._count(entry, -1)
                 entry.give_up()
-                self.unsaid.pop(key, None)
+                self.unreported_uses.pop(key, None)
                 self.untold[key] = None
             return gone
 
@@ -362,7 +362,7 @@ class DeviceEntries:
                 return "in use"
             del self._table[entry.key]
             self._count(entry, -1)
-            self.unsaid.pop(entry.key, None)
+            self.unreported_uses.pop(entry.key, None)
             entry.give_up()
             entry.tree = entry.before = entry.to_host = None
             entry.marks.clear()
@@ -375,7 +375,7 @@ class DeviceEntries:
             for entry in self._table.values():
                 entry.before = None
             self.untold = dict.fromkeys(self._table)
-            self.unsaid.clear()
+            self.unreported_uses.clear()
 
     def close(self) -> list[DeviceEntry]:
         """Empties and closes the table. Returns its entries."""
@@ -384,7 +384,7 @@ class DeviceEntries:
             left = list(self._table.values())
             self._table.clear()
             self.untold.clear()
-            self.unsaid.clear()
+            self.unreported_uses.clear()
             self.bytes = self.tokens = 0
             return left
 

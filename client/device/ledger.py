@@ -156,18 +156,18 @@ class Ledger:
         """Reports the uses since the last call to the daemon."""
         connected = self.connected
         entries = self._entries
-        if connected is None or not entries.unsaid:
+        if connected is None or not entries.unreported_uses:
             return
         said: list[bytes] = []
         with entries.lock:
-            for key in [key for key in entries.unsaid if key in self.registered][:_USES_MAX]:
+            for key in [key for key in entries.unreported_uses if key in self.registered][:_USES_MAX]:
                 # Many uses of one key are reported over several turns, since recency of all keys matters more than
                 # frequency.
-                count = min(entries.unsaid[key], max(1, _USES_MAX // max(1, len(entries.unsaid))))
+                count = min(entries.unreported_uses[key], max(1, _USES_MAX // max(1, len(entries.unreported_uses))))
                 said.extend([key] * count)
-                entries.unsaid[key] -= count
-                if not entries.unsaid[key]:
-                    del entries.unsaid[key]
+                entries.unreported_uses[key] -= count
+                if not entries.unreported_uses[key]:
+                    del entries.unreported_uses[key]
         with suppress(Unavailable):
             requests.send_uses(self._link, connected, self._device_name, said)
 
@@ -199,7 +199,7 @@ class Ledger:
             entry.said = True
             if before is None:
                 uses = entry.uses
-                self._entries.unsaid.pop(key, None)
+                self._entries.unreported_uses.pop(key, None)
         self.registered[key] = entry.serial
         self.under_way[key] = entry
         requests.ask_register(
