@@ -101,9 +101,9 @@ class Region:
 class Inbox:
     """A sealed memfd of `size_bytes`; `number` identifies it among its client's inboxes. Thread-safe.
 
-    `retired`: no region is taken from it and no put begins in it any more. `told`: the connection on which the daemon
-    knows it. `refusal`: the error with which the daemon refused it. `broken`: the accounts of regions are not used any
-    more, because a signal handler's exception may have left them half changed.
+    `retired`: no region is taken from it and no put begins in it any more. `announced_on`: the connection on which the
+    daemon knows it. `refusal`: the error with which the daemon refused it. `broken`: the accounts of regions are not
+    used any more, because a signal handler's exception may have left them half changed.
     """
 
     def __init__(self, size_bytes: int, number: int = 0) -> None:

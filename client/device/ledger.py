@@ -39,9 +39,9 @@ Post = Callable[[Callable[[], None]], None]
 class Ledger:
     """The daemon's knowledge of one cache's entries.
 
-    `connected`: the present connection, or None. `registered`: the serial with which each key was registered. `under_way`:
-    entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present one refused.
-    `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
+    `connected`: the present connection, or None. `registered`: the serial with which each key was registered.
+    `under_way`: entries whose registration is unanswered. `unwelcome`: keys that a former daemon had and the present
+    one refused. `resume_at`: the monotonic time before which nothing is sent; 0 if sending is not paused.
     """
 
     def __init__(self, link: Link, device_name: str, entries: DeviceEntries, post: Post) -> None:

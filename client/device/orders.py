@@ -2,7 +2,7 @@
 acknowledgement.
 
 Owns: the orders with their remaining keys, and the owner's entries that wait until no lease is left. Does not own: the
-move of an entry (moves.py), the daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `told` and
+move of an entry (moves.py), the daemon's knowledge (ledger.py), the schedule (upkeep.py). All calls but `queue` and
 `send_away` run in the upkeep thread.
 
 An acknowledgement names only keys of the order that the daemon still has registered. A key that was deleted here is

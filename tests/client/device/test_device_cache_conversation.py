@@ -151,7 +151,7 @@ class Conversation(RuleBasedStateMachine):
             for _ in range(2):
                 self.sample(0.1)
             self.exchange()
-            assert set(self.entries.keys()) == self.wire.registered() == set(self.upkeep.ledger.told)
+            assert set(self.entries.keys()) == self.wire.registered() == set(self.upkeep.ledger.registered)
             codes = {error.code for error in self.wire.errors}
             assert codes <= {"UnderPressure", "DeviceFull"} | ({"UnknownOrder"} if self.somebody_was_late else set())
             assert all(r.state != "sent" for r in self.registrations if r.key in self.entries)
