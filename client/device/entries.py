@@ -252,7 +252,7 @@ class DeviceEntries:
         self.tokens = 0
         self.bytes = 0
         self.tally = DeviceTally()
-        self.untold: dict[bytes, None] = {}
+        self.unsynced: dict[bytes, None] = {}
         """Keys whose present entry, or absence, the daemon does not know, in order of the change."""
         self.unreported_uses: dict[bytes, int] = {}
         """Uses by key that are not reported to the daemon yet."""
@@ -304,7 +304,7 @@ class DeviceEntries:
                 entry.before = before if before.known else before.before
             self._table[entry.key] = entry
             self._count(entry, 1)
-            self.untold[entry.key] = None
+            self.unsynced[entry.key] = None
             return True
 
     def agreed(self, entry: DeviceEntry) -> None:
@@ -332,7 +332,7 @@ class DeviceEntries:
             if before is not None:
                 self._table[before.key] = before
                 self._count(before, 1)
-            self.untold[entry.key] = None
+            self.unsynced[entry.key] = None
 
     def delete(self, keys: Iterable[bytes]) -> int:
         """Removes entries. Returns the number of removed entries."""
@@ -346,7 +346,7 @@ class DeviceEntries:
                 self._count(entry, -1)
                 entry.give_up()
                 self.unreported_uses.pop(key, None)
-                self.untold[key] = None
+                self.unsynced[key] = None
             return gone
 
     def leave(self, entry: DeviceEntry, uses: int) -> Literal["left", "in use", "replaced", "deleted"]:
@@ -374,7 +374,7 @@ class DeviceEntries:
         with self.lock:
             for entry in self._table.values():
                 entry.before = None
-            self.untold = dict.fromkeys(self._table)
+            self.unsynced = dict.fromkeys(self._table)
             self.unreported_uses.clear()
 
     def close(self) -> list[DeviceEntry]:
@@ -383,7 +383,7 @@ class DeviceEntries:
             self.closed = True
             left = list(self._table.values())
             self._table.clear()
-            self.untold.clear()
+            self.unsynced.clear()
             self.unreported_uses.clear()
             self.bytes = self.tokens = 0
             return left

@@ -102,7 +102,7 @@ class Ledger:
         with self._entries.lock:
             for key in self._entries.keys():  # noqa: SIM118
                 if key not in self.registered:
-                    self._entries.untold[key] = None
+                    self._entries.unsynced[key] = None
 
     def tell_differences(self) -> bool:
         """Sends registrations and releases, up to the limit in flight. Returns whether more can be sent at once."""
@@ -112,14 +112,14 @@ class Ledger:
         self.resume_at = 0.0
         window = min(_WINDOW, max(1, self._link.limits.requests_in_flight_max // 4))
         room = window - len(self.under_way)
-        untold = self._entries.untold
-        if not untold or room <= 0:
+        unsynced = self._entries.unsynced
+        if not unsynced or room <= 0:
             return False
         released: list[bytes] = []
         wanted: list[DeviceEntry] = []
         with self._entries.lock:
-            for key in list(islice(untold, room)):
-                del untold[key]
+            for key in list(islice(unsynced, room)):
+                del unsynced[key]
                 entry = self._entries.find(key)
                 if key in self.under_way:
                     self._later.add(key)
@@ -130,7 +130,7 @@ class Ledger:
         self._release(released, connected)
         for entry in wanted:
             self._register(entry, connected)
-        return bool(untold) and len(self.under_way) < window
+        return bool(unsynced) and len(self.under_way) < window
 
     # ---- for orders
 
@@ -148,7 +148,7 @@ class Ledger:
         with self._entries.lock:
             for key in keys:
                 self.registered.setdefault(key, 0)
-                self._entries.untold[key] = None
+                self._entries.unsynced[key] = None
 
     # ---- uses
 
@@ -221,7 +221,7 @@ class Ledger:
         self.under_way.pop(key, None)
         if key in self._later:
             self._later.discard(key)
-            self._entries.untold[key] = None
+            self._entries.unsynced[key] = None
         error = answer.exception()
         if error is None:
             if key in self.registered:
@@ -237,7 +237,7 @@ class Ledger:
         if isinstance(error, Unavailable):
             self._unanswered(entry)
             with self._entries.lock:
-                self._entries.untold[key] = None
+                self._entries.unsynced[key] = None
             self.resume_at = time.monotonic() + _PAUSE_S
             return
         refusal = error if isinstance(error, TensordError) else TensordError(str(error))

@@ -254,7 +254,7 @@ class OrderRunner:
 
     def _queue_releases(self, keys: list[bytes]) -> None:
         with self._entries.lock:
-            self._entries.untold.update(dict.fromkeys(keys))
+            self._entries.unsynced.update(dict.fromkeys(keys))
 
     def _acknowledge(self, order: int, moved: MoveResult, connected: Connected) -> None:
         requests.ask_acknowledge(
