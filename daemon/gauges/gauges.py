@@ -17,7 +17,7 @@ from ...ipc.modes import HOST_GAUGE, Tier
 from ..core.governor.events import Sample, Sampled
 from . import registry
 from .chain import Chain
-from .library import told
+from .library import one_line
 from .offers import Opening
 from .owners import OwnersSource
 from .reading import GaugeAbsent, GaugeFailed, Result, Source
@@ -101,7 +101,7 @@ class Gauges:
             return failed
         except Exception as error:
             # An error in a source is a failure of that source, logged like any other. Sampling goes on.
-            return GaugeFailed(told(error))
+            return GaugeFailed(one_line(error))
 
 
 def open_gauges(config: governing.GaugesSection, devices_max: int, log: Any, *, root: Path = Path("/")) -> Gauges:

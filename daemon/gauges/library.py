@@ -65,7 +65,7 @@ class LibrarySource:
             result = self._read_all(self._library.count())
         except Exception as error:
             self._reopen_later(now)
-            raise error if isinstance(error, GaugeFailed) else GaugeFailed(told(error)) from error
+            raise error if isinstance(error, GaugeFailed) else GaugeFailed(one_line(error)) from error
         if not any(isinstance(each, Reading) for each in result.values()):
             self._reopen_later(now)
         if not result:
@@ -90,7 +90,7 @@ class LibrarySource:
         except GaugeFailed:
             raise
         except Exception as error:
-            raise GaugeFailed(told(error)) from error
+            raise GaugeFailed(one_line(error)) from error
         self._opened_at = now
 
     def _reopen_later(self, now: float) -> None:
@@ -108,7 +108,7 @@ class LibrarySource:
             except GaugeFailed as failed:
                 result[name] = failed
             except Exception as error:
-                result[name] = GaugeFailed(told(error))
+                result[name] = GaugeFailed(one_line(error))
         for name in self._listed:
             result.setdefault(name, GaugeFailed("the driver no longer lists this GPU"))
         return result
@@ -120,6 +120,6 @@ class LibrarySource:
         return self._names[index]
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An exception in one line, with its type: many exceptions of bindings have no useful text."""
     return " ".join(f"{type(error).__name__}: {error}".split())
