@@ -17,7 +17,7 @@ from ..shm.layout import REUSE_HOLDERS_MAX
 from .lane_scan import Stored, distinct, stored
 
 Array = np.ndarray[Any, Any]
-TOLD_AT_ONCE: Final = 512
+CHANGES_AT_ONCE: Final = 512
 """One list of changes covers at most about so many spans of the last count, and so many of the new count."""
 
 
@@ -48,7 +48,9 @@ class Holders:
         holders = np.minimum(holders, REUSE_HOLDERS_MAX).astype(np.uint64)
         old_ids, old = self._span_ids, self._holders
         self._span_ids, self._holders = span_ids, holders
-        edges = np.sort(np.concatenate([old_ids[TOLD_AT_ONCE::TOLD_AT_ONCE], span_ids[TOLD_AT_ONCE::TOLD_AT_ONCE]]))
+        edges = np.sort(
+            np.concatenate([old_ids[CHANGES_AT_ONCE::CHANGES_AT_ONCE], span_ids[CHANGES_AT_ONCE::CHANGES_AT_ONCE]])
+        )
         for before, now in zip(_stretches(old_ids, edges), _stretches(span_ids, edges), strict=True):
             known = distinct(np.sort(np.concatenate([old_ids[before], span_ids[now]])))
             counts = np.zeros((2, len(known)), np.uint64)

@@ -14,7 +14,7 @@ import pytest
 
 from tensord.daemon.actors.lanes import ACCESSED_AT_ONCE, DRAIN_EVERY_S, HOLDERS_EVERY_S, LaneJobs
 from tensord.daemon.core import events
-from tensord.daemon.holders import TOLD_AT_ONCE
+from tensord.daemon.holders import CHANGES_AT_ONCE
 from tensord.daemon.lane_scan import LANES_AT_ONCE, UNCHECKED_MAX, WORDS_AT_ONCE, LaneScan
 from tensord.shm.lanes import LOG_AT, PINS_AT, LaneReader
 from tensord.shm.layout import LANE_WORDS
@@ -68,7 +68,7 @@ def test_holders_of_many_entries_are_told_in_short_events(readers: list[LaneRead
     stand.work()
     counted = [event.holders for event in stand.heard if isinstance(event, events.HoldersCounted)]
     assert [pair for pairs in counted for pair in pairs] == [(span, 1) for span in stored]
-    assert max(map(len, counted)) <= 2 * TOLD_AT_ONCE
+    assert max(map(len, counted)) <= 2 * CHANGES_AT_ONCE
 
 
 def test_what_a_busy_lane_recorded_is_told_in_short_events_in_its_order(readers: list[LaneReader]) -> None:
