@@ -53,7 +53,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LANES_READ_MAX: Final = 1024
 """The most lanes that one query about pins reads: 6 to 8 ms."""
 _LANE_NAMES_TRIED: Final = 64
-_FOREIGN_TOLD: Final = 16
+_FOREIGN_NAMED: Final = 16
 
 
 @dataclass(slots=True)
@@ -378,10 +378,10 @@ class Segments:
                 fd = segments.attach(name, read_only=True)
             except SegmentError as error:
                 foreign += 1
-                if foreign <= _FOREIGN_TOLD:
+                if foreign <= _FOREIGN_NAMED:
                     self.notices.append(str(error))
                 continue
             self._check_fence(fenced=fenced)
             self._hold(name, fd, lane_id, uid, fenced=fenced)
-        if foreign > _FOREIGN_TOLD:
-            self.notices.append(f"and {foreign - _FOREIGN_TOLD} more files like these")
+        if foreign > _FOREIGN_NAMED:
+            self.notices.append(f"and {foreign - _FOREIGN_NAMED} more files like these")
