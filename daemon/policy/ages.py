@@ -24,7 +24,7 @@ from .hazards import BOUNDS, BUCKETS, bucket
 
 WATCHED_MAX: Final = 2048
 
-Told = Callable[[int, int, int], None]
+Counted = Callable[[int, int, int], None]
 """(traits, agent, bucket)"""
 
 
@@ -47,7 +47,7 @@ class Ages:
     `reached` is called for each bucket that a watched entry reaches, `used` for the bucket in which it is used.
     """
 
-    def __init__(self, reached: Told, used: Told) -> None:
+    def __init__(self, reached: Counted, used: Counted) -> None:
         self._reached = reached
         self._used = used
         self._running: dict[int, Age] = {}
