@@ -66,7 +66,7 @@ TICK: Final = 2.0**-20
 USES_MAX: Final = 65_535
 """A larger number of uses counts as this."""
 
-_NOBODY, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
+_NO_AGENT, _SHARED, _RUNNING, _FINISHED = 0, 1, 2, 5
 _STATES: Final = {"tool_call": 3, "turn_ended": 4, "finished": _FINISHED}
 _AGENTS: Final = 1 << 16
 """The number of agents' numbers. 0: no agent; 1: several agents; the others are hashes of names."""
@@ -83,7 +83,7 @@ class Hazard(Replacement, name="hazard"):
         self._hazards = Hazards()
         self._rows = np.full((_FINISHED + 1, TRAITS), -1, np.int64)
         self._states = bytearray([_RUNNING]) * _AGENTS
-        self._states[0], self._states[1] = _NOBODY, _SHARED
+        self._states[0], self._states[1] = _NO_AGENT, _SHARED
         self._ages = Ages(self._reached, self._used)
         self._victims = VictimPool(self._records, self._ranks)
         self._clock = Clock()
@@ -133,7 +133,7 @@ class Hazard(Replacement, name="hazard"):
 
     def turn(self, agent: str, state: str, now: float) -> None:
         self._clock.pass_to(now)
-        self._becomes(_agent(agent), _STATES[state])
+        self._set_state(_agent(agent), _STATES[state])
 
     def admits(self, new: Candidate, victim: int) -> bool:
         """False if `new` is in the tail of a long sequence and is worth less than `victim`. It is remembered then."""
@@ -148,7 +148,7 @@ class Hazard(Replacement, name="hazard"):
             of = traits_of(1, new.depth, self._last_gap)
         else:
             of = traits_of(ghost.uses + 1, new.depth, gap_of(self._clock.now - ghost.used_at))
-            agent = agent if ghost.agent in (_NOBODY, agent) else _SHARED
+            agent = agent if ghost.agent in (_NO_AGENT, agent) else _SHARED
         worth = self._row(of, agent).index[0] * self._costs.weight(new)
         if worth >= self.rank(victim)[0]:
             return True
@@ -241,7 +241,7 @@ class Hazard(Replacement, name="hazard"):
     def _put(self, new: Candidate, digest: int, ghost: Ghost | None) -> Ghost:
         """The record of a candidate after its first use. `ghost`: its remembered record, if any."""
         gap = (self._last_gap if new.depth else 0) if ghost is None else ghost.traits % GAPS
-        before = ghost or Ghost(0.0, 0, 0, _NOBODY, 0.0)
+        before = ghost or Ghost(0.0, 0, 0, _NO_AGENT, 0.0)
         of = traits_of(1, new.depth, gap)
         return self._use(digest, before._replace(traits=of, weight=self._costs.weight(new)), new.agent)
 
@@ -251,7 +251,7 @@ class Hazard(Replacement, name="hazard"):
         uses = min(before.uses + 1, USES_MAX)
         gap = gap_of(unused) if unused > 0 else before.traits % GAPS
         of = often(uses) * 3 * GAPS + before.traits // GAPS % 3 * GAPS + gap
-        number = self._owned(before.agent, agent)
+        number = self._agent_of(before.agent, agent)
         self._used_at = max(self._clock.now, self._used_at + TICK)
         self._ages.use(digest, of, number, self._used_at, again=unused > 0)
         self._last_gap = gap
@@ -263,18 +263,18 @@ class Hazard(Replacement, name="hazard"):
             self._due = 0
         return Ghost(self._used_at, uses, of, number, before.weight)
 
-    def _owned(self, number: int, name: str) -> int:
+    def _agent_of(self, number: int, name: str) -> int:
         """The agent of an entry after a use by agent `name`. `number`: its agent before the use."""
         if not name or number == _SHARED:
             return number
         agent = _agent(name)
-        if number not in (_NOBODY, agent):
+        if number not in (_NO_AGENT, agent):
             return _SHARED
         if self._states[agent] == _FINISHED:
-            self._becomes(agent, _RUNNING)
+            self._set_state(agent, _RUNNING)
         return agent
 
-    def _becomes(self, agent: int, state: int) -> None:
+    def _set_state(self, agent: int, state: int) -> None:
         if agent > _SHARED and self._states[agent] != state:
             self._states[agent] = state
             self._victims.forget()
@@ -393,4 +393,4 @@ def _digest(key: bytes) -> int:
 
 def _agent(name: str) -> int:
     """The number of the agent of that name; 0 for no agent."""
-    return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NOBODY
+    return 2 + crc32(name.encode()) % (_AGENTS - 2) if name else _NO_AGENT
