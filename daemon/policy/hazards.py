@@ -43,9 +43,9 @@ _UNKNOWN: Final = np.array([0.6] + [0.25] * (BUCKETS - 1))
 """The initial share of entries used in each bucket. With it the rate falls with age, as in least recently used, also
 from the first bucket to the second, which is narrower."""
 
-SURPRISE: Final = 4.0
+STALE_DEVIATIONS: Final = 4.0
 """Uses this many standard deviations below the expected number are not due to chance."""
-DOUBTED: Final = 0.1
+STALE_SHARE: Final = 0.1
 """The share of its counts that a class keeps when its uses stay below the expected number."""
 EXPECTED_MAX: Final = 200.0
 """After this number of expected uses, the comparison of expected and counted uses starts again."""
@@ -107,12 +107,12 @@ class Row:
         self.reached = [count * share for count in self.reached]
         self.used = [count * share for count in self.used]
 
-    def doubt(self) -> None:
-        """Reduces the counts to DOUBTED if far fewer uses came than expected: the entries in use have changed."""
-        if self.is_steady and self.expected - self.seen > SURPRISE * (self.expected + 1) ** 0.5:
-            self.keep(DOUBTED)
+    def forget_if_stale(self) -> None:
+        """Reduces the counts to STALE_SHARE if far fewer uses came than expected: the entries in use have changed."""
+        if self.is_steady and self.expected - self.seen > STALE_DEVIATIONS * (self.expected + 1) ** 0.5:
+            self.keep(STALE_SHARE)
             if self.wider is not None:
-                self.wider.keep(DOUBTED)
+                self.wider.keep(STALE_SHARE)
         elif self.expected < EXPECTED_MAX:
             return
         self.expected = self.seen = 0.0
@@ -293,7 +293,7 @@ class Hazards:
         while above is not None:
             above.decay(self.uses)
             above = above.wider
-        row.doubt()
+        row.forget_if_stale()
         row.refresh()
         self.index[row.number], self.peak[row.number] = row.index, row.peak
 
