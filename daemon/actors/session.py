@@ -43,7 +43,7 @@ from .pace import paced
 from .repeats import Repeats
 
 _log = logger("session")
-_said = Repeats()
+_logged = Repeats()
 _TURN_MESSAGES = 64
 
 
@@ -83,7 +83,7 @@ class Session:
 
     async def run(self) -> None:
         """Serves until the connection is closed."""
-        speaking = asyncio.create_task(self._speak())
+        sending = asyncio.create_task(self._send_messages())
         try:
             if await self._greet():
                 async for message, fds in self._channel:
@@ -95,14 +95,14 @@ class Session:
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
-            if self._is_new("protocol error", type(error)):
-                said = {"client": self._client, "pid": self._peer.pid, "why": str(error)}
-                _log.warning("protocol error; connection closed", **said)
+            if self._should_log("protocol error", type(error)):
+                fields = {"client": self._client, "pid": self._peer.pid, "why": str(error)}
+                _log.warning("protocol error; connection closed", **fields)
         except (TensordError, OSError) as error:
-            if self._is_new("ended", type(error)):
+            if self._should_log("ended", type(error)):
                 _log.info("connection ended", client=self._client, pid=self._peer.pid, why=str(error))
         finally:
-            speaking.cancel()
+            sending.cancel()
             self._channel.close()
             self._return_descriptors()
             if self._joined:
@@ -133,7 +133,7 @@ class Session:
                     self._channel.send(self._welcome(message.id))
                     return True
         except TimeoutError:
-            if self._is_new("no Hello"):
+            if self._should_log("no Hello"):
                 _log.warning(
                     "no Hello in time; connection closed",
                     client=self._client,
@@ -142,9 +142,9 @@ class Session:
                 )
         return False
 
-    def _is_new(self, *what: object) -> bool:
+    def _should_log(self, *what: object) -> bool:
         """True if the event is to be logged. A refused client retries every second."""
-        return _said.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
+        return _logged.is_new((self._peer.uid, self._peer.pid, *what), asyncio.get_running_loop().time())
 
     # ---- the routes of messages, by the base class with which a message is declared
 
@@ -169,41 +169,41 @@ class Session:
     ) -> None:
         await self._governor.tell(Governed(self._client, message), self._sender)
 
-    async def _speak(self) -> None:
+    async def _send_messages(self) -> None:
         while True:
-            words = await self.inbox.take(_TURN_MESSAGES)
+            deliveries = await self.inbox.take(_TURN_MESSAGES)
             with self._channel.batched():
-                for word in words:
-                    if isinstance(word, HangUp):
+                for delivery in deliveries:
+                    if isinstance(delivery, HangUp):
                         break
-                    self._deliver(word)
-            if isinstance(word, HangUp):
+                    self._deliver(delivery)
+            if isinstance(delivery, HangUp):
                 _log.warning(
-                    "connection closed by the daemon", client=self._client, pid=self._peer.pid, why=word.reason
+                    "connection closed by the daemon", client=self._client, pid=self._peer.pid, why=delivery.reason
                 )
                 self._channel.close()
                 self._answered.set()
                 return
 
-    def _deliver(self, word: Deliver) -> None:
-        message = word.message
+    def _deliver(self, delivery: Deliver) -> None:
+        message = delivery.message
         try:
-            self._channel.send(message, fds=word.fds)
+            self._channel.send(message, fds=delivery.fds)
         except TensordError as error:
             kind = type(message).__name__
             _log.info("answer not delivered", client=self._client, message=kind, why=str(error))
-            self._excuse(message, error)
+            self._send_error(message, error)
         finally:
-            _close(word.close)
-            self._settle(message)
+            _close(delivery.close)
+            self._note_answer(message)
 
-    def _settle(self, message: messages.Answer) -> None:
+    def _note_answer(self, message: messages.Answer) -> None:
         """Lets `_match` go on if `message` answers its query. Called even if the answer could not be sent."""
         if self._query is not None and id_of(message) == self._query:
             self._query = None
             self._answered.set()
 
-    def _excuse(self, message: messages.Answer, error: TensordError) -> None:
+    def _send_error(self, message: messages.Answer, error: TensordError) -> None:
         """Sends the client an Error in place of an answer that cannot be sent."""
         number = id_of(message)
         if number is None or isinstance(message, messages.Error):
@@ -212,9 +212,9 @@ class Session:
             self._channel.send(messages.Error.of(error, number))
 
     def _return_descriptors(self) -> None:
-        for word in self.inbox.close():
-            if isinstance(word, Deliver):
-                _close(word.close)
+        for delivery in self.inbox.close():
+            if isinstance(delivery, Deliver):
+                _close(delivery.close)
 
 
 _BY_BASE: Final[dict[type[Any], Callable[[Session, Any, Sequence[int]], Awaitable[None]]]] = {
