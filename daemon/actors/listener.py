@@ -48,7 +48,7 @@ class Listener:
         self._quotas = quotas
         self._serve = serve
         self._numbers = count(1)
-        self._said = Repeats()
+        self._logged = Repeats()
         self.sessions: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.by_uid: Counter[int] = Counter()
@@ -90,7 +90,7 @@ class Listener:
             try:
                 self._admit(uid)
             except LimitReached as refusal:
-                if self._said.is_new((uid, peer.pid), loop.time()):
+                if self._logged.is_new((uid, peer.pid), loop.time()):
                     _log.warning("connection refused", pid=peer.pid, why=str(refusal))
                 _turn_away(accepted, refusal)
                 continue
