@@ -82,33 +82,33 @@ class Documents:
     def __init__(self, store: Mailbox[StoreMessage], governor: Mailbox[GovernorMessage]) -> None:
         self._store = store
         self._governor = governor
-        together: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+        merges: dict[type[Any], Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
             messages.StatusQuery: lambda store, governor: {**store, "governor": governor},
             messages.HealthQuery: _health,
         }
-        self._together = handlers(messages.DaemonQuery, together)
+        self._merges = handlers(messages.DaemonQuery, merges)
 
     async def answer(self, message: messages.StatusRequest, sender: Sender = OWN) -> dict[str, Any]:
         """The body of one answer."""
         if isinstance(message, messages.EntriesQuery):
             return await self._entries(message, sender)
-        told = _asked()
-        await self._store.tell(Question(message, told), sender)
+        answer = _new_answer()
+        await self._store.tell(Question(message, answer), sender)
         if not isinstance(message, messages.DaemonQuery):
-            return await told
-        governed = _asked()
+            return await answer
+        governed = _new_answer()
         await self._governor.tell(Question(message, governed), sender)
-        return self._together[type(message)](await told, await governed)
+        return self._merges[type(message)](await answer, await governed)
 
     async def _entries(self, message: messages.EntriesQuery, sender: Sender) -> dict[str, Any]:
         """The requested number of entries, or fewer at the end of the list. The store returns them in parts."""
         rows: list[dict[str, Any]] = []
         after = message.after
         while True:
-            told = _asked()
+            answer = _new_answer()
             asked = messages.EntriesQuery(message.id, after, message.count - len(rows), message.namespace)
-            await self._store.tell(Question(asked, told), sender)
-            part = await told
+            await self._store.tell(Question(asked, answer), sender)
+            part = await answer
             rows += part["entries"]
             after = part["behind"]
             if after is None or len(rows) == message.count:
@@ -124,21 +124,21 @@ def _health(store: dict[str, Any], governor: dict[str, Any]) -> dict[str, Any]:
     return {**store, "problems": problems, "healthy": not problems}
 
 
-def _sayable(figures: Any) -> Any:
+def _limited(figures: Any) -> Any:
     """`figures` with every integer limited to INTEGER_MAX, the largest on the wire. Sums of sizes that clients report
     may exceed 64 bits."""
     match figures:
         case dict():
-            return {name: _sayable(figure) for name, figure in figures.items()}
+            return {name: _limited(figure) for name, figure in figures.items()}
         case list():
-            return [_sayable(figure) for figure in figures]
+            return [_limited(figure) for figure in figures]
         case int():
             return min(figures, INTEGER_MAX)
         case _:
             return figures
 
 
-def _asked() -> asyncio.Future[dict[str, Any]]:
+def _new_answer() -> asyncio.Future[dict[str, Any]]:
     return asyncio.get_running_loop().create_future()
 
 
@@ -170,7 +170,7 @@ class StatusSession:
                 await paced(self._channel, self._rates, self._sender[0], QUESTION_COST)
                 self._channel.send(await self._answer(message))
                 if isinstance(message, messages.Watch) and watching is None:
-                    watching = asyncio.create_task(self._tell_events())
+                    watching = asyncio.create_task(self._send_events())
             if self._channel.failure is not None:
                 raise self._channel.failure
         except ProtocolError as error:
@@ -187,12 +187,12 @@ class StatusSession:
             body = await self._documents.answer(message, self._sender)
             # The figures of entries came in messages, so they fit into messages. The check is skipped, because there
             # may be a thousand entries.
-            is_sayable = isinstance(message, messages.EntriesQuery)
-            return messages.Document(message.id, body if is_sayable else _sayable(body))
+            fits = isinstance(message, messages.EntriesQuery)
+            return messages.Document(message.id, body if fits else _limited(body))
         except TensordError as error:
             return messages.Error.of(error, message.id)
 
-    async def _tell_events(self) -> None:
+    async def _send_events(self) -> None:
         watcher = self._watchers.add()
         try:
             while True:
