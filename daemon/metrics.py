@@ -144,11 +144,11 @@ _QUEUEING: Final = (
 def text(status: Figures, accept: str = "") -> tuple[bytes, str]:
     """The metrics in the format of an HTTP `Accept` header, and the content type of that format."""
     encode, content_type = choose_encoder(accept)
-    return encode(_Told(status)), content_type
+    return encode(_Collector(status)), content_type
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Collector:
     """A collector in the sense of prometheus_client."""
 
     status: Figures
@@ -169,8 +169,8 @@ def families(status: Figures) -> Iterator[Metric]:
     yield from _lookups(store, governor.get("counters", {}))
     yield from _hit_ratios(store["hit_ratios"])
     yield from _counters(store, _STORE_TOTALS)
-    for name, figure, label, said in _STORE_BY:
-        yield _counter(name, said, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
+    for name, figure, label, help_text in _STORE_BY:
+        yield _counter(name, help_text, (label,), (((key,), count) for key, count in sorted(store[figure].items())))
     quotas: Figures = status["quotas"]
     delayed = quotas["requests_delayed"]
     yield _counter("requests_delayed", "Requests that waited for the rate of their uid.", (), [((), delayed)])
@@ -202,7 +202,7 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
 def _hit_ratios(told: Figures) -> Iterator[Metric]:
     """Hit ratios, from the document's counts. A ratio without lookups is left out."""
     lately = [(over, told[over]) for over in ("minute", "ring")]
-    for name, said, hits, of in (
+    for name, help_text, hits, of in (
         (
             "hit_ratio",
             "Share of lookups that hit, in the last minute, and while the last ring's worth of bytes was put.",
@@ -213,10 +213,10 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
         ("requests_lru_ratio", "Share of the same uses and puts whose key LRU would have stored.", "lru", "requests"),
     ):
         samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
-        yield _gauge(name, said, ("over",), samples)
+        yield _gauge(name, help_text, ("over",), samples)
     since = told["since_start"]
-    said = "Uses and puts of a sample of the keys, scaled to all of them."
-    yield _counter("sampled_requests", said, (), [((), since["requests"])])
+    help_text = "Uses and puts of a sample of the keys, scaled to all of them."
+    yield _counter("sampled_requests", help_text, (), [((), since["requests"])])
     yield _counter(
         "sampled_hits",
         "Sampled uses and puts whose key the store had, or LRU would have had.",
@@ -226,13 +226,13 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
 
 
 def _histograms(departures: Figures) -> Iterator[Metric]:
-    for name, figure, said in (
+    for name, figure, help_text in (
         ("residence_seconds", "residence_s", "Time from the put of an entry to its removal."),
         ("idle_at_eviction_seconds", "idle_s", "Time from the last use of an entry to its removal."),
         ("uses_at_eviction", "uses", "Uses of an entry between its put and its removal."),
         ("worth_at_eviction", "worth", "The policy's worth of an entry at its removal, in the policy's unit."),
     ):
-        family = HistogramMetricFamily(f"tensord_{name}", said, labels=("reason",))
+        family = HistogramMetricFamily(f"tensord_{name}", help_text, labels=("reason",))
         for reason, told in sorted(departures.get(figure, {}).items()):
             bounds = [*map(floatToGoString, told["bounds"]), "+Inf"]
             buckets = list(zip(bounds, accumulate(told["counts"]), strict=True))
@@ -243,14 +243,14 @@ def _histograms(departures: Figures) -> Iterator[Metric]:
 def _tiers(governor: Figures) -> Iterator[Metric]:
     gauges: list[Figures] = governor["gauges"]
     labels = ("gauge", "tier")
-    for name, figure, said in (
+    for name, figure, help_text in (
         ("gauge_used_bytes", "used_bytes", "Used bytes of the memory that the gauge measures."),
         ("gauge_total_bytes", "total_bytes", "Total bytes of the memory that the gauge measures."),
         ("gauge_stale", "stale", "1 while no source can read the gauge; its other metrics show the last reading."),
         ("gauge_refuses", "refuses", "1 while new entries are refused."),
         ("gauge_mode_seconds", "since_s", "Time since the gauge entered its mode."),
     ):
-        yield _gauge(name, said, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
+        yield _gauge(name, help_text, labels, (((each["gauge"], each["tier"]), each[figure]) for each in gauges))
     yield _gauge(
         "gauge_source",
         "1 for the source that the gauge is read from; `drill` and `file` are simulated.",
@@ -280,8 +280,8 @@ def _tiers(governor: Figures) -> Iterator[Metric]:
 
 def _devices(governor: Figures) -> Iterator[Metric]:
     devices: list[Figures] = governor["devices"]
-    for name, figure, said in _DEVICE:
-        yield _gauge(f"device_{name}", said, ("device",), _by_device(devices, figure))
+    for name, figure, help_text in _DEVICE:
+        yield _gauge(f"device_{name}", help_text, ("device",), _by_device(devices, figure))
     yield _gauge(
         "device_stuck",
         "1 after an eviction pass that did not lower the used bytes; the pass is not repeated.",
@@ -298,8 +298,8 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         ),
     )
     queueing = [{"device": each["device"], **each["queueing"]} for each in devices]
-    for name, figure, said in _QUEUEING:
-        yield _gauge(f"queueing_{name}", said, ("device",), _by_device(queueing, figure))
+    for name, figure, help_text in _QUEUEING:
+        yield _gauge(f"queueing_{name}", help_text, ("device",), _by_device(queueing, figure))
     counters: Figures = governor["counters"]
     yield from _counters(counters, _DEVICE_TOTALS, "device_")
     yield _counter(
@@ -308,12 +308,12 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         ("code",),
         (((code,), count) for code, count in sorted(counters["refused"].items())),
     )
-    for name, told, said in (
+    for name, told, help_text in (
         ("workflows", len(governor["workflows"]), "Workflows with a step graph."),
         ("reservations", governor["reservations"], "Reservations of device memory."),
         ("remembered_entries", governor["remembered"], "Offloaded entries that may be promoted later."),
     ):
-        yield _gauge(name, said, (), [((), told)])
+        yield _gauge(name, help_text, (), [((), told)])
 
 
 def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[str], float]]:
@@ -324,26 +324,26 @@ def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[
 
 
 def _gauges(figures: Figures, wanted: Iterable[tuple[str, str, str]]) -> Iterator[Metric]:
-    for name, figure, said in wanted:
+    for name, figure, help_text in wanted:
         if figures.get(figure) is not None:
-            yield _gauge(name, said, (), [((), figures[figure])])
+            yield _gauge(name, help_text, (), [((), figures[figure])])
 
 
 def _counters(figures: Figures, wanted: Iterable[tuple[str, str, str]], prefix: str = "") -> Iterator[Metric]:
-    for name, figure, said in wanted:
+    for name, figure, help_text in wanted:
         if figure in figures:
-            yield _counter(prefix + name, said, (), [((), figures[figure])])
+            yield _counter(prefix + name, help_text, (), [((), figures[figure])])
 
 
-def _gauge(name: str, said: str, labels: Sequence[str], samples: Labelled) -> Metric:
-    family = GaugeMetricFamily(f"tensord_{name}", said, labels=labels)
+def _gauge(name: str, help_text: str, labels: Sequence[str], samples: Labelled) -> Metric:
+    family = GaugeMetricFamily(f"tensord_{name}", help_text, labels=labels)
     for values, amount in samples:
         family.add_metric(values, amount)
     return family
 
 
-def _counter(name: str, said: str, labels: Sequence[str], samples: Labelled) -> Metric:
-    family = CounterMetricFamily(f"tensord_{name}", said, labels=labels)
+def _counter(name: str, help_text: str, labels: Sequence[str], samples: Labelled) -> Metric:
+    family = CounterMetricFamily(f"tensord_{name}", help_text, labels=labels)
     for values, amount in samples:
         family.add_metric(values, amount)
     return family
