@@ -130,11 +130,11 @@ class MetricsServer:
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             headers.append(("Allow", ", ".join(name.decode() for name in _METHODS)))
         response = h11.Response(status_code=answer.status, reason=answer.status.phrase, headers=headers)
-        said = [http.send(response)]
+        parts = [http.send(response)]
         if method != b"HEAD":
-            said.append(http.send(h11.Data(answer.body)))
-        said.append(http.send(h11.EndOfMessage()))
-        await loop.sock_sendall(peer, b"".join(part for part in said if part))
+            parts.append(http.send(h11.Data(answer.body)))
+        parts.append(http.send(h11.EndOfMessage()))
+        await loop.sock_sendall(peer, b"".join(part for part in parts if part))
         if not whole:
             await self._linger(peer)
 
