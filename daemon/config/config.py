@@ -188,7 +188,7 @@ class Config:
             BadConfiguration: names the key, its value, the source and the allowed values.
         """
         uid = os.geteuid() if uid is None else uid
-        known = {key: said for key, said, _ in settings_of(cls)}
+        known = {key: spec for key, spec, _ in settings_of(cls)}
         flags = from_flags(argv, {**known, "config": Setting(PATH, "the TOML file")})
         given: Given = {}
         if path := _file(flags.pop("config", None), environ, uid):
@@ -219,8 +219,8 @@ class Config:
     def explain(self) -> list[SettingInForce]:
         """Every setting with its value and its source, as `tensorctl config check` shows them."""
         return [
-            SettingInForce(key, said.show(self.value(key)), self.sources[key], said.reload)
-            for key, said, _ in settings_of(Config)
+            SettingInForce(key, spec.show(self.value(key)), self.sources[key], spec.reload)
+            for key, spec, _ in settings_of(Config)
         ]
 
     def reloaded(self, new: Config) -> Reload:
@@ -251,31 +251,31 @@ class Config:
             if high == "ring_bytes" and self.is_derived(high):
                 continue
             if self.value(low) is not None and self.value(low) > self.value(high):
-                raise BadConfiguration(f"{self._said(low)}: must be at most {self._said(high)}")
+                raise BadConfiguration(f"{self._described(low)}: must be at most {self._described(high)}")
         try:
             self.pressure.thresholds()
         except BadConfiguration as error:
             keys = [f"pressure.{field.name}" for field in dataclasses.fields(Thresholds)]
-            given = ", ".join(self._said(key) for key in keys if self.sources[key] != "default")
+            given = ", ".join(self._described(key) for key in keys if self.sources[key] != "default")
             raise BadConfiguration(f"[pressure] {error}; given: {given}") from None
         if "file" in (self.gauges.device, self.gauges.host) and self.gauges.file is None:
-            raise BadConfiguration(f"{self._said('gauges.file')}: name the file for gauges.device or gauges.host")
+            raise BadConfiguration(f"{self._described('gauges.file')}: name the file for gauges.device or gauges.host")
         sockets = ("socket", "status_socket", "metrics.socket")
         for first, second in combinations(sockets, 2):
             if self.value(first) == self.value(second):
-                raise BadConfiguration(f"{self._said(second)}: must differ from {self._said(first)}")
+                raise BadConfiguration(f"{self._described(second)}: must differ from {self._described(first)}")
         for key in (*sockets, "gauges.file"):
             if self.value(key) is not None and not self.value(key).is_absolute():
-                raise BadConfiguration(f"{self._said(key)}: must be an absolute path")
+                raise BadConfiguration(f"{self._described(key)}: must be an absolute path")
         for key in sockets:
             path: Path = self.value(key)
             if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
-                    f"{self._said(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at most "
+                    f"{self._described(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at most "
                     f"{places.SOCKET_PATH_BYTES_MAX}"
                 )
 
-    def _said(self, key: str) -> str:
+    def _described(self, key: str) -> str:
         shown = {row.key: row.value for row in self.explain()}[key]
         return f"{key} = {shown} ({self.sources[key]})"
 

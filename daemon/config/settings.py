@@ -152,8 +152,8 @@ class Setting:
             for word, bound in (("at least", self.low), ("at most", self.high))
             if bound is not None
         ]
-        said = ", ".join([f"must be {self.kind.wants}", " and ".join(bounds)]).rstrip(", ")
-        return said + (", or none" if self.optional else "")
+        wants = ", ".join([f"must be {self.kind.wants}", " and ".join(bounds)]).rstrip(", ")
+        return wants + (", or none" if self.optional else "")
 
     def show(self, value: Any) -> str:
         return "none" if value is None else self.kind.show(value)
@@ -161,10 +161,10 @@ class Setting:
 
 def setting(kind: Kind, doc: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """A dataclass field for a setting. Without `default`, the default is computed while loading (`derived`)."""
-    said = Setting(kind, " ".join(doc.split()), **more)
+    spec = Setting(kind, " ".join(doc.split()), **more)
     if default is dataclasses.MISSING:
-        return dataclasses.field(metadata={"setting": said})
-    return dataclasses.field(default=default, metadata={"setting": said})
+        return dataclasses.field(metadata={"setting": spec})
+    return dataclasses.field(default=default, metadata={"setting": spec})
 
 
 def settings_of(tree: type[Any], prefix: str = "") -> Iterator[tuple[str, Setting, Any]]:

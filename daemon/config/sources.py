@@ -31,8 +31,8 @@ def unknown(what: str, given: str, known: Iterable[str], besides: str = "") -> B
     """
     rest = {name.removeprefix(besides): name for name in known}
     near = difflib.get_close_matches(given.removeprefix(besides), list(rest), n=1, cutoff=_CLOSE)
-    said = f"; did you mean {rest[near[0]]!r}?" if near else "; `tensord --help` lists all of them"
-    return BadConfiguration(f"{what} {given!r}{said}")
+    hint = f"; did you mean {rest[near[0]]!r}?" if near else "; `tensord --help` lists all of them"
+    return BadConfiguration(f"{what} {given!r}{hint}")
 
 
 def from_flags(argv: Sequence[str], known: Mapping[str, Setting]) -> Given:

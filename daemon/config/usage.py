@@ -63,10 +63,10 @@ def help_text() -> str:
         "  --config FILE        the TOML file; also TENSORD_CONFIG",
         "",
     ]
-    for key, said, default in settings_of(Config):
-        switch = said.kind is SWITCH
+    for key, spec, default in settings_of(Config):
+        switch = spec.kind is SWITCH
         lines.append(f"  {flag_of(key)}" + (f", --no-{flag_of(key)[2:]}" if switch else " VALUE"))
-        lines += _wrapped(f"{said.doc} (default: {_default(said, default)})", "        ")
+        lines += _wrapped(f"{spec.doc} (default: {_default(spec, default)})", "        ")
     return "\n".join(lines) + "\n"
 
 
@@ -89,28 +89,28 @@ def example_text() -> str:
         "# `tensorctl config check` shows the current value of each setting and its source.",
     ]
     table = ""
-    for key, said, default in settings_of(Config):
+    for key, spec, default in settings_of(Config):
         into, _, name = key.rpartition(".")
         if into != table:
             lines += ["", f"[{into}]"]
             table = into
-        mark = " (reload)" if said.reload else ""
-        note = f" Default: {said.derived}." if said.derived else ""
-        lines += ["", *_wrapped(f"{said.doc[0].upper()}{said.doc[1:]}{mark}.{note}", "# ")]
-        lines += _wrapped(f"It {said.wants}.", "# ")
-        lines.append(f"#{name} = {_toml(key, said, default)}")
+        mark = " (reload)" if spec.reload else ""
+        note = f" Default: {spec.derived}." if spec.derived else ""
+        lines += ["", *_wrapped(f"{spec.doc[0].upper()}{spec.doc[1:]}{mark}.{note}", "# ")]
+        lines += _wrapped(f"It {spec.wants}.", "# ")
+        lines.append(f"#{name} = {_toml(key, spec, default)}")
     return "\n".join(lines) + "\n"
 
 
-def _default(said: Setting, default: Any) -> str:
-    return said.derived or said.show(default)
+def _default(spec: Setting, default: Any) -> str:
+    return spec.derived or spec.show(default)
 
 
-def _toml(key: str, said: Setting, default: Any) -> str:
+def _toml(key: str, spec: Setting, default: Any) -> str:
     if default is dataclasses.MISSING:
         return json.dumps(_DERIVED[key])
-    shown = said.show(default)
-    bare = said.kind in (COUNT, SHARE, SWITCH) and default is not None
+    shown = spec.show(default)
+    bare = spec.kind in (COUNT, SHARE, SWITCH) and default is not None
     return shown if bare else json.dumps(shown)
 
 
