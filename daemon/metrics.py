@@ -199,9 +199,9 @@ def _lookups(store: Figures, counters: Figures) -> Iterator[Metric]:
     )
 
 
-def _hit_ratios(told: Figures) -> Iterator[Metric]:
+def _hit_ratios(ratios: Figures) -> Iterator[Metric]:
     """Hit ratios, from the document's counts. A ratio without lookups is left out."""
-    lately = [(over, told[over]) for over in ("minute", "ring")]
+    lately = [(over, ratios[over]) for over in ("minute", "ring")]
     for name, help_text, hits, of in (
         (
             "hit_ratio",
@@ -214,7 +214,7 @@ def _hit_ratios(told: Figures) -> Iterator[Metric]:
     ):
         samples = [((over,), sums[hits] / sums[of]) for over, sums in lately if sums[of]]
         yield _gauge(name, help_text, ("over",), samples)
-    since = told["since_start"]
+    since = ratios["since_start"]
     help_text = "Uses and puts of a sample of the keys, scaled to all of them."
     yield _counter("sampled_requests", help_text, (), [((), since["requests"])])
     yield _counter(
@@ -233,10 +233,10 @@ def _histograms(departures: Figures) -> Iterator[Metric]:
         ("worth_at_eviction", "worth", "The policy's worth of an entry at its removal, in the policy's unit."),
     ):
         family = HistogramMetricFamily(f"tensord_{name}", help_text, labels=("reason",))
-        for reason, told in sorted(departures.get(figure, {}).items()):
-            bounds = [*map(floatToGoString, told["bounds"]), "+Inf"]
-            buckets = list(zip(bounds, accumulate(told["counts"]), strict=True))
-            family.add_metric((reason,), buckets, told["sum"])
+        for reason, histogram in sorted(departures.get(figure, {}).items()):
+            bounds = [*map(floatToGoString, histogram["bounds"]), "+Inf"]
+            buckets = list(zip(bounds, accumulate(histogram["counts"]), strict=True))
+            family.add_metric((reason,), buckets, histogram["sum"])
         yield family
 
 
@@ -308,12 +308,12 @@ def _devices(governor: Figures) -> Iterator[Metric]:
         ("code",),
         (((code,), count) for code, count in sorted(counters["refused"].items())),
     )
-    for name, told, help_text in (
+    for name, count, help_text in (
         ("workflows", len(governor["workflows"]), "Workflows with a step graph."),
         ("reservations", governor["reservations"], "Reservations of device memory."),
         ("remembered_entries", governor["remembered"], "Offloaded entries that may be promoted later."),
     ):
-        yield _gauge(name, help_text, (), [((), told)])
+        yield _gauge(name, help_text, (), [((), count)])
 
 
 def _by_device(rows: Iterable[Figures], figure: str) -> Iterator[tuple[Sequence[str], float]]:
