@@ -104,7 +104,7 @@ class _Daemon:
         self._config = config
         self._argv = argv
         self._notifier = notify.Notifier(environ)
-        self._handed_in = notify.listen_sockets(environ)
+        self._activated = notify.listen_sockets(environ)
         self._environ: Mapping[str, str] = dict(environ)
         self._quotas = Quotas(quota_rules(config), os.geteuid(), config.quotas.requests_per_s_max)
         self._stop = asyncio.Event()
@@ -123,7 +123,7 @@ class _Daemon:
         # New memory is removed again if the daemon cannot listen: it is empty.
         drop = not memory.recovered
         try:
-            with Sockets(config, self._handed_in) as sockets:
+            with Sockets(config, self._activated) as sockets:
                 drop = False
                 await self._serve(memory, sockets, began)
         finally:
@@ -135,7 +135,7 @@ class _Daemon:
         policy = by_name(self._config.policy)
         ring_bytes = memory.superblock.limit_bytes
         parts = self._assembled(memory, self._store(memory, policy))
-        _take_over(memory, parts, policy)
+        _recover(memory, parts, policy)
         documents = Documents(parts.store.inbox, parts.governor.inbox)
         stalls = StallTrigger(self._config.gauges.psi_stall_s, parts.pressure.sample_now, _log)
         sessions: set[Session] = set()
@@ -152,7 +152,7 @@ class _Daemon:
             running.append(tasks.create_task(self._watchdog()))
             running.append(tasks.create_task(self._grow(memory, parts.store)))
             running.append(tasks.create_task(_scrub(memory, parts.store)))
-            running.append(tasks.create_task(_keep_learned(memory, policy)))
+            running.append(tasks.create_task(_save_learned(memory, policy)))
             running.append(tasks.create_task(_fail_with(serving)))
             _log.info(
                 "serving",
@@ -227,13 +227,13 @@ class _Daemon:
     ) -> list[Listener]:
         """The listeners of the control and the status socket. They keep `sessions`, the connected clients, current."""
         config = self._config
-        told_limits = wire_limits(config, memory.superblock.limit_bytes)
-        welcome = welcome_for(config.instance, memory.superblock.epoch, told_limits)
+        client_limits = wire_limits(config, memory.superblock.limit_bytes)
+        welcome = welcome_for(config.instance, memory.superblock.epoch, client_limits)
 
         async def serve_client(number: int, accepted: socket.socket) -> None:
             session = Session(
                 number,
-                AsyncChannel(accepted, Connection.control_server(told_limits), read_bytes=READ_BYTES),
+                AsyncChannel(accepted, Connection.control_server(client_limits), read_bytes=READ_BYTES),
                 peer_of(accepted),
                 parts.store.inbox,
                 parts.governor.inbox,
@@ -249,7 +249,7 @@ class _Daemon:
                 sessions.discard(session)
 
         async def serve_reader(number: int, accepted: socket.socket) -> None:
-            channel = AsyncChannel(accepted, Connection.status_server(told_limits), read_bytes=READ_BYTES)
+            channel = AsyncChannel(accepted, Connection.status_server(client_limits), read_bytes=READ_BYTES)
             uid, rates = peer_of(accepted).uid, self._quotas.rates
             await StatusSession(number, uid, channel, documents, parts.watchers, rates).run()
 
@@ -329,11 +329,11 @@ def _warn_of_sizes(memory: Segments, config: Config) -> None:
         )
 
 
-def _take_over(memory: Segments, parts: _Parts, policy: Replacement) -> None:
+def _recover(memory: Segments, parts: _Parts, policy: Replacement) -> None:
     """Takes over the entries of a former daemon. If there are none, allocates the first piece of the ring."""
     if memory.recovered:
         parts.core.recover(memory.found(), boot_s(), memory.missing)
-        _recall(memory, policy)
+        _load_learned(memory, policy)
         parts.store.inbox.tell_now(Grown(memory.ready_bytes))
     else:
         parts.store.inbox.tell_now(Grown(memory.grow(0, prefault=False)))
@@ -351,7 +351,7 @@ async def _scrub(memory: Segments, actor: StoreActor) -> None:
         await actor.inbox.tell(Scrubbed(slot.number, slot.span_id, sound))
 
 
-async def _keep_learned(memory: Segments, policy: Replacement) -> None:
+async def _save_learned(memory: Segments, policy: Replacement) -> None:
     """Saves the policy's learned state every SAVE_EVERY_S, in case this daemon is killed."""
     while True:
         await asyncio.sleep(learned.SAVE_EVERY_S)
@@ -369,7 +369,7 @@ def _save(memory: Segments, policy: str, data: list[bytes]) -> None:
         _log.warning("cannot save the policy's learned state; after a restart it learns from the start", why=str(error))
 
 
-def _recall(memory: Segments, policy: Replacement) -> None:
+def _load_learned(memory: Segments, policy: Replacement) -> None:
     """Loads the learned state of a former daemon's policy, if there is a usable one."""
     data = learned.load(memory.instance, memory.superblock.instance_id, policy.name)
     if data is None:

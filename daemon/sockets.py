@@ -35,13 +35,13 @@ class Sockets:
         SocketForbidden, InstanceBusy, BadConfiguration: one of the sockets cannot be created. None is left behind then.
     """
 
-    def __init__(self, config: Config, handed_in: Mapping[str, socket.socket]) -> None:
+    def __init__(self, config: Config, activated: Mapping[str, socket.socket]) -> None:
         self._made: list[Path] = []
-        self._open = list(handed_in.values())
+        self._open = list(activated.values())
         try:
-            self.control = handed_in.get("control") or self._listen(config.socket, config.socket_mode, config)
-            self.status = handed_in.get("status") or self._listen(config.status_socket, config.status_mode, config)
-            self.metrics = self._metrics(config, handed_in.get("metrics"))
+            self.control = activated.get("control") or self._listen(config.socket, config.socket_mode, config)
+            self.status = activated.get("status") or self._listen(config.status_socket, config.status_mode, config)
+            self.metrics = self._metrics(config, activated.get("metrics"))
         except BaseException:
             self._close()
             raise
