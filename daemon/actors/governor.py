@@ -115,7 +115,7 @@ class GovernorActor:
                     self._handle(events.GovernorClientLeft(client))
             case Question():
                 if not message.answer.cancelled():
-                    message.answer.set_result(self._tell(message.message))
+                    message.answer.set_result(self._answer(message.message))
             case _:
                 assert_never(message)
 
@@ -137,7 +137,7 @@ class GovernorActor:
         if self._governor.devices.is_open(client, reading.device):
             self._reading(reading)
 
-    def _tell(self, question: messages.StatusRequest) -> dict[str, Any]:
+    def _answer(self, question: messages.StatusRequest) -> dict[str, Any]:
         self._governor.unix_at_zero_s = self._unix_at_zero()
         return self._questions[type(question)](self._governor.status())
 

@@ -149,7 +149,7 @@ class LaneJobs:
             reader = readers[(self._drain_from + number) % len(readers)]
             drained = reader.drain(most)
             if drained is not None:
-                yield from self._tell(drained)
+                yield from self._report_uses(drained)
                 left -= len(drained.span_ids)
             if left <= 0:
                 self._drain_from = (self._drain_from + number + 1) % len(readers)
@@ -157,7 +157,7 @@ class LaneJobs:
             if drained is not None or number % LANES_AT_ONCE == 0:
                 yield
 
-    def _tell(self, drained: LaneRecords) -> Iterator[None]:
+    def _report_uses(self, drained: LaneRecords) -> Iterator[None]:
         ids = drained.span_ids.tolist()
         self._handle(events.Accessed(ids[:ACCESSED_AT_ONCE], drained.misses, drained.lost))
         for start in range(ACCESSED_AT_ONCE, len(ids), ACCESSED_AT_ONCE):
