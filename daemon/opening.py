@@ -36,7 +36,7 @@ from ..shm.layout import (
     aligned,
 )
 from .core.recovery import confirmed
-from .sizes import ConfiguredSizes, settled
+from .sizes import ConfiguredSizes, resolved_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _found(instance: str, lock_fd: int, asked: ConfiguredSizes) -> Opened | None
         for start, size_bytes in missing:
             # Pages that were allocated and never written look like missing pages. Punching makes them missing.
             segments.punch(ring_fd, start, size_bytes)
-        superblock, notices = settled(former, asked)
+        superblock, notices = resolved_sizes(former, asked)
         shortage = ""
         if superblock.ring_bytes > former.ring_bytes:
             try:

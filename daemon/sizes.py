@@ -30,7 +30,7 @@ class ConfiguredSizes:
         return None if name in self.derived else int(getattr(self, name))
 
 
-def settled(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
+def resolved_sizes(former: Superblock, asked: ConfiguredSizes) -> tuple[Superblock, list[str]]:
     """The superblock with the sizes from now on, and notices for the operator."""
     limit_bytes = aligned(asked.configured("ring_bytes") or min(former.limit_bytes, former.ring_bytes))
     wanted = asked.configured("max_entries")
