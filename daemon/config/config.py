@@ -271,8 +271,8 @@ class Config:
             path: Path = self.value(key)
             if len(os.fsencode(path)) > places.SOCKET_PATH_BYTES_MAX:
                 raise BadConfiguration(
-                    f"{self._described(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at most "
-                    f"{places.SOCKET_PATH_BYTES_MAX}"
+                    f"{self._described(key)}: the path has {len(os.fsencode(path))} bytes; a socket's path may have at "
+                    f"most {places.SOCKET_PATH_BYTES_MAX}"
                 )
 
     def _described(self, key: str) -> str:
