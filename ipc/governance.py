@@ -280,7 +280,7 @@ class RequestCompleted(GovernorRequest, frozen=True):
 
 
 class Drilled(Answer, frozen=True):
-    """Answers Drill: the consequences of the simulated reading, or the consequences that it would have."""
+    """Answers Drill: the consequences of the made-up reading, or the consequences that it would have."""
 
     id: Id
     before: Mode
@@ -293,7 +293,7 @@ class Drilled(Answer, frozen=True):
 
 
 class Drill(GovernorRequest, frozen=True):
-    """Gives the governor a simulated reading.
+    """Gives the governor a made-up reading.
 
     `act`: the reading replaces the gauge's own until this connection ends. Otherwise the daemon only computes the
     consequences.

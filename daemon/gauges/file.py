@@ -1,5 +1,5 @@
 """A source that reads gauges from a file, for tests and drills. Status names this source, so the readings are marked as
-simulated.
+made up.
 
 Owns: the reading of the file, once for each sample. Does not own its format (`ipc.gaugefile`).
 
