@@ -1,4 +1,4 @@
-"""`python -m tensord.daemon`."""
+"""Runs the daemon: `python -m tensord.daemon`."""
 
 from .app import main
 

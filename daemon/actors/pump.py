@@ -18,7 +18,7 @@ from .mailbox import Mailbox
 
 TURN_S: Final = 0.0005
 """Seconds after which a turn begins no further item; one item takes 2 to 3 ms at most. A put goes through the loop four
-times and waits for a turn each time, so a long turn for a flood of puts delays everybody else's put four times."""
+times and waits for a turn each time, so a long turn for a flood of puts delays every other put four times."""
 ITEMS_MAX: Final = 64
 
 Message = TypeVar("Message")

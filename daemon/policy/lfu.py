@@ -63,8 +63,8 @@ class LFU(LRU, name="lfu"):
     def learn(self, data: Sequence[bytes]) -> None:
         rows = unpacked(data, 4)
         self._age = max(self._age, next(rows, [0, 0, 0, 0])[2])
-        told = sorted((priority, use, count, span_id) for span_id, count, priority, use in rows)
-        known = {span_id: (count, priority) for priority, _, count, span_id in told if span_id in self._rank}
+        saved = sorted((priority, use, count, span_id) for span_id, count, priority, use in rows)
+        known = {span_id: (count, priority) for priority, _, count, span_id in saved if span_id in self._rank}
         for span_id in dict.fromkeys([*known, *self._in_order()]):
             self._count[span_id], priority = known.get(span_id, (1, 1 + self._age))
             self._uses += 1
