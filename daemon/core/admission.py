@@ -140,10 +140,11 @@ def not_worth_it(need: Need) -> StoreFull:
 
 def over_share(need: Need, memory: SpanTable) -> StoreFull:
     """The uid has more than its share, and nothing that gives way would make the put fit."""
-    holding, budget = memory.holdings.of(need.uid), memory.budget
+    holdings, budget = memory.spans.holdings, memory.budget
+    holding = holdings.of(need.uid)
     return StoreFull(
         f"no room for {need.span_bytes} bytes of uid {need.uid}, which has {holding.size_bytes} bytes in "
-        f"{holding.entries} entries: {memory.holdings.rivals(need.uid)} uids share max_bytes = {budget.max_bytes} and "
+        f"{holding.entries} entries: {holdings.rivals(need.uid)} uids share max_bytes = {budget.max_bytes} and "
         f"max_entries = {budget.max_entries} equally, and what is over the shares is pinned, or not in one piece. "
         "Release leases, or evict entries of this uid"
     )

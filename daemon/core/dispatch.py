@@ -89,10 +89,10 @@ class Dispatch:
     def _client_joined(self, event: ClientJoined, now: float) -> None:
         assert event.client not in self._parts.outbox.clients, "client numbers are not used again"
         self._parts.outbox.clients[event.client] = StoreClient(event.uid, event.name)
-        self._parts.memory.holdings.joined(event.uid)
+        self._parts.memory.spans.holdings.joined(event.uid)
 
     def _client_left(self, event: ClientLeft, now: float) -> None:
-        self._parts.memory.holdings.left(self._parts.outbox.clients.pop(event.client).uid)
+        self._parts.memory.spans.holdings.left(self._parts.outbox.clients.pop(event.client).uid)
         self._leaving.add(event.client)
         self._parts.pins.client_left(event.client)
         self._parts.outbox.tell(self._parts.claims.client_left(event.client, now))
@@ -159,7 +159,7 @@ class Dispatch:
 
     def _holders_counted(self, event: HoldersCounted, now: float) -> None:
         for span_id, holders in event.holders:
-            entry = self._parts.memory.span(span_id)
+            entry = self._parts.memory.spans.find(span_id)
             if entry is not None:
                 self._parts.memory.index.show_holders(entry.slot, holders)
 

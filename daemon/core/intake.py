@@ -208,7 +208,7 @@ class Intake:
         if parent is None:
             return None
         new = Candidate(
-            memory.next_span_id,
+            memory.spans.next_span_id,
             commit.key,
             put.need.span_bytes,
             commit.tokens,

@@ -81,13 +81,13 @@ class Moving:
 
         def may_move(offset: int) -> bool:
             self._looks += 1
-            entry = memory.at(offset)
+            entry = memory.spans.at(offset)
             return not entry.child_count and self._may_move(entry)
 
         window = window_around(ring.map, hole, size_bytes, may_move, share_taken, ENTRIES_MAX)
         if window is None or not window.enough:
             return None
-        entries = sorted(map(memory.at, window.spans), key=lambda entry: (-entry.span_bytes, entry.offset))
+        entries = sorted(map(memory.spans.at, window.spans), key=lambda entry: (-entry.span_bytes, entry.offset))
         movable = [entry for entry in entries if not entry.prefix_bytes]
         places = ring.places([entry.span_bytes for entry in movable], window.low, window.high)
         moves = [(entry, place) for entry, place in zip(movable, places, strict=True) if place is not None]

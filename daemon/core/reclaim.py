@@ -132,7 +132,7 @@ class Reclaim:
                 return "scanning"
         if residency.excess_bytes and not self.stuck:
             return "moving"
-        if residency.regrowing and not memory.over_budget(need.entries, need.span_bytes, need.tokens):
+        if residency.regrowing and not memory.spans.over_budget(need.entries, need.span_bytes, need.tokens):
             # The ring is about to have more: that costs nobody an entry.
             return "moving"
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
@@ -276,12 +276,12 @@ class Reclaim:
 
     @property
     def _waits_for_pins(self) -> bool:
-        return self._memory.holds_back or self._memory.over_budget() or self.stuck
+        return self._memory.holds_back or self._memory.spans.over_budget() or self.stuck
 
     def _trim(self, now: float) -> None:
         """Chooses victims while the store is over a budget that was lowered."""
         memory = self._memory
-        if not memory.over_budget():
+        if not memory.spans.over_budget():
             return
         choice = self._room.choose(Need(), self._trimming)
         if choice.victims:
@@ -347,7 +347,7 @@ class Reclaim:
             return False
         victims = self._memory.victims_in_scan()
         if self._attempt is None:
-            return not self._memory.over_budget()
+            return not self._memory.spans.over_budget()
         if not any(entry.span_id in pinned for entry in victims):
             return False
         return self._room.staying.obstacle(self._attempt.need) is not None

@@ -23,7 +23,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "policy": memory.policy.name,
         "entries": len(memory.entries),
         "max_entries": store.budget.max_entries,
-        "tokens": memory.taken_tokens,
+        "tokens": memory.spans.taken_tokens,
         "max_tokens": store.budget.max_tokens,
         "used_bytes": ring.used_bytes,
         "max_bytes": store.budget.max_bytes,
@@ -38,7 +38,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "withdrawn_extents": ring.withdrawn_count,
         "regrow_error": store.residency.error,
         "pressed": _pressed(store.idle_sweep.pressed),
-        "retired_bytes": memory.retired_bytes,
+        "retired_bytes": memory.spans.retired_bytes,
         "pinned_spans_seen": len(memory.last_pinned),
         "puts_in_flight": len(puts),
         "puts_waiting": puts.waiting,
@@ -67,7 +67,11 @@ def by_uid(store: Store, besides: Iterable[int]) -> dict[int, dict[str, int]]:
     """As `Store.by_uid`."""
     puts = Counter(put.uid for put in store.intake.puts)
     announced = store.intake.puts.arrivals.by_uid()
-    holdings, claims, namespaces = store.memory.holdings, store.claims.of_uid, store.memory.index.generations.of_uid
+    holdings, claims, namespaces = (
+        store.memory.spans.holdings,
+        store.claims.of_uid,
+        store.memory.index.generations.of_uid,
+    )
     rows: dict[int, dict[str, int]] = {}
     for uid in {*besides, *puts, *claims, *namespaces, *holdings.uids()}:
         holding = holdings.of(uid)

@@ -112,7 +112,7 @@ class Room:
         budget = self._memory.budget
         capacity = Capacity(max(1, budget.put_bytes_max), budget.max_entries, budget.max_tokens)
         more = Holding(need.span_bytes, need.entries, need.tokens)
-        return self._memory.holdings.gives_way(need.uid, more, capacity)
+        return self._memory.spans.holdings.gives_way(need.uid, more, capacity)
 
     def _choose(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
         choice = Choice()
@@ -130,7 +130,7 @@ class Room:
                     window = self._window_between_pins(need)
                 if window is None:
                     return choice
-                choice.victims = self._with_children({self._memory.at(o): "capacity" for o in window.spans})
+                choice.victims = self._with_children({self._memory.spans.at(o): "capacity" for o in window.spans})
                 if ring.withdrawn_count or not window.enough:
                     cursor.window_at = window.low
                 if not window.enough:
@@ -145,7 +145,7 @@ class Room:
         choice = self._meet_budgets(need, choice, cursor, owners)
         choice.victims = self._with_children(choice.victims)
         if exchange is not None and not choice.victims and not choice.looking:
-            within = not self._memory.over_budget(need.entries, need.span_bytes, need.tokens)
+            within = not self._memory.spans.over_budget(need.entries, need.span_bytes, need.tokens)
             choice.exchange = exchange if within else None
             cursor.exchanged |= within
         return choice
@@ -156,8 +156,8 @@ class Room:
         self._coldest.begin()
         clearing = Clearing(
             memory.ring,
-            lambda o: memory.at(o).child_count == 0 and self.staying.may_go(memory.at(o)),
-            lambda o: memory.policy.rank(memory.at(o).number),
+            lambda o: memory.spans.at(o).child_count == 0 and self.staying.may_go(memory.spans.at(o)),
+            lambda o: memory.policy.rank(memory.spans.at(o).number),
             VICTIMS_MAX,
         )
         seen = 0
@@ -168,7 +168,7 @@ class Room:
             clearing.add(entry.offset, left_bytes)
             seen += 1
         cursor.skip = 0 if clearing.spans else cursor.skip + seen
-        return Choice(self._with_children({memory.at(offset): reason for offset in clearing.spans}))
+        return Choice(self._with_children({memory.spans.at(offset): reason for offset in clearing.spans}))
 
     def leaves_first(
         self, wanted: Iterable[SpanEntry], test: Callable[[SpanEntry], bool], most: int
@@ -208,7 +208,7 @@ class Room:
     def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
         """A window in which nothing but withdrawn pages is in the way, for a put within the budgets: exchanging pages
         costs nobody an entry. Once in an attempt: what it takes may not be to be had."""
-        if cursor.exchanged or self._memory.over_budget(need.entries, need.span_bytes, need.tokens):
+        if cursor.exchanged or self._memory.spans.over_budget(need.entries, need.span_bytes, need.tokens):
             return None
         return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
@@ -374,13 +374,13 @@ class Room:
         gone_bytes = sum(entry.span_bytes for entry in victims)
         bytes_max = budget.max_bytes if need.key is None else budget.put_bytes_max
         over = {
-            "entries": memory.taken_entries + need.entries - budget.max_entries - len(victims),
+            "entries": memory.spans.taken_entries + need.entries - budget.max_entries - len(victims),
             "tokens": 0,
             "capacity": memory.ring.used_bytes + need.span_bytes - bytes_max - gone_bytes,
         }
         if budget.max_tokens is not None:
             gone_tokens = sum(entry.tokens for entry in victims)
-            over["tokens"] = memory.taken_tokens + need.tokens - budget.max_tokens - gone_tokens
+            over["tokens"] = memory.spans.taken_tokens + need.tokens - budget.max_tokens - gone_tokens
         want = dict(over)
         if need.key is None:
             return over, want

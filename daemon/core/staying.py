@@ -100,7 +100,7 @@ class Staying:
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._kept_for:
-            pinned = map(memory.span, (*memory.last_pinned, *self._pins.spans()))
+            pinned = map(memory.spans.find, (*memory.last_pinned, *self._pins.spans()))
             self._kept = memory.sequences.before(pinned)
         # The very set, also where it is an equal one: comparing it with itself costs nothing.
         self._kept_for = kept_for
@@ -133,7 +133,7 @@ class Staying:
         memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
         besides = (number for number in list(pins.spans()) if number not in pinned)
         blocks = (each for each in self._awaited_blocks() | self._kept_blocks() if not self._is_pinned(each))
-        spans = chain(map(memory.span, chain(pinned, besides)), blocks)
+        spans = chain(map(memory.spans.find, chain(pinned, besides)), blocks)
         return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
 
     def _is_pinned(self, entry: SpanEntry) -> bool:
@@ -142,4 +142,4 @@ class Staying:
     def bucket(self, key: bytes) -> list[SpanEntry | None]:
         """What stands where `key` may stand."""
         index = self._memory.index
-        return [self._memory.span(index.read(slot).span_id) for slot in index.slots_for(key)]
+        return [self._memory.spans.find(index.read(slot).span_id) for slot in index.slots_for(key)]

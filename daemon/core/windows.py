@@ -103,7 +103,7 @@ class Windows:
 
         def warmth(offset: int) -> tuple[float, ...]:
             known = self._known[offset]
-            return memory.policy.rank(memory.at(offset).number) if known is None else known[1][1]
+            return memory.policy.rank(memory.spans.at(offset).number) if known is None else known[1][1]
 
         return window_around(
             memory.ring.map, offset, self._size_bytes, may_go, warmth, self._spans_max, through=through, take=take
@@ -112,7 +112,7 @@ class Windows:
     def _look(self, offset: int) -> tuple[SpanEntry, Price] | None:
         """What stands there and what it costs; None where it may not go."""
         if offset not in self._known:
-            entry = self._memory.at(offset)
+            entry = self._memory.spans.at(offset)
             self._known[offset] = (entry, self._prices.of(entry)) if self._may_go(entry) else None
         return self._known[offset]
 

@@ -208,7 +208,7 @@ def test_views_hold_what_they_pin_and_are_let_go_of() -> None:
         stand.ask(request)
         now = {span for _, span, _ in stand._views}
         assert len(now) <= 5
-        assert all(stand.store.memory.span(span) is not None for span in now), "a pinned span is gone"
+        assert all(stand.store.memory.spans.find(span) is not None for span in now), "a pinned span is gone"
         pinned |= now
     stand.check_invariants()
     assert len(pinned) > 20, "never let go of"

@@ -28,6 +28,7 @@ DAEMON: Final = {
         "daemon.core.intake:Intake.commit",
         "daemon.core.intake:Intake.part",
         "daemon.core.span_table:SpanTable.place",
+        "daemon.core.allocated_spans:AllocatedSpans.reserve",
         "shm.index:IndexWriter.reserve",
         "daemon.copier:Copier.open_inbox",
         "daemon.copier:Copier._carry_out",
@@ -46,7 +47,7 @@ DAEMON: Final = {
         "daemon.core.span_table:SpanTable.begin_scan",
         "daemon.actors.lanes:*._scan",
         "daemon.core.span_table:SpanTable.scanned",
-        "daemon.core.span_table:SpanTable._free",
+        "daemon.core.allocated_spans:AllocatedSpans.free",
         "shm.index:IndexWriter.release",
     ),
     "evict": (

@@ -20,7 +20,9 @@ LARGE_BYTES = 340 * KIB
 POINTS = {
     "daemon.core.span_table:SpanTable.begin_move": (1, 4, 8, 12),
     "daemon.copier:Copier._move": (1, 5, 9, 12),
-    "daemon.core.span_table:SpanTable.end_move": (1, 5, 9, 13),
+    "daemon.core.span_table:SpanTable.end_move": (1, 3, 5, 7),
+    "daemon.core.allocated_spans:AllocatedSpans.reserve": (1, 5, 8, 11),
+    "daemon.core.allocated_spans:AllocatedSpans.swap": (1, 4, 8),
     "shm.index:IndexWriter.move": (1, 2, 3, 4, 5),
     "shm.index:IndexWriter.publish": (2, 3, 4),
     "shm.index:IndexWriter.unpublish": (2, 3, 4),

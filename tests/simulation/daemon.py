@@ -418,5 +418,5 @@ class Daemon:
 
     def holds(self, span_id: int, key: bytes) -> bool:
         """Whether a span is still allocated to this key."""
-        entry = self.store.memory.span(span_id)
+        entry = self.store.memory.spans.find(span_id)
         return entry is not None and entry.key == key

@@ -47,7 +47,7 @@ def test_a_victim_under_scan_can_be_evicted_by_name(make: Make) -> None:
     assert stand.last(2) == messages.Counted(5, 1)
     stand.settle()
     assert stand.find(key(1)) is None
-    assert stand.store.memory.span(view.span_id) is not None
+    assert stand.store.memory.spans.find(view.span_id) is not None
 
 
 def test_entries_expire_and_touch_renews_them(make: Make) -> None:

@@ -116,9 +116,9 @@ def test_what_a_uid_has_is_known_again_after_a_restart(make: Make) -> None:
         stand.put(number, client=2)
     for number in range(1000, 1030):
         stand.put(number, client=1)
-    holdings = {uid: stand.store.memory.holdings.of(uid) for uid in (ALICE, BOB)}
+    holdings = {uid: stand.store.memory.spans.holdings.of(uid) for uid in (ALICE, BOB)}
     restart(stand)
-    assert {uid: stand.store.memory.holdings.of(uid) for uid in (ALICE, BOB)} == holdings
+    assert {uid: stand.store.memory.spans.holdings.of(uid) for uid in (ALICE, BOB)} == holdings
 
 
 @given(

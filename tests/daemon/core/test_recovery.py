@@ -246,7 +246,7 @@ def test_entries_of_a_past_generation_that_were_to_be_dropped_are_not_published_
     assert stand.store.status()["found_corrupt"] == 0
     stand.settle()
     # Nothing is placed where somebody still looks.
-    assert stand.store.memory.span(view.span_id) is not None
+    assert stand.store.memory.spans.find(view.span_id) is not None
     stand.send(1, messages.Invalidate(1, b"namespac", 1))
     assert stand.last() == messages.Generation(1, 2, 0)
     assert stand.put(key(1, generation=1)) == "Invalidated"

@@ -204,7 +204,7 @@ def test_what_is_unpublished_during_a_scan_waits_for_the_next(make: Make) -> Non
     # The lanes were read before 2 was unpublished, and before its reader pinned it.
     stand.scans -= 1
     stand.do(Scanned(frozenset()))
-    assert stand.store.memory.span(view.span_id) is not None
+    assert stand.store.memory.spans.find(view.span_id) is not None
     stand.settle()
     assert stand.store.memory.ring.used_bytes == SPAN
     stand.views.clear()
@@ -226,7 +226,7 @@ def test_a_victim_whose_key_is_stored_anew_does_not_come_back(make: Make) -> Non
     stand.settle()
     assert new is not None
     assert stand.find(key(1)) in (new, None)
-    assert stand.store.memory.span(old.span_id) is not None, "somebody still views it"
+    assert stand.store.memory.spans.find(old.span_id) is not None, "somebody still views it"
 
 
 def test_a_full_bucket_evicts_the_coldest_that_stands_there(make: Make) -> None:

@@ -406,8 +406,8 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "stand"):
             return
         memory = self.stand.store.memory
-        assert memory.taken_entries <= 7
-        assert memory.taken_tokens <= 20
+        assert memory.spans.taken_entries <= 7
+        assert memory.spans.taken_tokens <= 20
         # A lowered budget is passed until enough has gone; it is never passed by more than before.
         used = memory.ring.used_bytes
         assert used <= max(memory.budget.max_bytes, self.most_bytes)

@@ -143,7 +143,7 @@ def test_what_is_read_just_before_a_put_is_not_what_makes_room_for_it(stand: Sta
         ask(stand, number)
     policy = stand.store.memory.policy
     for number in range(3 * RING, 3 * RING + 40):
-        coldest = stand.store.memory.span(next(policy.coldest()))
+        coldest = stand.store.memory.spans.find(next(policy.coldest()))
         assert coldest is not None
         stand.recorded = [coldest.span_id]
         assert stand.put(number) == "stored"
