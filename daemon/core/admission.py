@@ -151,7 +151,7 @@ def over_share(need: Need, memory: SpanTable) -> StoreFull:
 
 
 def no_room(
-    need: Need, obstacle: str | None, memory: SpanTable, staying_bytes: int, residency: Residency
+    need: Need, obstacle: str | None, memory: SpanTable, unevictable_bytes: int, residency: Residency
 ) -> StoreFull | UnderPressure:
     """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
     ring = memory.ring
@@ -159,7 +159,7 @@ def no_room(
     if obstacle == "resident_bytes_max" and short is not None and short < memory.budget.max_bytes:
         return UnderPressure(
             f"no room for {need.span_bytes} bytes: memory is short, and the ring may keep {short} bytes of its "
-            f"{ring.capacity_bytes} in it now; {staying_bytes} bytes are pinned or in flight. Compute without storing "
+            f"{ring.capacity_bytes} in it now; {unevictable_bytes} bytes are pinned or in flight. Compute without storing "
             "it, or put again when the pressure has gone"
         )
     if ring.withdrawn_bytes and residency.error:
@@ -167,6 +167,6 @@ def no_room(
     return StoreFull(
         f"no room for {need.span_bytes} bytes and {need.tokens} tokens "
         f"({obstacle or 'pins came and went'}): largest_free_bytes is {ring.largest_free_bytes} of "
-        f"{ring.capacity_bytes}, and {staying_bytes} bytes are pinned or in flight. Release leases "
+        f"{ring.capacity_bytes}, and {unevictable_bytes} bytes are pinned or in flight. Release leases "
         "(`tensorctl clients` shows who holds them) and put again, or raise ring_bytes"
     )

@@ -48,7 +48,7 @@ class IdleSweep:
         page, behind = self._memory.entries.page(self._after, SLICE, None)
 
         def is_idle(entry: SpanEntry) -> bool:
-            return now - entry.used_at >= idle_s and self._room.staying.may_go(entry)
+            return now - entry.used_at >= idle_s and self._room.unevictable.may_go(entry)
 
         idle = self._room.leaves_first(filter(is_idle, page), is_idle, SLICE)
         self._memory.hide((entry, "emergency") for entry in idle)

@@ -320,10 +320,10 @@ class Intake:
 
     def _no_room(self, put: PutProgress) -> None:
         """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""
-        if not self._room.staying.knows and not self._room.staying.surveyed():
+        if not self._room.unevictable.is_known and not self._room.unevictable.advance_survey():
             # It is asked for again.
             return
-        obstacle = self._room.staying.obstacle(put.need)
+        obstacle = self._room.unevictable.obstacle(put.need)
         self._reclaim.drop_attempt()
         if obstacle == "ring" and self.ring_is_growing:
             self.puts.parked.append(self.puts.queue.take())
@@ -332,7 +332,7 @@ class Intake:
         if obstacle is None and owners is not None and put.uid in owners:
             self.refuse(put, over_share(put.need, self._memory))
             return
-        self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.staying.staying_bytes(), self._residency))
+        self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.unevictable.unevictable_bytes(), self._residency))
 
     def _under_pressure(self) -> UnderPressure:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")

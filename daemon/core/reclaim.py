@@ -232,7 +232,7 @@ class Reclaim:
         if (
             attempt is not None
             and any(entry.span_id in pinned for entry in victims)
-            and not self._room.staying.surveyed()
+            and not self._room.unevictable.advance_survey()
         ):
             self._put_off, self.looking = pinned, True
             return
@@ -350,7 +350,7 @@ class Reclaim:
             return not self._memory.spans.over_budget()
         if not any(entry.span_id in pinned for entry in victims):
             return False
-        return self._room.staying.obstacle(self._attempt.need) is not None
+        return self._room.unevictable.obstacle(self._attempt.need) is not None
 
     def _time_rescan(self, now: float, *, something_freed: bool) -> None:
         if not self._waits_for_pins:

@@ -1,6 +1,6 @@
 """What must go so that a put fits: chosen by the policy, without touching anything.
 
-Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `staying`; what follows a victim
+Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `unevictable`; what follows a victim
 in a cached sequence goes with it.
 
 Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
@@ -24,7 +24,7 @@ from .moving import Moving
 from .need import Need
 from .pins import Pins
 from .span_table import SpanTable
-from .staying import Staying
+from .unevictable import Unevictable
 from .windows import ANCHORS_MAX, Price, Prices, Windows
 
 VICTIMS_MAX: Final = 96
@@ -83,8 +83,8 @@ class Room:
 
     def __init__(self, memory: SpanTable, pins: Pins) -> None:
         self._memory = memory
-        self.staying = staying = Staying(memory, pins)
-        self._coldest = Coldest(memory, pins, staying.may_go)
+        self.unevictable = unevictable = Unevictable(memory, pins)
+        self._coldest = Coldest(memory, pins, unevictable.may_go)
 
     @property
     def more(self) -> bool:
@@ -125,7 +125,7 @@ class Room:
                     return found
                 window = found or self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
-                    if not self.staying.surveyed():
+                    if not self.unevictable.advance_survey():
                         return Choice(looking=True)
                     window = self._window_between_pins(need)
                 if window is None:
@@ -156,7 +156,7 @@ class Room:
         self._coldest.begin()
         clearing = Clearing(
             memory.ring,
-            lambda o: memory.spans.at(o).child_count == 0 and self.staying.may_go(memory.spans.at(o)),
+            lambda o: memory.spans.at(o).child_count == 0 and self.unevictable.may_go(memory.spans.at(o)),
             lambda o: memory.policy.rank(memory.spans.at(o).number),
             VICTIMS_MAX,
         )
@@ -225,7 +225,7 @@ class Room:
         if coldest is None or coldest.prefix_bytes or ring.withdrawn_count or cursor.plans >= PLANS_MAX:
             return None
         if ring.free_bytes < need.span_bytes:
-            if self.staying.knows and self.staying.obstacle(need) is not None:
+            if self.unevictable.is_known and self.unevictable.obstacle(need) is not None:
                 return None
             choice = self._meet_budgets(need, Choice(), cursor, owners)
             choice.victims = self._with_children(choice.victims)
@@ -237,7 +237,7 @@ class Room:
         prices = Prices(memory)
         # The coldest is asked for first.
         prices.of(coldest)
-        plan = Moving(memory, prices, self.staying.may_go, self._of(owners)).best(need.span_bytes)
+        plan = Moving(memory, prices, self.unevictable.may_go, self._of(owners)).best(need.span_bytes)
         if plan is not None and plan.moves and not plan.victims:
             return Choice({}, plan.moves)
         windows = self._windows(need, owners)
@@ -298,8 +298,8 @@ class Room:
     def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
         """Whether an entry may go, and is of one of the owners."""
         if owners is None:
-            return self.staying.may_go
-        return lambda entry: entry.owner_uid in owners and self.staying.may_go(entry)
+            return self.unevictable.may_go
+        return lambda entry: entry.owner_uid in owners and self.unevictable.may_go(entry)
 
     def _window_of(self, need: Need, owners: frozenset[int]) -> Window | None:
         """A window of the owners' entries, which may take several rounds: it looks further than one round goes."""
@@ -313,10 +313,10 @@ class Room:
 
     def _window_between_pins(self, need: Need) -> Window | None:
         """The window around the coldest entry where there is room enough between what stays."""
-        survey = self.staying.survey()
-        if survey is None or self.staying.obstacle(need) is not None:
+        survey = self.unevictable.survey()
+        if survey is None or self.unevictable.obstacle(need) is not None:
             return None
-        windows = Windows(self._memory, need.span_bytes, self.staying.may_go, VICTIMS_MAX)
+        windows = Windows(self._memory, need.span_bytes, self.unevictable.may_go, VICTIMS_MAX)
         lows, highs = survey.gaps(need.span_bytes, [*self._memory.filling, *self._memory.unpublished()])
         if not len(lows):
             return None
@@ -328,11 +328,11 @@ class Room:
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
-        return any(entry is None or entry in choice.victims for entry in self.staying.bucket(key))
+        return any(entry is None or entry in choice.victims for entry in self.unevictable.bucket(key))
 
     def _coldest_of_bucket(self, key: bytes, owners: frozenset[int] | None) -> SpanEntry | None:
         test = self._of(owners)
-        may_go = [entry for entry in self.staying.bucket(key) if entry is not None and test(entry)]
+        may_go = [entry for entry in self.unevictable.bucket(key) if entry is not None and test(entry)]
         rank = self._memory.policy.rank
         return min(may_go, key=lambda entry: (entry.child_count > 0, rank(entry.number)), default=None)
 
@@ -360,9 +360,9 @@ class Room:
             cursor.skip += seen
         if max(over.values()) <= 0 or need.key is None:
             return choice
-        if not self.staying.surveyed():
+        if not self.unevictable.advance_survey():
             return Choice(looking=True)
-        if self.staying.obstacle(need) is not None:
+        if self.unevictable.obstacle(need) is not None:
             return Choice()
         if not victims and self.more:
             return Choice(looking=True)

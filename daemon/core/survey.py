@@ -28,7 +28,7 @@ class Survey:
         self, spans: Iterable[SpanEntry | None], must_stay: Callable[[SpanEntry], bool], ring_bytes: int
     ) -> None:
         self._spans = iter(spans)
-        self._must_stay = must_stay
+        self._is_unevictable = must_stay
         self._ring_bytes = ring_bytes
         self._edges: list[Array] = []
         self._lows = self._highs = np.empty(0, np.int64)
@@ -63,7 +63,7 @@ class Survey:
 
     def _kept(self, spans: Iterable[SpanEntry | None]) -> Iterator[SpanEntry]:
         for entry in spans:
-            if entry is None or entry.state is EntryState.FILLING or not self._must_stay(entry):
+            if entry is None or entry.state is EntryState.FILLING or not self._is_unevictable(entry):
                 continue
             self.size_bytes += entry.span_bytes
             if entry.state is not EntryState.RETIRED:

@@ -20,7 +20,7 @@ from .span_table import SpanTable
 from .survey import SURVEYED_MAX, Survey
 
 
-class Staying:
+class Unevictable:
     """What stays of `memory`."""
 
     def __init__(self, memory: SpanTable, pins: Pins) -> None:
@@ -31,29 +31,29 @@ class Staying:
         self._awaited: set[SpanEntry] = set()
         self._awaited_for = -1
         self._survey: Survey | None = None
-        self._surveyed_for: tuple[AbstractSet[int], int] | None = None
+        self._survey_for: tuple[AbstractSet[int], int] | None = None
 
-    def surveyed(self) -> bool:
+    def advance_survey(self) -> bool:
         """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
         if self._is_little:
             return True
         now_for = self._memory.last_pinned, self._pins.changes
-        known_for = self._surveyed_for
+        known_for = self._survey_for
         is_fresh = known_for is not None and known_for[0] is now_for[0] and known_for[1] == now_for[1]
         if self._survey is None or (self._survey.done and not is_fresh):
-            self._survey, self._surveyed_for = self._begin_survey(), now_for
+            self._survey, self._survey_for = self._begin_survey(), now_for
         # Once it is done it serves, be it old by then: pins come and go all the time.
         self._survey.go_on()
         return self._survey.done
 
     @property
-    def knows(self) -> bool:
+    def is_known(self) -> bool:
         """Whether `obstacle` may be asked, though what it goes by may be old."""
         return self._is_little or (self._survey is not None and self._survey.done)
 
     def obstacle(self, need: Need) -> str | None:
         """What keeps a put out even if everything goes that may, by name; None where nothing does, or nothing is known
-        yet (`surveyed`)."""
+        yet (`advance_survey`)."""
         memory = self._memory
         budget = memory.budget
         survey = self.survey()
@@ -62,10 +62,10 @@ class Staying:
         filling = [*memory.filling]
         if survey.entries + len(filling) + need.entries > budget.max_entries:
             return "max_entries"
-        stays_bytes = survey.size_bytes + memory.filling_bytes
-        if stays_bytes + need.span_bytes > budget.max_bytes:
+        kept_bytes = survey.size_bytes + memory.filling_bytes
+        if kept_bytes + need.span_bytes > budget.max_bytes:
             return "max_bytes"
-        if need.key is not None and stays_bytes + need.span_bytes > budget.put_bytes_max:
+        if need.key is not None and kept_bytes + need.span_bytes > budget.put_bytes_max:
             return "resident_bytes_max"
         tokens = survey.tokens + sum(entry.tokens for entry in filling)
         if budget.max_tokens is not None and tokens + need.tokens > budget.max_tokens:
@@ -73,29 +73,29 @@ class Staying:
         if need.key is not None:
             if not len(survey.gaps(need.span_bytes, filling)[0]):
                 return "ring"
-            if not any(entry is None or not self._must_stay(entry) for entry in self.bucket(need.key)):
+            if not any(entry is None or not self._is_unevictable(entry) for entry in self.bucket(need.key)):
                 return "index bucket"
         return None
 
-    def staying_bytes(self) -> int:
+    def unevictable_bytes(self) -> int:
         """Bytes of what must stay, by what is known."""
         survey = self.survey()
         return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
 
-    def _must_stay(self, entry: SpanEntry) -> bool:
+    def _is_unevictable(self, entry: SpanEntry) -> bool:
         if entry.state is EntryState.FILLING or entry.span_id in self._memory.last_pinned:
             return True
         if entry.state is not EntryState.LIVE:
             return False
         if self._pins.holds(entry.span_id):
             return True
-        return entry.prefix_bytes > 0 and (entry in self._awaited_blocks() or entry in self._kept_blocks())
+        return entry.prefix_bytes > 0 and (entry in self._awaited_ancestors() or entry in self._pinned_ancestors())
 
     def may_go(self, entry: SpanEntry) -> bool:
         """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
-        return entry.state is EntryState.LIVE and not self._must_stay(entry)
+        return entry.state is EntryState.LIVE and not self._is_unevictable(entry)
 
-    def _kept_blocks(self) -> set[SpanEntry]:
+    def _pinned_ancestors(self) -> set[SpanEntry]:
         """The blocks that come before a pinned block in its sequence."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
@@ -106,7 +106,7 @@ class Staying:
         self._kept_for = kept_for
         return self._kept
 
-    def _awaited_blocks(self) -> set[SpanEntry]:
+    def _awaited_ancestors(self) -> set[SpanEntry]:
         """The parents of blocks whose puts are in flight, and all blocks before them."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
@@ -120,9 +120,9 @@ class Staying:
         return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
 
     def survey(self) -> Survey | None:
-        """What must stay, puts in flight excepted. None: that is not known yet (`surveyed`)."""
+        """What must stay, puts in flight excepted. None: that is not known yet (`advance_survey`)."""
         if not self._is_little:
-            return self._survey if self.knows else None
+            return self._survey if self.is_known else None
         survey = self._begin_survey()
         while not survey.done:
             survey.go_on()
@@ -132,9 +132,9 @@ class Staying:
         """Walks pins and the sequences that lead to them, not entries."""
         memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
         besides = (number for number in list(pins.spans()) if number not in pinned)
-        blocks = (each for each in self._awaited_blocks() | self._kept_blocks() if not self._is_pinned(each))
+        blocks = (each for each in self._awaited_ancestors() | self._pinned_ancestors() if not self._is_pinned(each))
         spans = chain(map(memory.spans.find, chain(pinned, besides)), blocks)
-        return Survey(spans, self._must_stay, memory.ring.capacity_bytes)
+        return Survey(spans, self._is_unevictable, memory.ring.capacity_bytes)
 
     def _is_pinned(self, entry: SpanEntry) -> bool:
         return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
