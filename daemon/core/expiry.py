@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .deadlines import Deadlines
-from .departed import Departed, Gone
+from .removal_history import RemovalHistory, RemovalRecord
 from .effects import WriteExpiry
 from .entries import EntryState, SpanEntry
 from .hits import Hits
@@ -43,14 +43,14 @@ class Expiry:
         memory: SpanTable,
         pins: Pins,
         outbox: StoreOutbox,
-        departed: Departed,
+        history: RemovalHistory,
         hits: Hits,
         default_ttl_s: float | None,
     ) -> None:
         self._memory = memory
         self._pins = pins
         self._outbox = outbox
-        self._departed = departed
+        self._history = departed
         self._hits = hits
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[SpanEntry] = Deadlines()
@@ -178,9 +178,9 @@ class Expiry:
         counters.evicted_bytes += entry.span_bytes
         now = self._outbox.now
         age_s, idle_s = max(0.0, now - entry.created_at), max(0.0, now - entry.used_at)
-        gone = Gone(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
+        gone = RemovalRecord(entry.key, reason, now, age_s, idle_s, entry.uses, entry.worth)
         counters.departures.count(gone)
-        self._departed.add(gone)
+        self._history.add(gone)
         self._hits.went(entry, reason)
         if announce:
             event = "expire" if reason == "ttl" else "evict"

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, Final
 
-from .departed import Gone
+from .removal_history import RemovalRecord
 
 BOUNDS_S: Final = (
     0.1,
@@ -61,7 +61,7 @@ class Departures:
     def __init__(self) -> None:
         self._of: dict[str, dict[str, Histogram]] = {}
 
-    def count(self, gone: Gone) -> None:
+    def count(self, gone: RemovalRecord) -> None:
         """An entry went."""
         each = self._of.get(gone.reason)
         if each is None:

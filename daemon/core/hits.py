@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..policy.shadow import Shadow, keys_for
-from .departed import MADE_ROOM
+from .removal_history import MADE_ROOM
 from .entries import SpanEntry
 
 MINUTE_S: Final = 60.0

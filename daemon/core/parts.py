@@ -11,7 +11,7 @@ from ..policy.replacement import Replacement
 from .budget import RingBudget
 from .claims import ClaimTable
 from .counters import StoreCounters
-from .departed import Departed
+from .removal_history import RemovalHistory
 from .expiry import Expiry
 from .hits import Hits
 from .idle_sweep import IdleSweep
@@ -52,9 +52,9 @@ class Parts:
         self.memory = memory = SpanTable(index, ring, policy, sequences, self.budget, epoch)
         self.pins = Pins(limits.pins_per_client_max, limits.pinned_bytes_max)
         self.claims = claims = ClaimTable(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max, epoch)
-        self.departed = Departed(limits.max_entries)
+        self.removal_history = RemovalHistory(limits.max_entries)
         self.hits = Hits(limits.ring_bytes)
-        self.expiry = expiry = Expiry(memory, self.pins, outbox, self.departed, self.hits, limits.default_ttl_s)
+        self.expiry = expiry = Expiry(memory, self.pins, outbox, self.removal_history, self.hits, limits.default_ttl_s)
         self.room = room = Room(memory, self.pins)
         self.residency = residency = Residency(memory, outbox)
         self.idle_sweep = IdleSweep(memory, room)

@@ -52,7 +52,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "sweeps": len(store.sweeps),
         "window_bytes": memory.policy.window_bytes,
         "hit_ratios": store.hits.as_dict(now),
-        "at_eviction": store.departed.made_room(),
+        "at_eviction": store.removal_history.made_room(),
         "evicted_while_pinned": memory.evicted_while_pinned,
         "prefix_blocks": len(memory.sequences),
         "prefix_rebuilding": memory.sequences.rebuilding,

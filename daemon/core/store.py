@@ -85,7 +85,7 @@ class Store:
         self.pins = parts.pins
         self.claims = parts.claims
         self.quotas = parts.quotas
-        self.departed = parts.departed
+        self.removal_history = parts.removal_history
         self.hits = parts.hits
         self.residency = parts.residency
         self.idle_sweep = parts.idle_sweep
@@ -208,7 +208,7 @@ class Store:
 
     def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
         """Up to `most` keys of entries that went, the latest first, whose first hexadecimal digits are the key's."""
-        return self.departed.beginning(key, digits, most)
+        return self.removal_history.beginning(key, digits, most)
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
         """What each uid has here of what all share: every uid that has anything, and those named."""

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from ..policy.explained import Explained
 from . import report
-from .departed import Gone
+from .removal_history import RemovalRecord
 from .entries import SpanEntry
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
     `records`, of `records_max` at most; `remembered`: what the policy knows of the key though it is not stored. Each
     is None where there is nothing to say.
     """
-    entries, departed = store.memory.entries, store.departed
+    entries, history = store.memory.entries, store.removal_history
     entry = entries.find(key)
     leaving = entries.hidden(key)
-    last, memory = departed.find(key), store.memory.policy.recall(key)
+    last, memory = history.find(key), store.memory.policy.recall(key)
     state = "stored" if entry else "leaving" if leaving else "gone" if last or memory else "unknown"
     return {
         "key": key.hex(),
@@ -49,8 +49,8 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
         "standing": None if entry is None else standing(store, entry, now),
         "gone": None if last is None else _gone(store, last, now),
         "remembered": None if memory is None else _remembered(memory),
-        "records": len(departed),
-        "records_max": departed.most,
+        "records": len(history),
+        "records_max": history.most,
     }
 
 
@@ -111,7 +111,7 @@ def _remembered(told: Explained) -> dict[str, Any]:
     return {"uses": told.uses, "like": list(told.like), "comes_back": told.comes_back}
 
 
-def _gone(store: Store, gone: Gone, now: float) -> dict[str, Any]:
+def _gone(store: Store, gone: RemovalRecord, now: float) -> dict[str, Any]:
     told = asdict(gone)
     del told["key"], told["at"]
     return {**told, "gone_unix_s": store.unix_at_zero_s + gone.at, "gone_s": max(0.0, now - gone.at)}

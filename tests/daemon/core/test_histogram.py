@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.departed import Gone
+from tensord.daemon.core.removal_history import RemovalRecord
 from tensord.daemon.core.histogram import BOUNDS_S, Departures, Histogram
 
 
@@ -31,8 +31,8 @@ def test_an_amount_at_a_bound_belongs_to_it() -> None:
 
 def test_departures_are_told_apart_by_reason() -> None:
     departures = Departures()
-    departures.count(Gone(bytes(32), "ttl", 100.0, age_s=100.0, idle_s=50.0, uses=3, worth=1e-6))
-    departures.count(Gone(bytes(32), "capacity", 100.0, age_s=10.0, idle_s=0.5, uses=0, worth=1e-9))
+    departures.count(RemovalRecord(bytes(32), "ttl", 100.0, age_s=100.0, idle_s=50.0, uses=3, worth=1e-6))
+    departures.count(RemovalRecord(bytes(32), "capacity", 100.0, age_s=10.0, idle_s=0.5, uses=0, worth=1e-9))
     told = departures.as_dict()
     sums = {name: {reason: each["sum"] for reason, each in by.items()} for name, by in told.items()}
     assert sums == {

@@ -6,55 +6,55 @@ import random
 
 import pytest
 
-from tensord.daemon.core.departed import LATEST, RECORDS_MAX, Departed, Gone
+from tensord.daemon.core.removal_history import LATEST, RECORDS_MAX, RemovalHistory, RemovalRecord
 
 
-def gone(key: bytes, number: int = 0, reason: str = "capacity") -> Gone:
-    return Gone(key, reason, float(number), 10.0 + number, 1.0 + number, number, 0.5 * number)
+def gone(key: bytes, number: int = 0, reason: str = "capacity") -> RemovalRecord:
+    return RemovalRecord(key, reason, float(number), 10.0 + number, 1.0 + number, number, 0.5 * number)
 
 
 def test_the_latest_records_are_found_and_older_ones_are_forgotten() -> None:
-    chance, departed = random.Random(1), Departed(100)
+    chance, history = random.Random(1), RemovalHistory(100)
     keys = [chance.randbytes(32) for _ in range(60)]
-    model: list[Gone] = []
+    model: list[RemovalRecord] = []
     for number in range(1000):
         each = gone(chance.choice(keys), number, chance.choice(["capacity", "ttl", "explicit"]))
-        departed.add(each)
+        history.add(each)
         model.append(each)
-        assert len(departed) == min(len(model), 100)
+        assert len(history) == min(len(model), 100)
         key = chance.choice(keys)
         latest = [each for each in model[-100:] if each.key == key]
-        assert departed.find(key) == (latest[-1] if latest else None)
+        assert history.find(key) == (latest[-1] if latest else None)
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 15, 16, 17, 19, 32, 63, 64])
 def test_keys_are_found_by_as_many_of_their_digits_as_are_given(digits: int) -> None:
-    chance, departed = random.Random(digits), Departed(50)
+    chance, history = random.Random(digits), RemovalHistory(50)
     # Keys of one namespace, of which many have more in common than that.
     keys = [b"namespac" + bytes(chance.choice((0x12, 0x1F, 0x21)) for _ in range(24)) for _ in range(60)]
     for number, key in enumerate(keys):
-        departed.add(gone(key, number))
+        history.add(gone(key, number))
     remembered = keys[-50:]
     begins = keys[-1].hex()[:digits]
     expected = list(dict.fromkeys(key for key in reversed(remembered) if key.hex().startswith(begins)))
-    assert departed.beginning(keys[-1], digits, 1000) == expected
-    assert departed.beginning(keys[-1], digits, 3) == expected[:3]
-    assert departed.beginning(b"\xff" * 32, digits, 3) == []
+    assert history.beginning(keys[-1], digits, 1000) == expected
+    assert history.beginning(keys[-1], digits, 3) == expected[:3]
+    assert history.beginning(b"\xff" * 32, digits, 3) == []
 
 
 def test_nothing_is_found_before_anything_went() -> None:
-    departed = Departed(10)
-    assert departed.find(bytes(32)) is None
-    assert departed.beginning(bytes(32), 2, 3) == []
-    assert departed.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
+    history = RemovalHistory(10)
+    assert history.find(bytes(32)) is None
+    assert history.beginning(bytes(32), 2, 3) == []
+    assert history.made_room() == {"entries": 0, "age_s": None, "idle_s": None}
 
 
 def test_medians_are_of_the_latest_that_made_room_and_of_nothing_else() -> None:
-    departed = Departed(RECORDS_MAX)
+    history = RemovalHistory(RECORDS_MAX)
     for number in range(3000):
-        departed.add(gone(bytes(32), number, "capacity"))
-        departed.add(gone(bytes(32), 10**6, "ttl"))
-    told = departed.made_room()
+        history.add(gone(bytes(32), number, "capacity"))
+        history.add(gone(bytes(32), 10**6, "ttl"))
+    told = history.made_room()
     assert told["entries"] == LATEST // 2
     middle = 3000 - LATEST / 4 - 0.5
     assert told["idle_s"]["median"] == 1.0 + middle
@@ -63,11 +63,11 @@ def test_medians_are_of_the_latest_that_made_room_and_of_nothing_else() -> None:
 
 
 def test_an_overwritten_record_counts_no_more() -> None:
-    departed = Departed(4)
+    history = RemovalHistory(4)
     for number in range(6):
-        departed.add(gone(bytes([number]) * 32, number))
-    assert departed.find(bytes([1]) * 32) is None
-    assert departed.made_room() == {
+        history.add(gone(bytes([number]) * 32, number))
+    assert history.find(bytes([1]) * 32) is None
+    assert history.made_room() == {
         "entries": 4,
         "age_s": {"median": 13.5, "tenth": pytest.approx(12.3)},
         "idle_s": {"median": 4.5, "tenth": pytest.approx(3.3)},

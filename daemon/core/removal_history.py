@@ -30,7 +30,7 @@ _WORDS: Final = KEY_BYTES // 8
 _KEY: Final = Struct(f"={_WORDS}Q")
 
 
-class Gone(msgspec.Struct, frozen=True):
+class RemovalRecord(msgspec.Struct, frozen=True):
     """An entry that went at `at`, a time of the store's clock; `uses`: after its put."""
 
     key: bytes
@@ -42,7 +42,7 @@ class Gone(msgspec.Struct, frozen=True):
     worth: float
 
 
-class Departed:
+class RemovalHistory:
     """Records of entries that went, the latest `most` of them."""
 
     def __init__(self, most: int) -> None:
@@ -65,7 +65,7 @@ class Departed:
         """How many are remembered at most."""
         return self._most
 
-    def add(self, gone: Gone) -> None:
+    def add(self, gone: RemovalRecord) -> None:
         """An entry went."""
         if gone.reason not in self._reasons:
             self._reasons.append(gone.reason)
@@ -75,7 +75,7 @@ class Departed:
             row[place] = value
         self._total += 1
 
-    def find(self, key: bytes) -> Gone | None:
+    def find(self, key: bytes) -> RemovalRecord | None:
         """The latest record of a key."""
         places = self._beginning(key, 2 * KEY_BYTES)
         return self._record(int(places[-1])) if len(places) else None
@@ -118,6 +118,6 @@ class Departed:
     def _key(self, place: int) -> bytes:
         return _KEY.pack(*self._keys[:, place].tolist())
 
-    def _record(self, place: int) -> Gone:
+    def _record(self, place: int) -> RemovalRecord:
         values = {name: column[place].item() for name, column in self._columns.items()}
-        return Gone(self._key(place), self._reasons[values.pop("reason")], **values)
+        return RemovalRecord(self._key(place), self._reasons[values.pop("reason")], **values)
