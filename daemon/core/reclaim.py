@@ -71,8 +71,8 @@ class Reclaim:
         self._rescan_s = rescan_s
         self._rescan_at: float | None = None
         self._attempt: Attempt | None = None
-        self._trimming = Cursor()
-        self._clearing = Cursor()
+        self._budget_cursor = Cursor()
+        self._page_cursor = Cursor()
         self._trim_due = self._rescan_due = False
         self.stuck = False
         """Whether nothing that may go gives the pages that are too many in memory, by what the last scan saw."""
@@ -99,7 +99,7 @@ class Reclaim:
     def look_anew(self) -> None:
         """More or fewer bytes may be in memory than before."""
         self.stuck = False
-        self._clearing.skip = 0
+        self._page_cursor.skip = 0
 
     def make_room(self, need: Need, admits: Callable[[int], bool] | None = None) -> str:
         """Goes on making room for the put at the head of the queue, which does not fit.
@@ -207,7 +207,7 @@ class Reclaim:
             return
         if self._residency.excess_bytes == 0:
             self.stuck = False
-        elif self._clear(now, idle_first=idle_first):
+        elif self._evict_for_pages(now, idle_first=idle_first):
             return
         if self._trim_due:
             self._trim_due = False
@@ -283,25 +283,25 @@ class Reclaim:
         memory = self._memory
         if not memory.spans.over_budget():
             return
-        choice = self._room.choose(Need(), self._trimming)
+        choice = self._room.choose(Need(), self._budget_cursor)
         if choice.victims:
-            self._trimming.skip = 0
+            self._budget_cursor.skip = 0
             memory.hide(choice.victims.items())
             self._scan()
             return
         # Whatever stands at the cold end is pinned: look further next time, and at the start after the end.
         if not self._room.more:
-            self._trimming.skip = 0
+            self._budget_cursor.skip = 0
         self._time_rescan(now, something_freed=False)
 
-    def _clear(self, now: float, *, idle_first: bool) -> bool:
+    def _evict_for_pages(self, now: float, *, idle_first: bool) -> bool:
         """Chooses entries for their pages, where holes do not suffice. True unless nothing of theirs would help."""
         want_bytes = self._residency.victims_bytes
         if self.stuck:
             return False
         if not want_bytes or idle_first:
             return True
-        choice = self._room.clear(want_bytes, self._residency.reason, self._clearing)
+        choice = self._room.choose_for_pages(want_bytes, self._residency.reason, self._page_cursor)
         if choice.victims:
             self._memory.hide(choice.victims.items())
             self._scan()

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from ...shm.window import Window, widest_withdrawn
-from .clearing import Clearing
+from .page_eviction import PageEviction
 from .coldest import LOOKS_MAX, Coldest
 from .entries import SpanEntry
 from .holdings import Capacity, Holding
@@ -150,11 +150,11 @@ class Room:
             cursor.exchanged |= within
         return choice
 
-    def clear(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
+    def choose_for_pages(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
         """Entries whose end frees whole pages, `want_bytes` of them and little more, coldest first."""
         memory = self._memory
         self._coldest.begin()
-        clearing = Clearing(
+        eviction = PageEviction(
             memory.ring,
             lambda o: memory.spans.at(o).child_count == 0 and self.unevictable.may_go(memory.spans.at(o)),
             lambda o: memory.policy.rank(memory.spans.at(o).number),
@@ -162,13 +162,13 @@ class Room:
         )
         seen = 0
         for entry in self._coldest.walk(cursor.skip):
-            left_bytes = want_bytes - clearing.freed_bytes
-            if left_bytes <= 0 or len(clearing.spans) >= VICTIMS_MAX:
+            left_bytes = want_bytes - eviction.freed_bytes
+            if left_bytes <= 0 or len(eviction.spans) >= VICTIMS_MAX:
                 break
-            clearing.add(entry.offset, left_bytes)
+            eviction.add(entry.offset, left_bytes)
             seen += 1
-        cursor.skip = 0 if clearing.spans else cursor.skip + seen
-        return Choice(self._with_children({memory.spans.at(offset): reason for offset in clearing.spans}))
+        cursor.skip = 0 if eviction.spans else cursor.skip + seen
+        return Choice(self._with_children({memory.spans.at(offset): reason for offset in eviction.spans}))
 
     def leaves_first(
         self, wanted: Iterable[SpanEntry], test: Callable[[SpanEntry], bool], most: int

@@ -17,7 +17,7 @@ from ...shm.allocator import SpanAllocator
 CLUSTER_PAGES: Final = 16
 
 
-class Clearing:
+class PageEviction:
     """Spans that are to go, as `add` chose them, and the whole pages that this gives."""
 
     def __init__(
