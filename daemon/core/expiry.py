@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from .deadlines import Deadlines
-from .removal_history import RemovalHistory, RemovalRecord
 from .effects import WriteExpiry
 from .entries import EntryState, SpanEntry
 from .hits import Hits
 from .outbox import StoreOutbox
 from .pins import Pins
+from .removal_history import RemovalHistory, RemovalRecord
 from .span_table import SpanTable
 
 PUT_OFF_S: Final = 5.0
@@ -50,7 +50,7 @@ class Expiry:
         self._memory = memory
         self._pins = pins
         self._outbox = outbox
-        self._history = departed
+        self._history = history
         self._hits = hits
         self._default_ttl_s = default_ttl_s
         self._expiry: Deadlines[SpanEntry] = Deadlines()

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..policy.shadow import Shadow, keys_for
-from .removal_history import MADE_ROOM
 from .entries import SpanEntry
+from .removal_history import MADE_ROOM
 
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16

@@ -332,7 +332,9 @@ class Intake:
         if obstacle is None and owners is not None and put.uid in owners:
             self.refuse(put, over_share(put.need, self._memory))
             return
-        self.refuse(put, no_room(put.need, obstacle, self._memory, self._room.unevictable.unevictable_bytes(), self._residency))
+        self.refuse(
+            put, no_room(put.need, obstacle, self._memory, self._room.unevictable.unevictable_bytes(), self._residency)
+        )
 
     def _under_pressure(self) -> UnderPressure:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")

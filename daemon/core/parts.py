@@ -11,7 +11,6 @@ from ..policy.replacement import Replacement
 from .budget import RingBudget
 from .claims import ClaimTable
 from .counters import StoreCounters
-from .removal_history import RemovalHistory
 from .expiry import Expiry
 from .hits import Hits
 from .idle_sweep import IdleSweep
@@ -23,6 +22,7 @@ from .pins import Pins
 from .publication import Publication
 from .quotas import Quotas
 from .reclaim import Reclaim
+from .removal_history import RemovalHistory
 from .residency import Residency
 from .residency_report import ResidencyReport
 from .room import Room

@@ -16,12 +16,12 @@ from itertools import islice
 from typing import Final
 
 from ...shm.window import Window, widest_withdrawn
-from .page_eviction import PageEviction
 from .coldest import LOOKS_MAX, Coldest
 from .entries import SpanEntry
 from .holdings import Capacity, Holding
 from .moving import Moving
 from .need import Need
+from .page_eviction import PageEviction
 from .pins import Pins
 from .span_table import SpanTable
 from .unevictable import Unevictable

@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 
 from ..policy.explained import Explained
 from . import report
-from .removal_history import RemovalRecord
 from .entries import SpanEntry
+from .removal_history import RemovalRecord
 
 if TYPE_CHECKING:
     from .store import Store

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensord.daemon.core.removal_history import RemovalRecord
 from tensord.daemon.core.histogram import BOUNDS_S, Departures, Histogram
+from tensord.daemon.core.removal_history import RemovalRecord
 
 
 @settings(max_examples=100)

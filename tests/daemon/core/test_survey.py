@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensord.daemon.core import staying, survey
+from tensord.daemon.core import survey, unevictable
 from tensord.daemon.core.entries import EntryState
 from tensord.daemon.core.events import Scanned, Tick
 from tensord.daemon.core.survey import Survey
@@ -61,7 +61,7 @@ def step(stand: Stand) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> int:
     """A survey looks at four spans at a time, and is made in slices where there are more."""
-    for module in (staying, survey):
+    for module in (unevictable, survey):
         monkeypatch.setattr(module, "SURVEYED_MAX", 4)
     return 4
 

@@ -172,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
             model.counts["renewed"] += 1
         model.take_orders(circumstances)
         model.answers(client)
-        staying = model.unevictable()
+        staying = model.staying()
         mine = model.entries[which]
         if not mine.open:
             assert len(staying) <= limits.max_entries
@@ -180,7 +180,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert limits.max_tokens is None or sum(e.tokens for e in staying) <= limits.max_tokens
 
     def fits(self, entry: Entry | None, size: int, tokens: int) -> bool:
-        limits, others = self.registry.limits, [e for e in self.model.unevictable() if e is not entry]
+        limits, others = self.registry.limits, [e for e in self.model.staying() if e is not entry]
         return (
             len(others) < limits.max_entries
             and (limits.max_bytes is None or sum(e.size for e in others) + size <= limits.max_bytes)
