@@ -158,9 +158,9 @@ def no_room(
     short = residency.pressed_bytes
     if obstacle == "resident_bytes_max" and short is not None and short < memory.budget.max_bytes:
         return UnderPressure(
-            f"no room for {need.span_bytes} bytes: memory is short, and the ring may keep {short} bytes of its "
-            f"{ring.capacity_bytes} in it now; {unevictable_bytes} bytes are pinned or in flight. Compute without storing "
-            "it, or put again when the pressure has gone"
+            f"no room for {need.span_bytes} bytes: host memory is under pressure, and the ring may keep {short} bytes "
+            f"of its {ring.capacity_bytes} in memory now; {unevictable_bytes} bytes are pinned or in flight. Compute "
+            "without storing, or put again after the pressure has ended"
         )
     if ring.withdrawn_bytes and residency.error:
         obstacle = f"{ring.withdrawn_bytes} bytes of the ring could not be had again: {residency.error}"

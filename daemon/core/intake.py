@@ -333,7 +333,7 @@ class Intake:
             self.refuse(put, over_share(put.need, self._memory))
             return
         self.refuse(
-            put, no_room(put.need, obstacle, self._memory, self._room.unevictable.unevictable_bytes(), self._residency)
+            put, no_room(put.need, obstacle, self._memory, self._room.unevictable.size_bytes(), self._residency)
         )
 
     def _under_pressure(self) -> UnderPressure:

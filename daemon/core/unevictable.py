@@ -77,7 +77,7 @@ class Unevictable:
                 return "index bucket"
         return None
 
-    def unevictable_bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of what must stay, by what is known."""
         survey = self.survey()
         return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)

@@ -78,7 +78,7 @@ class Model:
                 entry.order, entry.open = order.order, True
             self.counts["ordered"] += len(order.keys)
             floor = circumstances.floor_blocks if circumstances else 0
-            assert sum(entry.size for entry in self.unevictable()) >= floor, "below the floor"
+            assert sum(entry.size for entry in self.staying()) >= floor, "below the floor"
         self.registry.orders.clear()
 
     def answers(self, client: int) -> None:
