@@ -96,13 +96,13 @@ class Tiers:
         self._real: dict[str, Gauge] = {}
         self._drilled: dict[str, Gauge] = {}
         self._drillers: dict[str, int] = {}
-        self._told: dict[str, tuple[Mode, float]] = {}
+        self._announced: dict[str, tuple[Mode, float]] = {}
 
     def __iter__(self) -> Iterator[Gauge]:
         return iter(list((self._real | self._drilled).values()))
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._announced)
 
     def find(self, name: str) -> Gauge | None:
         """The gauge as it counts now."""
@@ -119,7 +119,7 @@ class Tiers:
 
     def in_mode_s(self, name: str, now: float) -> float:
         """How long the gauge has been in its mode."""
-        return max(0.0, now - self._told[name][1])
+        return max(0.0, now - self._announced[name][1])
 
     def new_state(self, tier: Tier) -> TierMode:
         """The mode of a gauge that was never read."""
@@ -139,9 +139,9 @@ class Tiers:
                 fresh.append(gauge)
         lost = {name: self._real.pop(name) for name in list(self._real) if name not in read}
         gone = tuple(gauge for name, gauge in lost.items() if name not in self._drilled)
-        moved = self._tell_all(now)
+        moved = self._announce_modes(now)
         for gauge in gone:
-            self._tell_gone(gauge, now)
+            self._announce_gone(gauge, now)
         return Changes(tuple(fresh), moved, gone)
 
     def drill(self, client: int, sample: Sample, now: float) -> Changes:
@@ -155,7 +155,7 @@ class Tiers:
             gauge = self._drilled[name] = Gauge(sample, state)
         gauge.sample = sample
         gauge.state.sample(gauge.share)
-        return Changes((gauge,), self._tell_all(now))
+        return Changes((gauge,), self._announce_modes(now))
 
     def client_left(self, client: int, now: float) -> Changes:
         """Its drills end: what the gauges themselves show stands again."""
@@ -167,9 +167,9 @@ class Tiers:
             drilled = self._drilled.pop(name)
             if name not in self._real:
                 gone.append(drilled)
-        moved = self._tell_all(now)
+        moved = self._announce_modes(now)
         for gauge in gone:
-            self._tell_gone(gauge, now)
+            self._announce_gone(gauge, now)
         return Changes((), moved, tuple(gone))
 
     def set_workflow(self, workflow: bool, now: float) -> Changes:
@@ -177,7 +177,7 @@ class Tiers:
         self._workflow = workflow
         for gauge in [*self._real.values(), *self._drilled.values()]:
             gauge.state.workflow = workflow and gauge.sample.tier is Tier.DEVICE
-        return Changes((), self._tell_all(now))
+        return Changes((), self._announce_modes(now))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
         """For readings from now on."""
@@ -192,39 +192,39 @@ class Tiers:
     def check_invariants(self) -> None:
         """Asserts what the module's docstring promises."""
         assert self._drilled.keys() == self._drillers.keys()
-        assert self._told.keys() == self._real.keys() | self._drilled.keys()
+        assert self._announced.keys() == self._real.keys() | self._drilled.keys()
         for gauge in self:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
-            assert gauge.mode is self._told[name][0], f"nobody was told that {name} is in {gauge.mode}"
+            assert gauge.mode is self._announced[name][0], f"nobody was told that {name} is in {gauge.mode}"
             assert gauge.state.workflow == (self._workflow and gauge.sample.tier is Tier.DEVICE)
         assert self.subscribers <= self._outbox.clients.keys()
         assert set(self._drillers.values()) <= self._outbox.clients.keys()
 
-    def _tell_all(self, now: float) -> tuple[Gauge, ...]:
+    def _announce_modes(self, now: float) -> tuple[Gauge, ...]:
         moved = []
         for gauge in self:
             name = gauge.sample.gauge
-            is_new = name not in self._told
-            before, _ = self._told.setdefault(name, (Mode.RELAXED, now))
+            is_new = name not in self._announced
+            before, _ = self._announced.setdefault(name, (Mode.RELAXED, now))
             if is_new and gauge.mode is before:
                 # A subscriber may know the gauge in another mode, from the daemon before this one.
                 self._push(messages.ModeChanged(before, gauge.to_message()))
             if gauge.mode is not before:
-                self._told[name] = (gauge.mode, now)
-                self._tell(gauge, before, gauge.to_message(), now)
+                self._announced[name] = (gauge.mode, now)
+                self._announce_transition(gauge, before, gauge.to_message(), now)
                 moved.append(gauge)
         return tuple(moved)
 
-    def _tell_gone(self, gauge: Gauge, now: float) -> None:
-        before, _ = self._told.pop(gauge.sample.gauge)
+    def _announce_gone(self, gauge: Gauge, now: float) -> None:
+        before, _ = self._announced.pop(gauge.sample.gauge)
         if before is not Mode.RELAXED:
             sample = gauge.sample
             state = messages.TierState(sample.gauge, sample.tier, Mode.RELAXED, sample.used_bytes, sample.total_bytes)
-            self._tell(gauge, before, state, now)
+            self._announce_transition(gauge, before, state, now)
 
-    def _tell(self, gauge: Gauge, before: Mode, state: messages.TierState, now: float) -> None:
-        said = {
+    def _announce_transition(self, gauge: Gauge, before: Mode, state: messages.TierState, now: float) -> None:
+        transition = {
             "gauge": state.gauge,
             "tier": state.tier.value,
             "before": before.value,
@@ -232,10 +232,10 @@ class Tiers:
             "share": round(gauge.share, 4),
         }
         self._outbox.counters.transitions[state.mode.value] += 1
-        self.transitions.append((now, said))
+        self.transitions.append((now, transition))
         pressed = state.mode in LEVELS[LEVELS.index(Mode.PRESSURE) :]
-        self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **said)
-        self._outbox.announce("mode", **said)
+        self._outbox.log("warning" if pressed else "info", "mode", source=gauge.sample.source, **transition)
+        self._outbox.announce("mode", **transition)
         self._push(messages.ModeChanged(before, state))
 
     def _push(self, change: messages.ModeChanged) -> None:
