@@ -59,7 +59,7 @@ class Coldest:
         known_for = self._looked_for
         if known_for is None or known_for[0] is not now_for[0] or known_for[1:] != now_for[1:]:
             self._looked_for, self._unlooked = now_for, memory.order.set_aside_count
-        self._unlooked -= memory.order.look_again(min(self._unlooked, LOOKS_MAX), memory.last_pinned, self._may_go)
+        self._unlooked -= memory.order.recheck(min(self._unlooked, LOOKS_MAX), memory.last_pinned, self._may_go)
 
     def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[SpanEntry]:
         """Entries that may go, coldest first and leaf first, behind the first `skip`; of `owners` if given. Lazy: valid

@@ -44,13 +44,13 @@ class EvictionOrder:
         leaves = (entry for entry in map(self._entries.numbered, policy.coldest(owners)) if entry is not None)
         return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.child_count)
 
-    def began(self, entry: SpanEntry, now: float) -> None:
+    def add(self, entry: SpanEntry, now: float) -> None:
         """The entry is stored from now on."""
         self.policy.inserted(_candidate(entry), now)
         entry.may_go = True
-        self.tell(entry)
+        self.update_policy(entry)
 
-    def tell(self, entry: SpanEntry) -> None:
+    def update_policy(self, entry: SpanEntry) -> None:
         """Tells the policy if the entry, or what it follows, may go now, or may not any more."""
         for each in (entry, entry.parent):
             if each is not None and each.may_go != _may_go(each):
@@ -67,9 +67,9 @@ class EvictionOrder:
         if entry.may_go:
             entry.set_aside = True
             self._set_aside[entry] = None
-            self.tell(entry)
+            self.update_policy(entry)
 
-    def look_again(self, most: int, pinned: AbstractSet[int], may_go: Callable[[SpanEntry], bool]) -> int:
+    def recheck(self, most: int, pinned: AbstractSet[int], may_go: Callable[[SpanEntry], bool]) -> int:
         """Looks at `most` of the entries that are set aside, and takes back those that may go by now.
 
         Returns:
@@ -82,10 +82,10 @@ class EvictionOrder:
             else:
                 del self._set_aside[entry]
                 entry.set_aside = False
-                self.tell(entry)
+                self.update_policy(entry)
         return len(looked)
 
-    def take_back(self, entry: SpanEntry) -> None:
+    def remove(self, entry: SpanEntry) -> None:
         """The entry leaves, set aside or not."""
         if entry.set_aside:
             entry.set_aside = False

@@ -190,7 +190,7 @@ class SpanTable:
             self.sequences.hidden(entry)
             entry.reason = reason
             self._fresh[entry.span_id] = entry
-            self.order.tell(entry)
+            self.order.update_policy(entry)
 
     def retire(self, entry: SpanEntry, reason: str) -> None:
         """Ends an entry, pinned or not. Its span is freed once no reader pins it."""
@@ -358,7 +358,7 @@ class SpanTable:
         self.index.publish(entry.slot)
         self.entries.show(entry)
         self.sequences.shown(entry)
-        self.order.tell(entry)
+        self.order.update_policy(entry)
         entry.reason = ""
         if used:
             self.policy.accessed(entry.number, now)
@@ -368,13 +368,13 @@ class SpanTable:
         evicted = entry.state is EntryState.VICTIM
         entry.worth = self.policy.worth(entry.number)
         self.entries.remove(entry)
-        self.order.take_back(entry)
+        self.order.remove(entry)
         self.sequences.left(entry, published=not evicted)
-        self.order.tell(entry)
+        self.order.update_policy(entry)
         self.policy.removed(entry.number, evicted=evicted)
         self.spans.uncount_entry(entry)
 
     def _begin(self, entry: SpanEntry, now: float) -> None:
         """Adds a published entry to the tables of entries and to the eviction order."""
         self.entries.add(entry)
-        self.order.began(entry, now)
+        self.order.add(entry, now)
