@@ -95,7 +95,7 @@ class Dispatch:
         self._parts.memory.spans.holdings.left(self._parts.outbox.clients.pop(event.client).uid)
         self._leaving.add(event.client)
         self._parts.pins.client_left(event.client)
-        self._parts.outbox.tell(self._parts.claims.client_left(event.client, now))
+        self._parts.outbox.send_verdicts(self._parts.claims.client_left(event.client, now))
         self._parts.intake.client_left(event.client)
 
     def forget_left(self) -> None:
@@ -195,7 +195,7 @@ class Dispatch:
         self._parts.expiry.end(entry, RemovalProgress("corrupt"))
 
     def _tick(self, event: Tick, now: float) -> None:
-        self._parts.outbox.tell(self._parts.claims.expire(now, DUE_MAX))
+        self._parts.outbox.send_verdicts(self._parts.claims.expire(now, DUE_MAX))
         self._parts.pins.expire(now, DUE_MAX)
         self._parts.expiry.expire(now, DUE_MAX)
         self._parts.intake.expire(now, DUE_MAX)

@@ -78,7 +78,7 @@ class StoreOutbox(Outbox[StoreClient, Effect]):
         self.counters = counters
         self.now = 0.0
 
-    def tell(self, verdicts: list[Verdict]) -> None:
+    def send_verdicts(self, verdicts: list[Verdict]) -> None:
         """Answers those who asked for claims."""
         for verdict in verdicts:
             self.counters.claims[verdict.answer] += 1
