@@ -129,7 +129,7 @@ class Dispatch:
         # Answered in any case: who asks waits for it before asking for more.
         self._parts.residency_report.ask()
         self._parts.residency.press(event.resident_bytes_max)
-        self._parts.reclaim.look_anew()
+        self._parts.reclaim.restart_search()
         self._parts.intake.press(refuse=event.refuse, reason=event.reason)
         if event != before:
             self._parts.outbox.announce(
@@ -182,7 +182,7 @@ class Dispatch:
         self._parts.matching.change_limits(limits.prefix_tokens_max, limits.prefix_wait_s)
         self._parts.reclaim.change_limits(limits.rescan_s)
         self._parts.intake.change_limits(limits)
-        self._parts.reclaim.look_anew()
+        self._parts.reclaim.restart_search()
         self._parts.reclaim.trim()
 
     def _found_corrupt(self, event: FoundCorrupt, now: float) -> None:
@@ -212,5 +212,5 @@ class Dispatch:
         self._parts.outbox.send(client, messages.Limited(request.id, before_bytes, after_bytes))
         self._parts.outbox.announce("limit", client=client, before_bytes=before_bytes, after_bytes=after_bytes)
         self._parts.intake.limit_changed()
-        self._parts.reclaim.look_anew()
+        self._parts.reclaim.restart_search()
         self._parts.reclaim.trim()

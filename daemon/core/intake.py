@@ -74,7 +74,7 @@ class Intake:
         self._limits = limits
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
-        self.looking = False
+        self.searching = False
         """Whether the search for the first put's room is to go on at the next Tick."""
         self.changed = False
         """Whether a put came, went or may fit under other limits since `serve`."""
@@ -165,7 +165,7 @@ class Intake:
 
     def serve(self, now: float) -> None:
         """Places what waits, in order, and asks for room for the first that does not fit."""
-        self.looking = False
+        self.searching = False
         self._serve(now)
         self.changed = False
 
@@ -197,9 +197,9 @@ class Intake:
             elif progress == "none":
                 self._no_room(put)
             # Whoever is next needs a search of its own.
-            self.looking = progress in ("declined", "none", "looking")
+            self.searching = progress in ("declined", "none", "searching")
             return
-        self.looking = True
+        self.searching = True
 
     def _judge(self, put: PutProgress) -> Callable[[int], bool] | None:
         """Whether the policy would rather have the put than a span: asked only for blocks that have a parent."""

@@ -76,10 +76,10 @@ class Reclaim:
         self._trim_due = self._rescan_due = False
         self.stuck = False
         """Whether nothing that may go gives the pages that are too many in memory, by what the last scan saw."""
-        self.looking = False
+        self.searching = False
         """Whether to be asked again at the next Tick, after a while for others."""
         self._draining = False
-        self._put_off: AbstractSet[int] | None = None
+        self._deferred_pins: AbstractSet[int] | None = None
         """What the scan in flight found, before that is carried out."""
         self._rests = False
 
@@ -96,7 +96,7 @@ class Reclaim:
         self._attempt = None
         self._residency.drop_exchange()
 
-    def look_anew(self) -> None:
+    def restart_search(self) -> None:
         """More or fewer bytes may be in memory than before."""
         self.stuck = False
         self._page_cursor.skip = 0
@@ -108,7 +108,7 @@ class Reclaim:
             admits: whether it is worth the span that would have to go for it; without it, it is.
 
         Returns:
-            "draining", "scanning" or "moving" (an outcome of reads, spans or pages is on its way), "looking" (call
+            "draining", "scanning" or "moving" (an outcome of reads, spans or pages is on its way), "searching" (call
             again, after a while), "none": nothing that may go would help, or "declined": it is not worth what would.
         """
         memory, residency = self._memory, self._residency
@@ -153,13 +153,13 @@ class Reclaim:
             memory.hide(choice.victims.items())
             if self._move(choice.moves) and not choice.victims:
                 return "moving"
-        elif choice.looking:
-            return "looking"
+        elif choice.searching:
+            return "searching"
         elif choice.exchange is not None and residency.excess_bytes:
             return "none"
         elif choice.exchange is not None:
             residency.exchange(*choice.exchange, need.span_bytes)
-            self.look_anew()
+            self.restart_search()
             return "moving"
         elif attempt.scans and not memory.may_yet_free:
             return "none"
@@ -183,7 +183,7 @@ class Reclaim:
         if self._memory.scan_due and not self._memory.scan_in_flight:
             self._scan()
 
-    def look_soon(self, now: float) -> None:
+    def scan_soon(self, now: float) -> None:
         """After a recovery: there may be spans to scan, and more entries than the budgets allow."""
         self._rescan_at = now
 
@@ -202,7 +202,7 @@ class Reclaim:
             idle_first: whether idle entries are being chosen for the same end, so that others stay until that is done.
         """
         memory = self._memory
-        self.looking = self._put_off is not None
+        self.searching = self._deferred_pins is not None
         if memory.scan_in_flight or memory.scan_due or self._rests:
             return
         if self._residency.excess_bytes == 0:
@@ -225,7 +225,7 @@ class Reclaim:
             self._attempt.drained = True
 
     def scanned(self, pinned: AbstractSet[int], now: float) -> None:
-        """Carries out what a scan found, or puts that off (`looking`) until it is known whether the put can fit."""
+        """Carries out what a scan found, or puts that off (`searching`) until it is known whether the put can fit."""
         memory, attempt = self._memory, self._attempt
         memory.last_pinned = pinned
         victims = memory.victims_in_scan()
@@ -234,7 +234,7 @@ class Reclaim:
             and any(entry.span_id in pinned for entry in victims)
             and not self._room.unevictable.advance_survey()
         ):
-            self._put_off, self.looking = pinned, True
+            self._deferred_pins, self.searching = pinned, True
             return
         outcome = memory.scanned(pinned, now, self._spares(pinned))
         if attempt is not None:
@@ -250,29 +250,29 @@ class Reclaim:
         for entry in outcome.republished:
             self._outbox.tell(self._claims.committed(entry.key))
         if outcome.freed:
-            self.look_anew()
+            self.restart_search()
         self._trim_due = True
         self._time_rescan(now, something_freed=bool(outcome.freed))
 
     def tick(self, now: float) -> None:
         """Goes on with a scan's outcome; looks again at retired spans, and again for something to trim."""
-        if self._put_off is not None:
-            pinned, self._put_off = self._put_off, None
+        if self._deferred_pins is not None:
+            pinned, self._deferred_pins = self._deferred_pins, None
             self.scanned(pinned, now)
         if self._memory.scan_in_flight or self._rescan_at is None or now < self._rescan_at:
             return
         self._rescan_at = None
         self._rescan_due = self._trim_due = True
-        self.look_anew()
+        self.restart_search()
 
     def check_invariants(self, *, idle_first: bool) -> None:
         """Asserts that whatever waits for a scan gets one."""
         memory = self._memory
         stuck = memory.scan_due or self._waits_for_pins
-        put_off = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
-        assert memory.scan_in_flight or not stuck or self._rescan_at is not None or put_off
+        deferred = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
+        assert memory.scan_in_flight or not stuck or self._rescan_at is not None or deferred
         if self._residency.victims_bytes and not memory.scan_in_flight:
-            assert self.stuck or self.looking or idle_first, "nothing is done about pages over the target"
+            assert self.stuck or self.searching or idle_first, "nothing is done about pages over the target"
 
     @property
     def _waits_for_pins(self) -> bool:
@@ -307,10 +307,10 @@ class Reclaim:
             self._scan()
             return True
         if self._room.more:
-            self.looking = True
+            self.searching = True
             return True
         # Whoever waits for these pages must hear that they do not come.
-        self.stuck = self.looking = True
+        self.stuck = self.searching = True
         self._time_rescan(now, something_freed=False)
         return False
 

@@ -66,7 +66,7 @@ class Cursor:
 
 @dataclass(slots=True)
 class Choice:
-    """Victims with the reason for each, and entries that are to move, each to the hole that is there then. `looking`:
+    """Victims with the reason for each, and entries that are to move, each to the hole that is there then. `searching`:
     none among those looked at; ask again.
 
     `exchange`: with no victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
@@ -74,7 +74,7 @@ class Choice:
 
     victims: dict[SpanEntry, str] = field(default_factory=dict)
     moves: list[tuple[SpanEntry, int]] = field(default_factory=list)
-    looking: bool = False
+    searching: bool = False
     exchange: tuple[int, int] | None = None
 
 
@@ -100,7 +100,7 @@ class Room:
         self._coldest.begin()
         owners = self.gives_way(need)
         choice = self._choose(need, cursor, owners)
-        found = choice.victims or choice.moves or choice.looking or choice.exchange is not None
+        found = choice.victims or choice.moves or choice.searching or choice.exchange is not None
         if found or owners is None or need.uid in owners or not cursor.fresh:
             return choice
         return self._choose(need, cursor, None)
@@ -126,7 +126,7 @@ class Room:
                 window = found or self._spanless(need, cursor) or self._window(need, cursor.window_at, owners)
                 if window is None and owners is None:
                     if not self.unevictable.advance_survey():
-                        return Choice(looking=True)
+                        return Choice(searching=True)
                     window = self._window_between_pins(need)
                 if window is None:
                     return choice
@@ -144,7 +144,7 @@ class Room:
                 choice.victims[victim] = "index_bucket"
         choice = self._meet_budgets(need, choice, cursor, owners)
         choice.victims = self._with_children(choice.victims)
-        if exchange is not None and not choice.victims and not choice.looking:
+        if exchange is not None and not choice.victims and not choice.searching:
             within = not self._memory.spans.over_budget(need.entries, need.span_bytes, need.tokens)
             choice.exchange = exchange if within else None
             cursor.exchanged |= within
@@ -361,11 +361,11 @@ class Room:
         if max(over.values()) <= 0 or need.key is None:
             return choice
         if not self.unevictable.advance_survey():
-            return Choice(looking=True)
+            return Choice(searching=True)
         if self.unevictable.obstacle(need) is not None:
             return Choice()
         if not victims and self.more:
-            return Choice(looking=True)
+            return Choice(searching=True)
         return choice
 
     def _wanted(self, need: Need, choice: Choice) -> tuple[dict[str, int], dict[str, int]]:

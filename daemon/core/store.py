@@ -141,8 +141,8 @@ class Store:
         if any(
             (
                 self.sweeps,
-                self.intake.looking,
-                self._reclaim.looking,
+                self.intake.searching,
+                self._reclaim.searching,
                 self.idle_sweep.due,
                 self._expiry.ending,
                 self.matching.due,
@@ -176,7 +176,7 @@ class Store:
             assert withdrawn, f"{offset} is not a place for {size_bytes} bytes of whole pages"
         recover(records, now, self.memory, self._expiry, self.counters)
         self._outbox.now = now
-        self._reclaim.look_soon(now)
+        self._reclaim.scan_soon(now)
 
     def rest(self) -> None:
         """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
@@ -233,8 +233,8 @@ class Store:
 
     def _may_fit(self, event: Event) -> bool:
         """Whether a put that waits may fit since the event, or a search for its room is to go on."""
-        goes_on = self.intake.looking and isinstance(event, Tick)
-        return type(event) in MAKES_ROOM or goes_on or self._reclaim.looking or self.intake.changed
+        goes_on = self.intake.searching and isinstance(event, Tick)
+        return type(event) in MAKES_ROOM or goes_on or self._reclaim.searching or self.intake.changed
 
     def _reconcile(self, now: float) -> None:
         """Asks for pages, or gives them back; then chooses victims for pages and budgets, unless what is idle goes
