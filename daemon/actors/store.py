@@ -379,7 +379,7 @@ class StoreActor:
 
     async def _finish(self) -> None:
         """Handles the messages left in the inbox, and waits for the copies under way."""
-        self._store.rest()
+        self._store.evict_only_for_puts()
         idle_s = 0.0
         while self._pump.busy or self._lanes.fencing or (not self.settled and idle_s <= 0):
             if self._lanes.fencing and not self._pump.busy:

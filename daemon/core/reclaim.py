@@ -81,7 +81,7 @@ class Reclaim:
         self._draining = False
         self._deferred_pins: AbstractSet[int] | None = None
         """What the scan in flight found, before that is carried out."""
-        self._rests = False
+        self._only_for_puts = False
 
     def next_timer(self) -> float | None:
         """When `tick` has something to do."""
@@ -191,9 +191,9 @@ class Reclaim:
         """A budget was lowered: `reconcile` is to see whether it holds."""
         self._trim_due = True
 
-    def rest(self) -> None:
+    def evict_only_for_puts(self) -> None:
         """From now on nothing goes but for a put."""
-        self._rests = True
+        self._only_for_puts = True
 
     def reconcile(self, now: float, *, idle_first: bool) -> None:
         """Chooses victims while more is in memory than may be, or the store is over a budget.
@@ -203,7 +203,7 @@ class Reclaim:
         """
         memory = self._memory
         self.searching = self._deferred_pins is not None
-        if memory.scan_in_flight or memory.scan_due or self._rests:
+        if memory.scan_in_flight or memory.scan_due or self._only_for_puts:
             return
         if self._residency.excess_bytes == 0:
             self.stuck = False

@@ -178,9 +178,9 @@ class Store:
         self._outbox.now = now
         self._reclaim.scan_soon(now)
 
-    def rest(self) -> None:
+    def evict_only_for_puts(self) -> None:
         """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
-        self._reclaim.rest()
+        self._reclaim.evict_only_for_puts()
 
     def status(self, now: float | None = None) -> dict[str, Any]:
         """Sizes and counters, without walking entries. `now`: by the store's clock, else the last event's time."""
