@@ -155,7 +155,7 @@ def no_room(
 ) -> StoreFull | UnderPressure:
     """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
     ring = memory.ring
-    short = residency.pressed_bytes
+    short = residency.pressure_bytes_max
     if obstacle == "resident_bytes_max" and short is not None and short < memory.budget.max_bytes:
         return UnderPressure(
             f"no room for {need.span_bytes} bytes: host memory is under pressure, and the ring may keep {short} bytes "

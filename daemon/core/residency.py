@@ -53,8 +53,8 @@ class Residency:
         self._memory = memory
         self._ring = memory.ring
         self._outbox = outbox
-        self._pressed_bytes: int | None = None
-        self._had_bytes: int | None = None
+        self._pressure_bytes_max: int | None = None
+        self._available_bytes: int | None = None
         self._punching: dict[int, int] = {}
         self._allocating: tuple[int, int] | None = None
         self._exchange: Exchange | None = None
@@ -62,8 +62,8 @@ class Residency:
         self._retry_at: float | None = None
         self._retry_s = RETRY_S_MIN
         self._holes_left = True
-        self._looked_at: tuple[int, int, int] | None = None
-        self.rests = False
+        self._searched_at: tuple[int, int, int] | None = None
+        self.unrestricted = False
         """Whether all of the ring was in memory, and might be, after the last `step`."""
         self.error = ""
 
@@ -78,22 +78,22 @@ class Residency:
         return self._ring.capacity_bytes - self.resident_bytes
 
     @property
-    def pressed_bytes(self) -> int | None:
+    def pressure_bytes_max(self) -> int | None:
         """What pressure leaves; None: all."""
-        return self._pressed_bytes
+        return self._pressure_bytes_max
 
     @property
-    def wished_bytes(self) -> int:
+    def desired_bytes(self) -> int:
         """What the ring would have in memory if it could be had."""
         most = min(self._memory.budget.max_bytes, self._ring.capacity_bytes)
-        if self._pressed_bytes is not None:
-            most = min(most, self._pressed_bytes)
+        if self._pressure_bytes_max is not None:
+            most = min(most, self._pressure_bytes_max)
         return min(self._paged(most), self._ring.capacity_bytes)
 
     @property
     def excess_bytes(self) -> int:
         """What is to be withdrawn yet, for the target and for an exchange."""
-        if self._is_whole:
+        if self._is_unrestricted:
             return 0
         reserved = self._exchange.missing_bytes if self._exchange is not None else 0
         return max(0, self._paged(self._kept_bytes + reserved - self._target_bytes))
@@ -106,18 +106,18 @@ class Residency:
     @property
     def reason(self) -> str:
         """Why entries have to give them, as evictions are counted."""
-        pressed = self._pressed_bytes is not None and self._pressed_bytes < self._memory.budget.max_bytes
+        pressed = self._pressure_bytes_max is not None and self._pressure_bytes_max < self._memory.budget.max_bytes
         return "pressure" if pressed and self._kept_bytes > self._target_bytes else "capacity"
 
     @property
     def over_target(self) -> bool:
         """Whether more is in memory than may be, whatever an exchange wants besides."""
-        return not self._is_whole and self.resident_bytes > self._target_bytes
+        return not self._is_unrestricted and self.resident_bytes > self._target_bytes
 
     @property
     def regrowing(self) -> bool:
         """Whether pages are being taken back, or could be now, that are wanted for good."""
-        if self._exchange is not None or self._is_whole:
+        if self._exchange is not None or self._is_unrestricted:
             return False
         return self._allocating is not None or self._regrowth_bytes > 0
 
@@ -135,17 +135,17 @@ class Residency:
 
     def press(self, resident_bytes_max: int | None) -> None:
         """What pressure leaves from now on."""
-        self._pressed_bytes = resident_bytes_max
+        self._pressure_bytes_max = resident_bytes_max
 
     def step(self, now: float) -> None:
         """Asks for what the target demands: pages back to the system, or from it."""
-        rested, self.rests = self.rests, self._is_whole
-        if rested and self.rests:
+        was_unrestricted, self.unrestricted = self.unrestricted, self._is_unrestricted
+        if was_unrestricted and self.unrestricted:
             return
         if self._retry_at is not None and now >= self._retry_at:
-            self._retry_at = self._had_bytes = None
-        if self.wished_bytes <= self._kept_bytes:
-            self._content()
+            self._retry_at = self._available_bytes = None
+        if self.desired_bytes <= self._kept_bytes:
+            self._clear_failure()
         target_bytes = self._target_bytes
         limited = target_bytes < self._ring.capacity_bytes
         self._memory.budget.resident_bytes_max = target_bytes if limited else None
@@ -179,7 +179,7 @@ class Residency:
                 self._retry_s, self.error = RETRY_S_MIN, ""
             return
         self.error = str(error)
-        self._had_bytes = self.resident_bytes
+        self._available_bytes = self.resident_bytes
         self._retry_at = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
         self._piece_bytes = max(self._paged(min(size, self._piece_bytes) // 2), self._paged(PIECE_BYTES_MIN))
@@ -220,18 +220,18 @@ class Residency:
             assert any(low <= offset and ends <= low + much for low, much in extents), "not withdrawn"
         assert len(self._punching) <= PUNCHES_MAX
         assert 0 <= self.punched_bytes == ring.withdrawn_bytes - sum(self._punching.values())
-        assert self._retry_at is None or self._had_bytes is not None
+        assert self._retry_at is None or self._available_bytes is not None
         if self._holes_left and self.excess_bytes:
             assert len(self._punching) == PUNCHES_MAX, "nothing is done about holes over the target"
         if not self._punching and self._allocating is None and self._exchange is None:
             assert not self._regrowth_bytes, "nothing is done about bytes that may be taken back"
 
     @property
-    def _is_whole(self) -> bool:
+    def _is_unrestricted(self) -> bool:
         """Whether all of the ring is in memory, and may be: most often so, and asked several times an event."""
         return (
-            self._pressed_bytes is None
-            and self._had_bytes is None
+            self._pressure_bytes_max is None
+            and self._available_bytes is None
             and self._exchange is None
             and self._allocating is None
             and not self._punching
@@ -246,7 +246,7 @@ class Residency:
 
     @property
     def _target_bytes(self) -> int:
-        return self.wished_bytes if self._had_bytes is None else min(self.wished_bytes, self._had_bytes)
+        return self.desired_bytes if self._available_bytes is None else min(self.desired_bytes, self._available_bytes)
 
     @property
     def _regrowth_bytes(self) -> int:
@@ -258,13 +258,13 @@ class Residency:
     def _withdraw(self) -> None:
         exchange = self._exchange
         spared = (0, 0) if exchange is None else (exchange.low, exchange.high)
-        if not self._holes_left and self._looked_at == (self._ring.freed, *spared):
+        if not self._holes_left and self._searched_at == (self._ring.freed, *spared):
             return
         self._holes_left = True
         while (excess := self.excess_bytes) and len(self._punching) < PUNCHES_MAX:
             piece = self._ring.withdraw_some(min(excess, PIECE_BYTES), spared)
             if piece is None:
-                self._holes_left, self._looked_at = False, (self._ring.freed, *spared)
+                self._holes_left, self._searched_at = False, (self._ring.freed, *spared)
                 return
             self._punching[piece[0]] = piece[1]
             self._outbox.add(Punch(*piece))
@@ -273,9 +273,9 @@ class Residency:
         self._allocating = (offset, size_bytes)
         self._outbox.add(Allocate(offset, size_bytes))
 
-    def _content(self) -> None:
+    def _clear_failure(self) -> None:
         """No more is wished for than there is: whatever could not be had does not matter."""
-        self._retry_at = self._had_bytes = None
+        self._retry_at = self._available_bytes = None
         self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
 
     def _paged(self, size_bytes: int) -> int:

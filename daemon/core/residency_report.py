@@ -38,7 +38,7 @@ class ResidencyReport:
         residency, walking = self._residency, self._idle_sweep.walking
         if residency.exchanging:
             return
-        if residency.rests:
+        if residency.unrestricted:
             # The way of nearly every event: all of the ring is in memory, as it was after the last event.
             of = (self._memory.ring.capacity_bytes, self._memory.budget.max_bytes, ring_bytes, walking)
             if of == self._last_of:
