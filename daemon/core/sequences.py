@@ -45,7 +45,7 @@ class Sequences:
         self.changes = 0
         """Rises whenever other entries than before are awaited."""
         self._read = read
-        self._heads: dict[bytes, dict[SpanEntry, None]] = {}
+        self._first_blocks: dict[bytes, dict[SpanEntry, None]] = {}
         self._followed: dict[bytes, int] = {}
         self._rebuilding: dict[SpanEntry, PrefixRecord] = {}
         self._count = 0
@@ -159,7 +159,7 @@ class Sequences:
                 path.append(child)
                 ahead.append(child.newest_child)
 
-    def before(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
+    def ancestors(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
         """All that the entries follow, directly or not."""
         found: set[SpanEntry] = set()
         for entry in entries if self._count else ():
@@ -169,7 +169,7 @@ class Sequences:
                 before = before.parent
         return found
 
-    def lineage(self, entry: SpanEntry) -> list[SpanEntry] | None:
+    def hidden_ancestors(self, entry: SpanEntry) -> list[SpanEntry] | None:
         """The hidden blocks before a hidden one, the nearest first; None if a block before it is gone."""
         hidden: list[SpanEntry] = []
         before = entry.parent
@@ -180,9 +180,9 @@ class Sequences:
             before = before.parent
         return hidden
 
-    def heads(self, tag: bytes, up_to: int, most: int) -> list[SpanEntry]:
+    def first_blocks(self, tag: bytes, up_to: int, most: int) -> list[SpanEntry]:
         """Up to `most` first blocks of a namespace, oldest first, none published after the `up_to`-th entry."""
-        heads = self._heads.get(tag, {})
+        heads = self._first_blocks.get(tag, {})
         return list(islice(takewhile(lambda entry: entry.sequence <= up_to, heads), most))
 
     # ---- the index
@@ -209,8 +209,8 @@ class Sequences:
         """Asserts what the module's docstring promises, of all that are stored."""
         blocks = {entry for entry in entries if entry.prefix_bytes}
         assert len(blocks) == self._count
-        assert {head for heads in self._heads.values() for head in heads} == {e for e in blocks if e.parent is None}
-        assert all(self._heads.values())
+        assert {head for heads in self._first_blocks.values() for head in heads} == {e for e in blocks if e.parent is None}
+        assert all(self._first_blocks.values())
         assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
         for entry in blocks:
             listed = list(_children(entry))
@@ -248,7 +248,7 @@ class Sequences:
         self._count += 1
         entry.parent = parent
         if parent is None:
-            self._heads.setdefault(entry.tag, {})[entry] = None
+            self._first_blocks.setdefault(entry.tag, {})[entry] = None
             return
         parent.child_count += 1
         entry.depth, entry.before_bytes = parent.depth + 1, parent.before_bytes + parent.span_bytes
@@ -262,10 +262,10 @@ class Sequences:
     def _unlink(self, entry: SpanEntry) -> None:
         self._count -= 1
         if entry.parent is None:
-            heads = self._heads[entry.tag]
+            heads = self._first_blocks[entry.tag]
             del heads[entry]
             if not heads:
-                del self._heads[entry.tag]
+                del self._first_blocks[entry.tag]
             return
         if entry.sibling_before is not None:
             entry.sibling_before.sibling = entry.sibling

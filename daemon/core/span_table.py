@@ -271,7 +271,7 @@ class SpanTable:
                 continue
             if entry.state is EntryState.VICTIM:
                 if number in pinned or spares(entry):
-                    before = self.sequences.lineage(entry)
+                    before = self.sequences.hidden_ancestors(entry)
                     if before is not None:
                         for each in (*reversed(before), entry):
                             self._republish(each, now, used=number in pinned)

@@ -94,7 +94,7 @@ class Sweeps:
             "evict_prefixes",
             "cleared",
             lambda n: messages.Counted(request.id, n),
-            lambda most: memory.sequences.heads(request.namespace, up_to, most),
+            lambda most: memory.sequences.first_blocks(request.namespace, up_to, most),
         )
 
     def go_on(self) -> None:

@@ -101,7 +101,7 @@ class Unevictable:
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._kept_for:
             pinned = map(memory.spans.find, (*memory.last_pinned, *self._pins.spans()))
-            self._kept = memory.sequences.before(pinned)
+            self._kept = memory.sequences.ancestors(pinned)
         # The very set, also where it is an equal one: comparing it with itself costs nothing.
         self._kept_for = kept_for
         return self._kept
@@ -111,7 +111,7 @@ class Unevictable:
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
             awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
-            self._awaited, self._awaited_for = awaited | sequences.before(awaited), sequences.changes
+            self._awaited, self._awaited_for = awaited | sequences.ancestors(awaited), sequences.changes
         return self._awaited
 
     @property
