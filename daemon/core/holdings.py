@@ -75,7 +75,7 @@ class Holdings:
         """How many uids the ring is shared by, `uid` included."""
         return len(self._clients) + (uid not in self._clients)
 
-    def gives_way(self, uid: int, more: Holding, capacity: Capacity) -> frozenset[int] | None:
+    def evictable_uids(self, uid: int, more: Holding, capacity: Capacity) -> frozenset[int] | None:
         """The uids whose entries make room for `more` of `uid`; None: whosoever's, since no other uid has clients."""
         rivals = self.rivals(uid)
         if rivals < 2:

@@ -328,7 +328,7 @@ class Intake:
         if obstacle == "ring" and self.ring_is_growing:
             self.puts.parked.append(self.puts.queue.take())
             return
-        owners = self._room.gives_way(put.need)
+        owners = self._room.evictable_uids(put.need)
         if obstacle is None and owners is not None and put.uid in owners:
             self.refuse(put, over_share(put.need, self._memory))
             return

@@ -98,21 +98,21 @@ class Room:
         nothing of these may go, gets room from others within theirs.
         """
         self._coldest.begin()
-        owners = self.gives_way(need)
+        owners = self.evictable_uids(need)
         choice = self._choose(need, cursor, owners)
         found = choice.victims or choice.moves or choice.searching or choice.exchange is not None
         if found or owners is None or need.uid in owners or not cursor.fresh:
             return choice
         return self._choose(need, cursor, None)
 
-    def gives_way(self, need: Need) -> frozenset[int] | None:
+    def evictable_uids(self, need: Need) -> frozenset[int] | None:
         """The uids from which room is made for the need; None: from all."""
         if need.key is None:
             return None
         budget = self._memory.budget
         capacity = Capacity(max(1, budget.put_bytes_max), budget.max_entries, budget.max_tokens)
         more = Holding(need.span_bytes, need.entries, need.tokens)
-        return self._memory.spans.holdings.gives_way(need.uid, more, capacity)
+        return self._memory.spans.holdings.evictable_uids(need.uid, more, capacity)
 
     def _choose(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
         choice = Choice()

@@ -136,7 +136,7 @@ def test_of_a_full_ring_somebody_always_gives_way(
     for uid in here:
         holdings.joined(uid)
     total = sum(had.values()) + wants - 1
-    owners = holdings.gives_way(putter, Holding(wants, 1), Capacity(max(total, 1), 1000, None))
+    owners = holdings.evictable_uids(putter, Holding(wants, 1), Capacity(max(total, 1), 1000, None))
     if owners is None:
         assert set(here) <= {putter}
         return
