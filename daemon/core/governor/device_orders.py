@@ -76,14 +76,14 @@ class DeviceOrders:
         return self._last
 
     def give(
-        self, device: DeviceRecord, rows: Rows, host_takes: bool, reason: str, now: float, part_of: Pass | None = None
+        self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
     ) -> None:
         """Orders resident rows away, each to its owner, as offload or drop."""
         if not len(rows):
             return
         table = device.table
         self.detach(device, rows, now)
-        offload = passes.offloads(table, rows, host_takes, self._limits)
+        offload = passes.offloads(table, rows, host_accepts, self._limits)
         groups = table.owner[rows].astype(np.int64) * 2 + ~offload
         if groups.max(initial=0) < 2 * _SLOTS_OF_16_BITS:
             groups = groups.astype(np.uint16)  # sorted by counting

@@ -120,7 +120,7 @@ class Devices:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
         # What the host does not take, the owner drops.
-        self._orders.give(device, rows, circumstances.host_takes, "budget", now)
+        self._orders.give(device, rows, circumstances.host_accepts, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
         self._answers(owner)
         if row is None:
@@ -223,7 +223,7 @@ class Devices:
         if device is None:
             return PassPlan()
         rows = at_once(self._choose(device, circumstances, now))
-        return passes.reckon(device.table, rows, circumstances.host_takes, self._limits)
+        return passes.reckon(device.table, rows, circumstances.host_accepts, self._limits)
 
     # ---- time
 
@@ -338,7 +338,7 @@ class Devices:
             part = rows[begin : begin + ROWS_A_SLICE]
             part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
             reason = circumstances.mode.value
-            self._orders.give(device, part, circumstances.host_takes, reason, self._now, under_way)
+            self._orders.give(device, part, circumstances.host_accepts, reason, self._now, under_way)
         under_way.begun, under_way.closed_at = False, self._now
         if under_way.ordered:
             self._outbox.counters.passes += 1

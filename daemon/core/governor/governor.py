@@ -42,7 +42,7 @@ from .events import (
     Sampled,
 )
 from .floors import Floors
-from .host import Host, takes
+from .host import Host, accepts_offload
 from .limits import GovernorLimits
 from .outbox import GovernorClient, GovernorOutbox
 from .passes import Circumstances
@@ -317,7 +317,7 @@ class Governor:
             used_bytes=0,
             total_bytes=SIZE_BYTES_MAX,
             began_at=float("-inf"),
-            host_takes=takes(self.tiers.find(HOST_GAUGE)),
+            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
             floor_blocks=self.floors.blocks(device, now),
         )
 
@@ -334,7 +334,7 @@ class Governor:
             used_bytes=sample.used_bytes,
             total_bytes=sample.total_bytes,
             began_at=sample.began_at,
-            host_takes=takes(self.tiers.find(HOST_GAUGE)),
+            host_accepts=accepts_offload(self.tiers.find(HOST_GAUGE)),
             floor_blocks=self.floors.blocks(sample.gauge, now),
             refuses=refuses,
             reserved_bytes=self.reservations.bytes_of(sample.gauge),

@@ -27,7 +27,7 @@ from .tiers import Gauge
 MIB: Final = 1 << 20
 
 
-def takes(gauge: Gauge | None) -> bool:
+def accepts_offload(gauge: Gauge | None) -> bool:
     """Whether the host tier is one to offload to: below pressure, or not known to be full."""
     return gauge is None or not gauge.pressed
 
@@ -39,7 +39,7 @@ class Host:
         self._limits = limits
         self._outbox = outbox
         self._holds: HostHolds | None = None
-        self._stands_since: float | None = None
+        self._settled_since: float | None = None
         self._pressed_at = float("-inf")
         self.press = Pressed()
 
@@ -62,9 +62,9 @@ class Host:
         last, self._holds = self._holds, event
         moved = last is None or last.resident_bytes != event.resident_bytes
         if not event.settled:
-            self._stands_since = None
-        elif moved or self._stands_since is None:
-            self._stands_since = now
+            self._settled_since = None
+        elif moved or self._settled_since is None:
+            self._settled_since = now
 
     def mode_changed(self, gauge: Gauge, now: float) -> None:
         """Emergency is entered, or left: neither waits for the store."""
@@ -73,7 +73,7 @@ class Host:
     def sampled(self, gauge: Gauge, now: float) -> None:
         """A new reading: the next step, if the last is done and shows in it."""
         press = self._with_emergency(self.press, gauge)
-        if self._stands_since is not None and gauge.sample.began_at > self._stands_since:
+        if self._settled_since is not None and gauge.sample.began_at > self._settled_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
             if press.idle_s is not None and now - self._pressed_at >= press.idle_s:
                 # What was not idle at the last Pressed may be by now.
@@ -96,7 +96,7 @@ class Host:
         """Asserts what can be seen without a gauge."""
         assert self.press.refuse == (self.press.idle_s is not None) == bool(self.press.reason)
         assert self._holds is not None or self.press.resident_bytes_max is None
-        assert self._stands_since is None or (self._holds is not None and self._holds.settled)
+        assert self._settled_since is None or (self._holds is not None and self._holds.settled)
 
     def _resident_bytes_max(self, gauge: Gauge) -> int | None:
         assert self._holds is not None
@@ -134,5 +134,5 @@ class Host:
         self._pressed_at = now
         if self._holds is not None:
             self._holds = replace(self._holds, settled=False)
-        self._stands_since = None
+        self._settled_since = None
         self._outbox.add(press)

@@ -30,14 +30,14 @@ STUCK_FALL: Final = 0.01
 class Circumstances:
     """How a device stands, as of its last sample, which was begun at `began_at`.
 
-    `host_takes`: the host tier is below pressure. `refuses`: why nothing new is registered; empty: it is.
+    `host_accepts`: the host tier is below pressure. `refuses`: why nothing new is registered; empty: it is.
     """
 
     mode: Mode
     used_bytes: int
     total_bytes: int
     began_at: float
-    host_takes: bool
+    host_accepts: bool
     floor_blocks: int = 0
     refuses: str = ""
     reserved_bytes: int = 0
@@ -167,16 +167,16 @@ def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
     return math.floor(over) + 1 if over >= 0 else 0
 
 
-def offloads(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> Mask:
+def offloads(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> Mask:
     """A bool a row: whether it goes to the host tier; the others are dropped."""
-    if not host_takes:
+    if not host_accepts:
         return np.zeros(len(rows), np.bool_)
     return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
 
 
-def reckon(table: Table, rows: Rows, host_takes: bool, limits: GovernorLimits) -> PassPlan:
+def reckon(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
     """What ordering these rows away comes to."""
-    offload = offloads(table, rows, host_takes, limits)
+    offload = offloads(table, rows, host_accepts, limits)
     return PassPlan(
         int(offload.sum()),
         exact_sum(table.size_bytes[rows[offload]]),

@@ -39,14 +39,14 @@ class Reservations:
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
         self._last_token = 0
-        self._standing: dict[int, ReservedMemory] = {}
+        self._active: dict[int, ReservedMemory] = {}
         self._timers: Deadlines[int] = Deadlines()
         self._ended: dict[str, deque[tuple[float, int]]] = {}
         self._bytes: Counter[str] = Counter()
         self._of_client: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._standing)
+        return len(self._active)
 
     def bytes_of(self, device: str) -> int:
         """What counts as reserved of a device, ended ones among it."""
@@ -83,7 +83,7 @@ class Reservations:
         lasts_s = min(message.for_s, self._limits.reserve_s_max)
         self._last_token += 1
         token = self._last_token
-        self._standing[token] = ReservedMemory(client, device, message.size_bytes)
+        self._active[token] = ReservedMemory(client, device, message.size_bytes)
         self._of_client.setdefault(client, set()).add(token)
         self._bytes[device] += message.size_bytes
         self._timers.set(token, now + lasts_s)
@@ -95,7 +95,7 @@ class Reservations:
         Raises:
             UnknownOrder: this client has no such reservation.
         """
-        reservation = self._standing.get(token)
+        reservation = self._active.get(token)
         if reservation is None or reservation.client != client:
             raise UnknownOrder(f"reservation {token} is none of this client's: it ended, or was never made")
         self._end(token, now)
@@ -132,7 +132,7 @@ class Reservations:
         self._timers.check_invariants()
         counted: Counter[str] = Counter()
         held: dict[int, set[int]] = {}
-        for token, reservation in self._standing.items():
+        for token, reservation in self._active.items():
             assert token in self._timers, "a reservation that would never end"
             counted[reservation.device] += reservation.size_bytes
             held.setdefault(reservation.client, set()).add(token)
@@ -144,7 +144,7 @@ class Reservations:
         assert held == self._of_client
 
     def _end(self, token: int, now: float) -> None:
-        reservation = self._standing.pop(token)
+        reservation = self._active.pop(token)
         self._timers.drop(token)
         held = self._of_client[reservation.client]
         held.discard(token)

@@ -19,7 +19,7 @@ from tensord.ipc.schema import SIZE_BYTES_MAX
 GPU = "0000:65:00.0"
 FINISHED = 2e9
 UNKNOWN = 1e9
-UNREAD = Circumstances(Mode.RELAXED, 0, SIZE_BYTES_MAX, float("-inf"), host_takes=True)
+UNREAD = Circumstances(Mode.RELAXED, 0, SIZE_BYTES_MAX, float("-inf"), host_accepts=True)
 """How a device stands that no gauge shows."""
 
 
@@ -118,7 +118,7 @@ class Registry:
             self.acknowledge(client, order.order, freed=freed, **said)
 
     def stands(self, used: int, total: int = 100, mode: Mode = Mode.PRESSURE, **more: Any) -> Circumstances:
-        more = {"host_takes": True, "began_at": self.now, **more}
+        more = {"host_accepts": True, "began_at": self.now, **more}
         return Circumstances(mode=mode, used_bytes=used, total_bytes=total, **more)
 
     def sample(self, used: int, total: int = 100, mode: Mode = Mode.PRESSURE, **more: Any) -> list[messages.Order]:

@@ -218,17 +218,17 @@ class AnyOrder(RuleBasedStateMachine):
         mode=st.sampled_from(list(Mode)),
         used=st.integers(0, TOTAL),
         floor=st.sampled_from([0, 0, 20, 1000]),
-        host_takes=st.booleans(),
+        host_accepts=st.booleans(),
         began=st.sampled_from([0.0, 0.5, 3.0]),
     )
-    def sample(self, mode: Mode, used: int, floor: int, host_takes: bool, began: float) -> None:
+    def sample(self, mode: Mode, used: int, floor: int, host_accepts: bool, began: float) -> None:
         registry = self.registry
         registry.pass_time(1)
         self.model.time_out()
         if self.circumstances is None or self.circumstances.mode is not mode:
             registry.devices.mode_changed(GPU, registry.now)
         refuses = "it is full" if mode is Mode.EMERGENCY else ""
-        self.circumstances = Circumstances(mode, used, TOTAL, registry.now - began, host_takes, floor, refuses)
+        self.circumstances = Circumstances(mode, used, TOTAL, registry.now - began, host_accepts, floor, refuses)
         before = registry.snapshot()
         planned = registry.devices.plan(GPU, self.circumstances, registry.now)
         assert registry.snapshot() == before, "a plan changed something"
@@ -240,7 +240,7 @@ class AnyOrder(RuleBasedStateMachine):
             entries[order.kind] += len(order.keys)
         if registry.counters["passes"] > passes:
             assert (entries["offload"], entries["drop"]) == (planned.offload_entries, planned.drop_entries)
-            assert host_takes or not entries["offload"]
+            assert host_accepts or not entries["offload"]
         else:
             assert entries["offload"] == entries["drop"] == 0
         self.model.take_orders(self.circumstances)
@@ -359,7 +359,7 @@ def test_refused_offloaded_and_evicted_entries_add_up_over_a_long_random_schedul
             mode=some(list(Mode)),
             used=chance.randint(0, TOTAL),
             floor=some([0, 0, 20]),
-            host_takes=chance.random() < 0.7,
+            host_accepts=chance.random() < 0.7,
             began=some([0.0, 0.5, 3.0]),
         ): 4,
         lambda: run.acknowledge(freed=chance.randint(0, 20), seed=chance.randint(0, 1 << 16)): 5,

@@ -139,7 +139,7 @@ def test_what_leaves_goes_to_the_host_if_that_takes_it_and_it_is_worth_its_copy(
     orders = registry().sample(95, mode=Mode.CRITICAL)
     assert (ordered(orders, "offload"), ordered(orders, "drop")) == ([1, 3], [2])
     assert len({order.order for order in orders}) == 2, "to offload and to drop are orders of their own"
-    orders = registry().sample(95, mode=Mode.CRITICAL, host_takes=False)
+    orders = registry().sample(95, mode=Mode.CRITICAL, host_accepts=False)
     assert (ordered(orders, "offload"), ordered(orders, "drop")) == ([], [1, 2, 3])
 
 
