@@ -161,7 +161,7 @@ class Reclaim:
             residency.exchange(*choice.exchange, need.span_bytes)
             self.restart_search()
             return "moving"
-        elif attempt.scans and not memory.may_yet_free:
+        elif attempt.scans and not memory.next_scan_may_free:
             return "none"
         # Without victims the scan tells what is pinned by now, and whether retired spans have become free.
         self._scan()
@@ -276,7 +276,7 @@ class Reclaim:
 
     @property
     def _waits_for_pins(self) -> bool:
-        return self._memory.holds_back or self._memory.spans.over_budget() or self.stuck
+        return self._memory.has_pinned_retired or self._memory.spans.over_budget() or self.stuck
 
     def _trim(self, now: float) -> None:
         """Chooses victims while the store is over a budget that was lowered."""

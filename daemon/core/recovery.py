@@ -82,7 +82,7 @@ def recover(
     adopted.sort(key=lambda one: one.entry.used_at)
     for one in _parents_first(adopted):
         entry, header = one.entry, one.header
-        if memory.readopt(entry, now, one.record):
+        if memory.restore_entry(entry, now, one.record):
             counters.recovered += 1
             entry.uses = memory.index.uses(entry.slot)
             expiry.recovered(entry, header.expires_s or None)

@@ -111,12 +111,12 @@ class SpanTable:
         return bool(self._fresh)
 
     @property
-    def holds_back(self) -> bool:
+    def has_pinned_retired(self) -> bool:
         """Whether the last scan that looked at them found retired spans pinned."""
         return bool(self._held)
 
     @property
-    def may_yet_free(self) -> bool:
+    def next_scan_may_free(self) -> bool:
         """Whether the next scan may free a span, judged by the pins that the last scan found."""
         return bool(self._fresh) or any(number not in self.last_pinned for number in self._held)
 
@@ -314,7 +314,7 @@ class SpanTable:
         self.spans.retired_bytes += entry.span_bytes
         return True
 
-    def readopt(self, entry: SpanEntry, now: float, record: PrefixRecord | None = None) -> bool:
+    def restore_entry(self, entry: SpanEntry, now: float, record: PrefixRecord | None = None) -> bool:
         """Makes an entry of an adopted span whose slot is published. With `record` it is a block of a cached sequence.
 
         Returns:

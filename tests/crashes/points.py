@@ -81,7 +81,7 @@ DAEMON: Final = {
         "shm.index:IndexWriter.mark",
         "daemon.core.recovery:recover",
         "daemon.core.span_table:SpanTable.adopt",
-        "daemon.core.span_table:SpanTable.readopt",
+        "daemon.core.span_table:SpanTable.restore_entry",
     ),
     "resize": (
         "daemon.opening:_found",
