@@ -94,7 +94,7 @@ class DeviceOrders:
         turns: list[tuple[int, int]] = []
         begin = 0
         for end in bounds:
-            owner = device.in_slot(int(groups[begin]) // 2)
+            owner = device.owner_of_slot(int(groups[begin]) // 2)
             kind: Literal["offload", "drop"] = "drop" if groups[begin] % 2 else "offload"
             if not owner.orders:
                 self._due.set(owner, now + self._limits.ack_s)
@@ -170,7 +170,7 @@ class DeviceOrders:
             raise UnknownOrder(f"a key stands twice in the acknowledgement of order {message.order}: name each once")
         return order, rows
 
-    def heard(self, owner: Owner, now: float) -> None:
+    def extend_deadline(self, owner: Owner, now: float) -> None:
         """The owner carried a part of its orders out: it has its time anew for what is open still."""
         if owner.orders:
             self._due.set(owner, now + self._limits.ack_s)
@@ -206,8 +206,8 @@ class DeviceOrders:
                     assert self._open[number].device is device
                     under[number] = count
             open_parts = [o for o in self._open.values() if o.open and o.device is device and o.part_of]
-            assert all(o.part_of is device.under_way for o in open_parts), "an open order of a pass that was settled"
-            assert len(open_parts) == (device.under_way.open_orders if device.under_way else 0)
+            assert all(o.part_of is device.current_pass for o in open_parts), "an open order of a pass that was settled"
+            assert len(open_parts) == (device.current_pass.open_orders if device.current_pass else 0)
             for owner in device.owners.values():
                 assert owner.orders == {n for n, o in self._open.items() if o.open and o.owner is owner}
                 assert bool(owner.orders) == (owner in self._due)

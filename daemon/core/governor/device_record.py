@@ -92,7 +92,7 @@ class DeviceRecord:
         self.owners: dict[int, Owner] = {}
         self.distances = Distances()
         self.coldest = ColdestRows()
-        self.under_way: Pass | None = None
+        self.current_pass: Pass | None = None
         self.stuck = ""
         self._stuck_used_bytes = 0
         self._slots: list[Owner | None] = []
@@ -110,7 +110,7 @@ class DeviceRecord:
         """The client is no owner any more, and has no rows."""
         self._slots[self.owners.pop(client).slot] = None
 
-    def in_slot(self, slot: int) -> Owner:
+    def owner_of_slot(self, slot: int) -> Owner:
         """Whose rows have this slot."""
         owner = self._slots[slot]
         assert owner is not None
@@ -142,10 +142,10 @@ class DeviceRecord:
         fall = STUCK_FALL * circumstances.total_bytes
         if self.stuck and circumstances.used_bytes <= self._stuck_used_bytes - fall:
             self.stuck = ""
-        if self.under_way is not None and self.under_way.over(circumstances):
-            self.stuck = self.under_way.why_stuck(circumstances)
+        if self.current_pass is not None and self.current_pass.over(circumstances):
+            self.stuck = self.current_pass.why_stuck(circumstances)
             self._stuck_used_bytes = circumstances.used_bytes
-            self.under_way = None
+            self.current_pass = None
 
     def status(self) -> dict[str, Any]:
         """The device in plain values."""

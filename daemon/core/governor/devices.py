@@ -112,7 +112,7 @@ class Devices:
         table = device.table
         row = table.find(message.key)
         if row is not None and table.owner[row] != owner.slot:
-            other = device.in_slot(int(table.owner[row])).client
+            other = device.owner_of_slot(int(table.owner[row])).client
             raise OwnedElsewhere(
                 f"key {message.key.hex()} is client {other}'s on {device.name}: use its entry, or take another key"
             )
@@ -170,7 +170,7 @@ class Devices:
         carry_out(order, rows, message, self._orders, self._promotions, self._outbox, now + self._limits.retry_s, now)
         self._answers(order.owner)
         if len(rows):
-            self._orders.heard(order.owner, now)
+            self._orders.extend_deadline(order.owner, now)
 
     def client_left(self, client: int, now: float) -> None:
         """Its entries went with it."""
@@ -202,7 +202,7 @@ class Devices:
             self._outbox.announce("stuck", device=name, why=device.stuck)
             if device.stuck:
                 self._outbox.log("warning", "device stuck", device=name, why=device.stuck)
-        if device.under_way is None and not device.stuck:
+        if device.current_pass is None and not device.stuck:
             self._begin(device, circumstances, now)
         self._promote(device, circumstances, now)
         self._orders.send(ORDERS_A_SLICE)
@@ -319,8 +319,8 @@ class Devices:
         if not len(device.table):
             return
         lowers = passes.lacking_bytes(circumstances, self._limits) > 0
-        device.under_way = Pass(circumstances.used_bytes, lowers)
-        slices = self._slices(device, device.under_way, circumstances)
+        device.current_pass = Pass(circumstances.used_bytes, lowers)
+        slices = self._slices(device, device.current_pass, circumstances)
         if len(device.table) > SORTED_WHOLE:
             # A pass that has nobody to take is over before its first pause.
             if next(slices, "over") is None:
@@ -329,7 +329,7 @@ class Devices:
         for _ in slices:
             pass
 
-    def _slices(self, device: DeviceRecord, under_way: Pass, circumstances: Circumstances) -> Iterator[None]:
+    def _slices(self, device: DeviceRecord, current_pass: Pass, circumstances: Circumstances) -> Iterator[None]:
         """One pass: rows are chosen, then ordered away, as far as they are then what they were."""
         table, last_serial = device.table, device.table.last_serial
         rows = yield from self._choose(device, circumstances, self._now)
@@ -338,12 +338,12 @@ class Devices:
             part = rows[begin : begin + ROWS_A_SLICE]
             part = part[device.may_go(part, self._now) & (table.serial[part] <= last_serial)]
             reason = circumstances.mode.value
-            self._orders.give(device, part, circumstances.host_accepts, reason, self._now, under_way)
-        under_way.begun, under_way.closed_at = False, self._now
-        if under_way.ordered:
+            self._orders.give(device, part, circumstances.host_accepts, reason, self._now, current_pass)
+        current_pass.begun, current_pass.closed_at = False, self._now
+        if current_pass.ordered:
             self._outbox.counters.passes += 1
         else:
-            device.under_way = None
+            device.current_pass = None
 
     def _promote(self, device: DeviceRecord, circumstances: Circumstances, now: float) -> None:
         for client, entries in self._promotions.take(device, circumstances, self._limits, now).items():
