@@ -31,7 +31,7 @@ from ...shm.prefix import (
     agreed,
     unpacked_media,
 )
-from .prefix_query import Query, beginning, checked, following
+from .prefix_query import Query, initial_digest, checked, next_digest
 from .prefix_snapshots import Snapshots
 from .prefix_tree import (
     CHECKPOINT_TOKENS,
@@ -77,7 +77,7 @@ class PrefixIndex:
     def __init__(self, read: Read, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS) -> None:
         self._checkpoint_tokens = checkpoint_tokens
         self._order = Siblings(read)
-        self._start = beginning(seed)
+        self._start = initial_digest(seed)
         self._nodes: dict[bytes, Node | Snapshot] = {}
         self._trees: dict[bytes, dict[bytes, dict[tuple[bytes, int, bool], Tree]]] = {}
         self._hidden: dict[Node, dict[Node, Tree]] = {}
@@ -324,7 +324,7 @@ class PrefixIndex:
         if before is None:
             return None
         text = b"".join([self._order.text(one) for one in stretch])
-        return following(before, text, b"".join([self._order.media(one) for one in stretch]))
+        return next_digest(before, text, b"".join([self._order.media(one) for one in stretch]))
 
     def _walk(self, tree: Tree, query: Query) -> tuple[int, list[Node]]:
         """How many tokens the best of a tree's sequences agrees with a query, and its blocks so far."""

@@ -20,10 +20,10 @@ from ...errors import BadPrefix
 from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, Media, PrefixRecord, Tokens, packed_media
 
 _SEED: Final = (1 << 64) - 1
-_STAND: Final = struct.Struct("@QQ")
+_SNAPSHOT: Final = struct.Struct("@QQ")
 
 
-def following(before: int, text: bytes | memoryview, media: bytes) -> int:
+def next_digest(before: int, text: bytes | memoryview, media: bytes) -> int:
     """The digest after `text` with `media` beginning in it, of the one before it: 128 bits.
 
     Half of `before` seeds the hash, and all of it is mixed in again: two that differ lead to two that differ, but for a
@@ -34,14 +34,14 @@ def following(before: int, text: bytes | memoryview, media: bytes) -> int:
     return xxhash.xxh3_128_intdigest(text, before & _SEED) ^ before
 
 
-def beginning(seed: int) -> int:
+def initial_digest(seed: int) -> int:
     """The digest of nothing."""
     return xxhash.xxh3_128_intdigest(seed.to_bytes(32, "little", signed=True))
 
 
-def stand(start: int, name: int, offset: int, text: bytes | memoryview, media: bytes) -> int:
+def snapshot_digest(start: int, name: int, offset: int, text: bytes | memoryview, media: bytes) -> int:
     """What snapshots go by: the node `name`, and what follows it up to `offset` tokens on."""
-    return following(following(start, _STAND.pack(name, offset), b""), text, media)
+    return next_digest(next_digest(start, _SNAPSHOT.pack(name, offset), b""), text, media)
 
 
 def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]) -> dict[str, int]:
@@ -124,7 +124,7 @@ class Query:
         text, step_bytes = self._text, step * TOKEN_BYTES
         for at in range(len(digests) * step, self.count - step + 1, step):
             media = self.packed(at, at + step) if self.media else b""
-            before = following(before, text[at * TOKEN_BYTES : at * TOKEN_BYTES + step_bytes], media)
+            before = next_digest(before, text[at * TOKEN_BYTES : at * TOKEN_BYTES + step_bytes], media)
             digests.append(before)
             yield before
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from ...errors import BadPrefix
 from ...shm.prefix import MEDIA_BYTES, TOKEN_BYTES, unpacked_media
-from .prefix_query import Query, stand
+from .prefix_query import Query, snapshot_digest
 from .prefix_tree import COUNT_MASK, Extra, Node, Siblings, Snapshot, Tree
 
 LOOKS_MAX: Final = 1024
@@ -53,7 +53,7 @@ class Snapshots:
             self._names += 1
             level.name = self._names
         snapshot = Snapshot(key, block, offset)
-        snapshot.digest = stand(self._start, level.name, offset, text, media[: begun * MEDIA_BYTES])
+        snapshot.digest = snapshot_digest(self._start, level.name, offset, text, media[: begun * MEDIA_BYTES])
         extra = block.more()
         if extra.snapshots is None:
             extra.snapshots = []
@@ -113,7 +113,7 @@ class Snapshots:
         if extra is None or extra.offsets is None or position - start not in extra.offsets:
             return None
         text, media = query.text(start, position), query.packed(start, position)
-        for snapshot in self._table.get(stand(self._start, extra.name, position - start, text, media), ()):
+        for snapshot in self._table.get(snapshot_digest(self._start, extra.name, position - start, text, media), ()):
             if snapshot.block.tree is not None:
                 return snapshot
         return None

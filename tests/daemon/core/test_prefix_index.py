@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensord.daemon.core.prefix_index import LAYOUTS_MAX, PrefixIndex
-from tensord.daemon.core.prefix_query import beginning, following
+from tensord.daemon.core.prefix_query import initial_digest, next_digest
 from tensord.daemon.core.prefix_snapshots import LOOKS_MAX
 from tensord.daemon.core.prefix_tree import SHELF_MAX
 from tensord.errors import BadPrefix, ParentGone
@@ -572,9 +572,9 @@ def test_every_layout_is_searched_from_its_checkpoint(make: Make) -> None:
 
 
 def test_digests_differ_that_differ_before_in_any_half() -> None:
-    text, before = bytes(4096), beginning(3)
-    others = [before, before ^ 1, before ^ 1 << 100, beginning(4)]
-    digests = [following(other, text, b"") for other in others] + [following(before, text, bytes(64))]
+    text, before = bytes(4096), initial_digest(3)
+    others = [before, before ^ 1, before ^ 1 << 100, initial_digest(4)]
+    digests = [next_digest(other, text, b"") for other in others] + [next_digest(before, text, bytes(64))]
     assert len(set(digests)) == len(digests)
 
 
