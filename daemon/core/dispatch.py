@@ -199,11 +199,11 @@ class Dispatch:
         self._parts.pins.expire(now, DUE_MAX)
         self._parts.expiry.expire(now, DUE_MAX)
         self._parts.intake.expire(now, DUE_MAX)
-        self._parts.sweeps.go_on()
-        self._parts.matching.go_on(now)
+        self._parts.sweeps.advance()
+        self._parts.matching.advance(now)
         for entry in self._parts.memory.sequences.rebuild():
             self._end_corrupt(entry)
-        self._parts.idle_sweep.go_on(now)
+        self._parts.idle_sweep.advance(now)
         self._parts.reclaim.tick(now)
 
     def _limit(self, client: int, request: messages.Limit, now: float) -> None:

@@ -37,10 +37,10 @@ class IdleSweep:
 
     @property
     def due(self) -> bool:
-        """Whether `go_on` has something to do now."""
+        """Whether `advance` has something to do now."""
         return self.walking and not self._memory.scan_in_flight and not self._memory.scan_due
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Hides the idle ones of the next slice, if nobody holds them."""
         idle_s = self.pressed.idle_s
         if not self.due or idle_s is None:

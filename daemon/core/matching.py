@@ -49,7 +49,7 @@ class Matching:
 
     @property
     def due(self) -> bool:
-        """Whether `go_on` has something to do."""
+        """Whether `advance` has something to do."""
         return bool(self._uses) or (bool(self._held) and not self._memory.sequences.rebuilding)
 
     @property
@@ -101,7 +101,7 @@ class Matching:
             last = [] if found.snapshot is None else [found.snapshot]
             self._keep_in_mind([*found.blocks, *last], message.agent)
 
-    def go_on(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Answers the next of those that waited for long enough, and counts the next slice of uses. What has gone
         meanwhile is not counted."""
         rebuilt = not self._memory.sequences.rebuilding

@@ -36,7 +36,7 @@ class Survey:
         """Of the spans that must stay; retired ones count by their bytes alone."""
         self.done = False
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Looks at up to SURVEYED_MAX spans."""
         if self.done:
             return

@@ -97,7 +97,7 @@ class Sweeps:
             lambda most: memory.sequences.first_blocks(request.namespace, up_to, most),
         )
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Ends the next slice, once what follows the last one's has ended."""
         if not self._jobs or self._jobs[0].walked or self._expiry.ending:
             return
@@ -130,4 +130,4 @@ class Sweeps:
         first = first or (lambda most: entries.first(tag, up_to, most))
         self._jobs.append(_Sweep(client, tag, first, event, RemovalProgress(reason, announce=False), answer))
         if len(self._jobs) == 1:
-            self.go_on()
+            self.advance()

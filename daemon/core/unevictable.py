@@ -43,7 +43,7 @@ class Unevictable:
         if self._survey is None or (self._survey.done and not is_fresh):
             self._survey, self._survey_for = self._begin_survey(), now_for
         # Once it is done it serves, be it old by then: pins come and go all the time.
-        self._survey.go_on()
+        self._survey.advance()
         return self._survey.done
 
     @property
@@ -125,7 +125,7 @@ class Unevictable:
             return self._survey if self.is_known else None
         survey = self._begin_survey()
         while not survey.done:
-            survey.go_on()
+            survey.advance()
         return survey
 
     def _begin_survey(self) -> Survey:

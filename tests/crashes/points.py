@@ -117,7 +117,7 @@ DAEMON: Final = {
         "daemon.core.requests:Requests._invalidate",
         "daemon.core.sweeps:Sweeps.invalidate",
         "shm.generations:GenerationWriter.raise_to",
-        "daemon.core.sweeps:Sweeps.go_on",
+        "daemon.core.sweeps:Sweeps.advance",
         "daemon.core.sweeps:Sweeps.answer",
     ),
     "offload": (

@@ -31,7 +31,7 @@ def span(offset: int, state: EntryState = EntryState.LIVE) -> Any:
 def test_gaps_are_all_stretches_that_nothing_stands_in(stays: set[int], besides: set[int], size: int) -> None:
     found = Survey([*map(span, stays), None], lambda _: True, RING)
     while not found.done:
-        found.go_on()
+        found.advance()
     taken = stays | besides
     expected, low = [], 0
     for at in [*sorted(taken), RING]:
@@ -45,7 +45,7 @@ def test_gaps_are_all_stretches_that_nothing_stands_in(stays: set[int], besides:
 
 def test_retired_spans_count_by_their_bytes_and_spans_being_filled_not_at_all() -> None:
     found = Survey([span(0), span(1, EntryState.RETIRED), span(2, EntryState.FILLING)], lambda _: True, RING)
-    found.go_on()
+    found.advance()
     assert (found.entries, found.size_bytes) == (1, 2)
 
 
