@@ -45,7 +45,7 @@ class Matching:
         self._held: deque[tuple[PrefixAsked, float]] = deque()
         self._held_tokens = 0
         self._uses: deque[tuple[list[bytes], str]] = deque()
-        self._waiting = 0
+        self._queued_uses = 0
 
     @property
     def due(self) -> bool:
@@ -99,7 +99,7 @@ class Matching:
         self._outbox.send(event.client, messages.Matched(message.id, found.offset, found.blocks, found.snapshot))
         if found.offset:
             last = [] if found.snapshot is None else [found.snapshot]
-            self._keep_in_mind([*found.blocks, *last], message.agent)
+            self._queue_uses([*found.blocks, *last], message.agent)
 
     def advance(self, now: float) -> None:
         """Answers the next of those that waited for long enough, and counts the next slice of uses. What has gone
@@ -117,14 +117,14 @@ class Matching:
         find = self._memory.entries.find
         while self._uses and left > 0:
             keys, agent = self._uses.popleft()
-            self._waiting -= len(keys)
+            self._queued_uses -= len(keys)
             left -= len(keys)
             self._expiry.used([entry for entry in map(find, keys) if entry is not None], now, agent)
 
-    def _keep_in_mind(self, keys: list[bytes], agent: str) -> None:
+    def _queue_uses(self, keys: list[bytes], agent: str) -> None:
         self._uses.append((keys, agent))
-        self._waiting += len(keys)
-        while self._waiting > USES_MAX:
+        self._queued_uses += len(keys)
+        while self._queued_uses > USES_MAX:
             lost, _ = self._uses.popleft()
-            self._waiting -= len(lost)
+            self._queued_uses -= len(lost)
             self._outbox.counters.prefix_uses_lost += len(lost)
