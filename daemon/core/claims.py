@@ -66,7 +66,7 @@ class _Claim:
 
 
 @dataclass(slots=True)
-class _Stake:
+class _ClientClaims:
     """What one client has in the table: tokens that it holds, and (key, request) pairs that it waits for."""
 
     uid: int
@@ -91,7 +91,7 @@ class ClaimTable:
         self._by_key: dict[bytes, _Claim] = {}
         self._by_token: dict[int, _Claim] = {}
         self._by_tag: dict[bytes, set[bytes]] = {}
-        self._stakes: dict[int, _Stake] = {}
+        self._by_client: dict[int, _ClientClaims] = {}
         self.of_uid: Counter[int] = Counter()
         """Claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
@@ -119,7 +119,7 @@ class ClaimTable:
     @property
     def waiting(self) -> int:
         """Requests that wait for somebody else's result."""
-        return sum(len(stake.waits) for stake in self._stakes.values())
+        return sum(len(own.waits) for own in self._by_client.values())
 
     def next_timer(self) -> float | None:
         """When `expire` has something to do."""
@@ -131,17 +131,17 @@ class ClaimTable:
         Raises:
             LimitReached: the client has as many claims and waits as it may; claims_per_client_max is named.
         """
-        stake = self._stakes.get(client)
-        if stake is not None and len(stake) >= self._per_client_max:
+        own = self._by_client.get(client)
+        if own is not None and len(own) >= self._per_client_max:
             raise LimitReached(
-                f"{len(stake)} claims and waits of this client, and claims_per_client_max is "
+                f"{len(own)} claims and waits of this client, and claims_per_client_max is "
                 f"{self._per_client_max}: compute without a claim, or raise it"
             )
         claim = self._by_key.get(key)
         if claim is None:
             return self._grant(key, client, uid, request, now, within_s)
         claim.waiters[client, request] = within_s
-        self._stake(client, uid).waits.add((key, request))
+        self._of_client(client, uid).waits.add((key, request))
         self.of_uid[uid] += 1
         return Verdict(client, request, key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
@@ -189,14 +189,14 @@ class ClaimTable:
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
         """Its waits go, and its claims fail, but for those whose commit was wholly received."""
-        stake = self._stakes.pop(client, None)
-        if stake is None:
+        own = self._by_client.pop(client, None)
+        if own is None:
             return []
-        self._count_out(stake.uid, len(stake))
-        for key, request in stake.waits:
+        self._uncount(own.uid, len(own))
+        for key, request in own.waits:
             del self._by_key[key].waiters[client, request]
         verdicts: list[Verdict] = []
-        for token in sorted(stake.held):
+        for token in sorted(own.held):
             claim = self._by_token[token]
             if claim.committing:
                 claim.orphaned = True
@@ -235,23 +235,23 @@ class ClaimTable:
                 waits.setdefault(client, set()).add((key, request))
         assert tags == self._by_tag
         of_uid: Counter[int] = Counter()
-        for stake in self._stakes.values():
-            of_uid[stake.uid] += len(stake)
+        for own in self._by_client.values():
+            of_uid[own.uid] += len(own)
         assert of_uid == self.of_uid
-        for client, stake in self._stakes.items():
-            assert 0 < len(stake) <= self._per_client_most
-            assert stake.held == held.pop(client, set())
-            assert stake.waits == waits.pop(client, set())
+        for client, own in self._by_client.items():
+            assert 0 < len(own) <= self._per_client_most
+            assert own.held == held.pop(client, set())
+            assert own.waits == waits.pop(client, set())
         assert not held, "a claim of a client that is not known"
         assert not waits, "a waiter that is not known"
 
-    def _stake(self, client: int, uid: int) -> _Stake:
-        stake = self._stakes.get(client)
-        if stake is None:
-            stake = self._stakes[client] = _Stake(uid)
-        return stake
+    def _of_client(self, client: int, uid: int) -> _ClientClaims:
+        own = self._by_client.get(client)
+        if own is None:
+            own = self._by_client[client] = _ClientClaims(uid)
+        return own
 
-    def _count_out(self, uid: int, count: int) -> None:
+    def _uncount(self, uid: int, count: int) -> None:
         self.of_uid[uid] -= count
         if not self.of_uid[uid]:
             del self.of_uid[uid]
@@ -261,7 +261,7 @@ class ClaimTable:
         claim = _Claim(key, client, uid, self._last_token, now + self._claim_s_max, now + within_s if within_s else 0.0)
         self._by_key[key] = self._by_token[claim.token] = claim
         self._by_tag.setdefault(key[: self._tag_bytes], set()).add(key)
-        self._stake(client, uid).held.add(claim.token)
+        self._of_client(client, uid).held.add(claim.token)
         self.of_uid[uid] += 1
         self._timers.set(claim.token, now + self._claim_s)
         self.granted += 1
@@ -274,14 +274,14 @@ class ClaimTable:
         waiters = claim.waiters
         client, request = next(iter(waiters))
         within_s = waiters.pop((client, request))
-        uid = self._stakes[client].uid
+        uid = self._by_client[client].uid
         self._drop_wait(client, claim.key, request)
         claim.waiters = {}
         self._end(claim, "alone")
         verdict = self._grant(claim.key, client, uid, request, now, within_s)
-        heir = self._by_key[claim.key]
-        heir.handed_over = True
-        heir.waiters = waiters
+        successor = self._by_key[claim.key]
+        successor.handed_over = True
+        successor.waiters = waiters
         self.handed_over += 1
         return [verdict]
 
@@ -293,11 +293,11 @@ class ClaimTable:
         if not self._by_tag[tag]:
             del self._by_tag[tag]
         self._timers.drop(claim.token)
-        holder = self._stakes.get(claim.client)
+        holder = self._by_client.get(claim.client)
         if holder is not None and not claim.orphaned:
             holder.held.remove(claim.token)
-            self._count_out(holder.uid, 1)
-            self._forget_if_idle(claim.client)
+            self._uncount(holder.uid, 1)
+            self._drop_if_empty(claim.client)
         verdicts = []
         for client, request in claim.waiters:
             self._drop_wait(client, claim.key, request)
@@ -305,11 +305,11 @@ class ClaimTable:
         return verdicts
 
     def _drop_wait(self, client: int, key: bytes, request: int) -> None:
-        stake = self._stakes[client]
-        stake.waits.remove((key, request))
-        self._count_out(stake.uid, 1)
-        self._forget_if_idle(client)
+        own = self._by_client[client]
+        own.waits.remove((key, request))
+        self._uncount(own.uid, 1)
+        self._drop_if_empty(client)
 
-    def _forget_if_idle(self, client: int) -> None:
-        if not self._stakes[client]:
-            del self._stakes[client]
+    def _drop_if_empty(self, client: int) -> None:
+        if not self._by_client[client]:
+            del self._by_client[client]
