@@ -54,7 +54,7 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
     return None
 
 
-def unfit_piece(commit: messages.Commit) -> TensordError | None:
+def unfit_block(commit: messages.Commit) -> TensordError | None:
     """Why a Commit's fields about a block of a sequence contradict each other; None if they do not."""
     if commit.prefix_bytes == 0:
         if commit.parent is not None:

@@ -30,7 +30,7 @@ from .admission import (
     parent_gone,
     too_many_parts,
     unfit,
-    unfit_piece,
+    unfit_block,
     wrong_part,
 )
 from .arrivals import Arrivals
@@ -100,10 +100,10 @@ class Intake:
         uid = self._outbox.clients[client].uid
         refusal = (
             unfit(commit, self._limits, self._memory.budget, self.ring_bytes)
-            or unfit_piece(commit)
+            or unfit_block(commit)
             or self._past(commit.key)
             or crowded(self.puts.count_of(client), self._limits)
-            or self._without_predecessor(commit)
+            or self._without_parent(commit)
         )
         if refusal is not None:
             self._refused(client, uid, commit, refusal)
@@ -189,7 +189,7 @@ class Intake:
                 puts.placed(put, entry)
                 self._hand_over(put)
                 continue
-            progress = self._reclaim.make_room(put.need, self._judge(put))
+            progress = self._reclaim.make_room(put.need, self._admission_test(put))
             if progress == "none" and puts.settling:
                 return
             if progress == "declined":
@@ -201,7 +201,7 @@ class Intake:
             return
         self.searching = True
 
-    def _judge(self, put: PutProgress) -> Callable[[int], bool] | None:
+    def _admission_test(self, put: PutProgress) -> Callable[[int], bool] | None:
         """Whether the policy would rather have the put than a span: asked only for blocks that have a parent."""
         memory, commit = self._memory, put.commit
         parent = memory.entries.find(commit.parent) if commit.parent is not None else None
@@ -269,7 +269,7 @@ class Intake:
     def _past(self, key: bytes) -> TensordError | None:
         return self._memory.index.generations.refusal(key)
 
-    def _without_predecessor(self, commit: messages.Commit) -> TensordError | None:
+    def _without_parent(self, commit: messages.Commit) -> TensordError | None:
         """Whether what the put follows is neither stored nor on its way, so that it can only be refused later."""
         parent, entries = commit.parent, self._memory.entries
         if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.on_its_way(parent):
@@ -278,7 +278,7 @@ class Intake:
 
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
         """Whether a put that waits for room needs none any more; then it was answered."""
-        gone = self._past(put.key) or self._without_predecessor(put.commit)
+        gone = self._past(put.key) or self._without_parent(put.commit)
         if gone is not None:
             # Nobody loses an entry for a put that can only be refused.
             self.refuse(put, gone)
