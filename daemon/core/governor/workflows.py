@@ -51,7 +51,7 @@ class Workflows:
         self._workflows: dict[str, WorkflowProgress] = {}
         self._steps = 0  # of all of them
         self._of_agent: dict[str, dict[str, float]] = {}  # an agent's distance in each of its workflows
-        self._moved: dict[str, None] = {}  # workflows whose distances are of a former step
+        self._outdated: dict[str, None] = {}  # workflows whose distances are of a former step
         self._ended: dict[str, None] = {}
         self._distances: dict[str, float] = {}  # the nearest of each agent that was asked for
         self._up_next: dict[int, tuple[str, ...]] = {}
@@ -99,7 +99,7 @@ class Workflows:
         for agent in agents:
             self._of_agent.setdefault(agent, {})[name] = FINISHED
             self._ended.pop(agent, None)
-        self._moved[name] = None
+        self._outdated[name] = None
         self._changed()
         return step
 
@@ -114,7 +114,7 @@ class Workflows:
             raise BadStep(f"workflow {name!r} is at step {workflow.step}, and step {step} is before it: only go on")
         if step > workflow.step:
             workflow.step = step
-            self._moved[name] = None
+            self._outdated[name] = None
             self._changed()
 
     def end(self, client: int, name: str) -> None:
@@ -135,8 +135,8 @@ class Workflows:
 
     def distance(self, agent: str) -> float:
         """Steps until the agent runs, in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
-        if self._moved:
-            self._catch_up()
+        if self._outdated:
+            self._update_distances()
         found = self._distances.get(agent)
         if found is not None:
             return found
@@ -173,7 +173,7 @@ class Workflows:
 
     def check_invariants(self) -> None:
         """Asserts that the tables by agent are those of the workflows."""
-        self._catch_up()
+        self._update_distances()
         of_agent: dict[str, dict[str, float]] = {}
         for name, workflow in self._workflows.items():
             workflow.graph.check_invariants()
@@ -195,9 +195,9 @@ class Workflows:
             raise BadStep(f"this client has no workflow {name!r}: register it first")
         return workflow
 
-    def _catch_up(self) -> None:
+    def _update_distances(self) -> None:
         """The distances of workflows that changed."""
-        for name in self._moved:
+        for name in self._outdated:
             workflow = self._workflows[name]
             ahead = workflow.graph.steps_to_execution(workflow.step)
             for agent in workflow.agents:
@@ -212,7 +212,7 @@ class Workflows:
                     self._distances[agent] = distance
                 elif former == nearest:
                     del self._distances[agent]  # it went further away: another workflow may be the nearest now
-        self._moved.clear()
+        self._outdated.clear()
 
     def _end(self, name: str) -> None:
         self._leave(name, self._workflows.pop(name))
@@ -223,7 +223,7 @@ class Workflows:
     def _leave(self, name: str, workflow: WorkflowProgress) -> None:
         """Agents that are in no graph any more have ended."""
         self._steps -= workflow.graph.size()
-        self._moved.pop(name, None)
+        self._outdated.pop(name, None)
         for agent in workflow.agents:
             distances = self._of_agent[agent]
             if distances.pop(name) == self._distances.get(agent):
