@@ -24,7 +24,7 @@ COMPARED: Final = 128
 ORDER_MAX: Final = 32
 """Of the entries that go first, so many are looked at."""
 BEFORE_MAX: Final = 4
-"""Keys that are told of those that would go before an entry."""
+"""Keys that are values of those that would go before an entry."""
 
 
 def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
         "reason": leaving.reason if leaving is not None else "",
         "policy": store.memory.policy.name,
         "entry": None if entry is None else report.entry(store, entry),
-        "standing": None if entry is None else standing(store, entry, now),
+        "standing": None if entry is None else _eviction_rank(store, entry, now),
         "gone": None if last is None else _gone(store, last, now),
         "remembered": None if memory is None else _remembered(memory),
         "records": len(history),
@@ -54,7 +54,7 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
     }
 
 
-def standing(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
+def _eviction_rank(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
     """How a stored entry stands among the others.
 
     `compared`: with so many others that nobody holds; `colder`: how many of these would go before it. `place`: 1 for
@@ -102,16 +102,16 @@ def _held(store: Store, entry: SpanEntry) -> str | None:
     return "lease" if entry.span_id in store.memory.last_pinned else None
 
 
-def _explained(told: Explained) -> dict[str, Any]:
-    return {**asdict(told), "like": list(told.like)}
+def _explained(values: Explained) -> dict[str, Any]:
+    return {**asdict(values), "like": list(values.like)}
 
 
-def _remembered(told: Explained) -> dict[str, Any]:
+def _remembered(values: Explained) -> dict[str, Any]:
     """Without a worth: what the entry cost and took may be another when it is put again."""
-    return {"uses": told.uses, "like": list(told.like), "comes_back": told.comes_back}
+    return {"uses": values.uses, "like": list(values.like), "comes_back": values.comes_back}
 
 
 def _gone(store: Store, gone: RemovalRecord, now: float) -> dict[str, Any]:
-    told = asdict(gone)
-    del told["key"], told["at"]
-    return {**told, "gone_unix_s": store.unix_at_zero_s + gone.at, "gone_s": max(0.0, now - gone.at)}
+    values = asdict(gone)
+    del values["key"], values["at"]
+    return {**values, "gone_unix_s": store.unix_at_zero_s + gone.at, "gone_s": max(0.0, now - gone.at)}
