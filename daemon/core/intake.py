@@ -346,7 +346,7 @@ class Intake:
         body = messages.ErrorBody.of(error)
         self._outbox.send(client, messages.Committed(commit.id, "refused", body))
         if commit.claim is not None:
-            self._outbox.tell(self._claims.refused(commit.claim, uid, commit.key))
+            self._outbox.send_verdicts(self._claims.refused(commit.claim, uid, commit.key))
 
     def _acknowledge(self, put: PutProgress, inbox_offset: int) -> None:
         if put.commit.acks:

@@ -31,7 +31,7 @@ from ...shm.prefix import (
     agreed,
     unpacked_media,
 )
-from .prefix_query import Query, initial_digest, checked, next_digest
+from .prefix_query import Query, checked, initial_digest, next_digest
 from .prefix_snapshots import Snapshots
 from .prefix_tree import (
     CHECKPOINT_TOKENS,

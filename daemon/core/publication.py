@@ -91,7 +91,7 @@ class Publication:
             payload_bytes=commit.payload_bytes,
             tokens=commit.tokens,
         )
-        self._outbox.tell(self._claims.committed(put.key))
+        self._outbox.send_verdicts(self._claims.committed(put.key))
 
     def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
         """Answers a put of a key that is stored: that is a use of the entry."""

@@ -248,7 +248,7 @@ class Reclaim:
         for entry in outcome.victims:
             self._expiry.victim_gone(entry)
         for entry in outcome.republished:
-            self._outbox.tell(self._claims.committed(entry.key))
+            self._outbox.send_verdicts(self._claims.committed(entry.key))
         if outcome.freed:
             self.restart_search()
         self._trim_due = True

@@ -76,14 +76,14 @@ class Requests:
             return
         uid = self._outbox.clients[client].uid
         self._parts.quotas.admit("claims", uid, self._claims.of_uid[uid])
-        self._outbox.tell([self._claims.claim(request.key, client, request.id, now, uid, request.within_s)])
+        self._outbox.send_verdicts([self._claims.claim(request.key, client, request.id, now, uid, request.within_s)])
 
     def _renew(self, client: int, request: messages.Renew, now: float) -> None:
         for token in request.tokens:
             self._claims.renew(token, client, now)
 
     def _abandon(self, client: int, request: messages.Abandon, now: float) -> None:
-        self._outbox.tell(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
+        self._outbox.send_verdicts(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
 
     def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
         """Carries the request out for a slice of its keys; the rest comes again."""
@@ -120,7 +120,7 @@ class Requests:
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.sweeps.invalidate(client, request):
             # Puts of it that are on their way are refused before they are published.
-            self._outbox.tell(self._claims.void(request.namespace))
+            self._outbox.send_verdicts(self._claims.void(request.namespace))
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:
         self._parts.sweeps.evict_prefixes(client, request)

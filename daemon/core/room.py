@@ -1,7 +1,7 @@
 """What must go so that a put fits: chosen by the policy, without touching anything.
 
-Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `unevictable`; what follows a victim
-in a cached sequence goes with it.
+Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `unevictable`; what follows a
+victim in a cached sequence goes with it.
 
 Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
 put that cannot fit costs nobody an entry. A round looks at a bounded number of entries. What must stay is walked only

@@ -209,7 +209,9 @@ class Sequences:
         """Asserts what the module's docstring promises, of all that are stored."""
         blocks = {entry for entry in entries if entry.prefix_bytes}
         assert len(blocks) == self._count
-        assert {head for heads in self._first_blocks.values() for head in heads} == {e for e in blocks if e.parent is None}
+        assert {head for heads in self._first_blocks.values() for head in heads} == {
+            e for e in blocks if e.parent is None
+        }
         assert all(self._first_blocks.values())
         assert all(entry.parent is None or entry.prefix_bytes for entry in entries)
         for entry in blocks:
