@@ -1,6 +1,7 @@
-"""Why a put is refused, in words: each refusal names the value, the limit and what to do.
+"""The refusals of puts: each check returns the error to send, or None. Each text names the value, the limit and what to
+do.
 
-Pure judgements on one put; owns nothing.
+Pure functions of one put. Owns nothing, and does not own the order of the checks (`intake`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .span_table import SpanTable
 
 
 def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring_bytes: int) -> TensordError | None:
-    """Why a put can never be stored, however empty the store; `ring_bytes` is the ring's size once grown."""
+    """The refusal of a put that does not fit even an empty store; None if it fits. `ring_bytes`: the final size of the
+    ring."""
     if commit.tree_bytes > commit.payload_bytes:
         return BadMessage(
             f"tree_bytes = {commit.tree_bytes} is more than payload_bytes = {commit.payload_bytes}, "
@@ -55,7 +57,7 @@ def unfit(commit: messages.Commit, limits: StoreLimits, budget: RingBudget, ring
 
 
 def unfit_block(commit: messages.Commit) -> TensordError | None:
-    """Why a Commit's fields about a block of a sequence contradict each other; None if they do not."""
+    """The refusal of a Commit whose fields about a block contradict each other; None if they agree."""
     if commit.prefix_bytes == 0:
         if commit.parent is not None:
             return BadPrefix("parent names a block, and prefix_bytes is 0: a block with a parent has a record")
@@ -72,7 +74,7 @@ def unfit_block(commit: messages.Commit) -> TensordError | None:
 
 
 def too_far(end: int, limits: StoreLimits) -> TensordError | None:
-    """Why a block that ends at token `end` is refused: no query may be as long. None if it is not refused."""
+    """The refusal of a block that ends at token `end`, beyond the longest allowed query; None if it does not."""
     if end <= limits.prefix_tokens_max:
         return None
     return LimitReached(
@@ -87,7 +89,7 @@ def parent_gone(parent_key: bytes) -> ParentGone:
 
 
 def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
-    """Whether a client has as many puts on their way as it may."""
+    """The refusal of a client that has as many puts in flight as it may; None if it has fewer."""
     if in_flight < limits.commits_in_flight_max:
         return None
     return LimitReached(
@@ -97,7 +99,7 @@ def crowded(in_flight: int, limits: StoreLimits) -> TensordError | None:
 
 
 def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits: StoreLimits) -> LimitReached:
-    """A put was held for what its client, or its uid, has announced already, and none of that came."""
+    """The refusal of a put that was held because of bytes announced by its client or uid, none of which came."""
     return LimitReached(
         f"{missing_bytes} bytes to come, beside {arrivals.by_uid().get(uid, 0)} that puts of uid {uid} have announced "
         f"and not sent: quotas.announced_bytes_max is {limits.announced_bytes_max} for a client, and "
@@ -107,7 +109,7 @@ def announces_too_much(uid: int, missing_bytes: int, arrivals: Arrivals, limits:
 
 
 def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part) -> BadMessage:
-    """Parts that do not add up to the payload."""
+    """The refusal of parts that do not add up to the payload."""
     return BadMessage(
         f"parts of {received_bytes} bytes, last={part.last}, for a payload_bytes of "
         f"{commit.payload_bytes}: the last part ends the payload, and no other does"
@@ -115,7 +117,7 @@ def wrong_part(commit: messages.Commit, received_bytes: int, part: messages.Part
 
 
 def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
-    """More parts than the daemon keeps in mind for one put."""
+    """The refusal of a put with more parts waiting for the copier than allowed."""
     return LimitReached(
         f"{outstanding} parts of one put are not copied yet, and parts_in_flight_max is "
         f"{limits.parts_in_flight_max}: send larger parts, or wait for PartCopied"
@@ -123,7 +125,7 @@ def too_many_parts(outstanding: int, limits: StoreLimits) -> LimitReached:
 
 
 def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -> TimedOut:
-    """A sender that stopped halfway."""
+    """The refusal of a put whose sender stopped sending."""
     return TimedOut(
         f"{received_bytes} of {commit.payload_bytes} bytes came, and none for put_idle_s = "
         f"{limits.put_idle_s:g}: put again"
@@ -131,7 +133,7 @@ def overdue(received_bytes: int, commit: messages.Commit, limits: StoreLimits) -
 
 
 def not_worth_it(need: Need) -> StoreFull:
-    """The policy would rather keep what would have to go."""
+    """The refusal of a put whose victims the policy prefers to it."""
     return StoreFull(
         f"no room for {need.span_bytes} bytes: what would have to go is likely to be of more use than the rest of a "
         "sequence that long. Its beginning is stored; raise ring_bytes to store more"
@@ -139,7 +141,7 @@ def not_worth_it(need: Need) -> StoreFull:
 
 
 def over_share(need: Need, memory: SpanTable) -> StoreFull:
-    """The uid has more than its share, and nothing that gives way would make the put fit."""
+    """The refusal of a put of a uid over its share, if no evictable entry of the uids over their shares makes room."""
     holdings, budget = memory.spans.holdings, memory.budget
     holding = holdings.of(need.uid)
     return StoreFull(
@@ -153,7 +155,8 @@ def over_share(need: Need, memory: SpanTable) -> StoreFull:
 def no_room(
     need: Need, obstacle: str | None, memory: SpanTable, unevictable_bytes: int, residency: Residency
 ) -> StoreFull | UnderPressure:
-    """Nothing that may go would make it fit; `obstacle` is what Room found in the way."""
+    """The refusal of a put for which no evictable entry makes room. `obstacle`: the limit or resource that Room
+    found."""
     ring = memory.ring
     short = residency.pressure_bytes_max
     if obstacle == "resident_bytes_max" and short is not None and short < memory.budget.max_bytes:

@@ -1,11 +1,11 @@
-"""Who may compute a missing key, and who waits for it.
+"""The claims: which client may compute a missing key, and which clients wait for the result.
 
-Owns claims and their waiters; knows nothing of entries, messages or memory. Every method returns the answers that it
-gives rise to, in order.
+Owns claims and their waiters. Knows nothing of entries, messages or memory. Every method returns the answers that it
+causes, in order.
 
-A key's claim, from the first who asks to the last answer:
+The claim on a key, from the first request to the last answer:
 
-    claim → compute (token A); later ones wait
+    claim → compute (token A); later requests wait
         committed            → every waiter: hit
         a commit refused     → every waiter: alone
         A abandons, dies, or its time is up
@@ -13,16 +13,16 @@ A key's claim, from the first who asks to the last answer:
             B fails likewise → every waiter: alone
         voided               → every waiter: alone
 
-Whoever holds a claim may have another client of its uid store the payload: that one names the token in its commit, or
-abandons it. An engine's scheduler claims, and a worker in another process stores.
+Another client of the same uid may store the payload of a claim, by naming the token in its commit, or may abandon the
+claim. An engine's scheduler claims, and a worker in another process stores.
 
-"alone" means: compute, without a claim, and nobody waits for you. So what can never be computed costs each waiter one
-attempt.
+"alone" means: compute without a claim; no client waits for the result. So a key that can never be computed costs each
+waiter one attempt.
 
-Invariants: a claim lasts `claim_s` from its grant or last renewal, and never past `claim_s_max` after its grant, but
-for one whose commit was wholly received: what is left then is the daemon's own work, which ends by itself. Tokens are
-never used again, in no epoch. A key has at most one claim. Claims and waits of one client together are at most
-`per_client_max`.
+Invariants: a claim lasts `claim_s` from its grant or last renewal, and at most `claim_s_max` from its grant. A claim
+whose commit was completely received does not expire: the rest is the daemon's own work, which ends by itself. A token
+is never used twice, in any epoch. A key has at most one claim. A client has at most `per_client_max` claims and waits
+together.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ TOKEN_COUNTER_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one request for a claim is told. `token` goes with "compute". `lasts_s`: with "compute" how long the claim
-    lasts, with "wait" how long its holder expects to take still, 0 where that is not known."""
+    """The answer to one request for a claim. `token`: with "compute". `lasts_s`: with "compute" the duration of the
+    claim, with "wait" the time that its holder still expects to take, 0 if unknown."""
 
     client: int
     request: int
@@ -62,12 +62,12 @@ class _Claim:
     committing: bool = False
     orphaned: bool = False
     waiters: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By client and request: in how many seconds this one would have stored it."""
+    """By client and request: in how many seconds this client would have stored the key."""
 
 
 @dataclass(slots=True)
 class _ClientClaims:
-    """What one client has in the table: tokens that it holds, and (key, request) pairs that it waits for."""
+    """The tokens that one client holds, and the (key, request) pairs that it waits for."""
 
     uid: int
     held: set[int] = field(default_factory=set)
@@ -78,13 +78,13 @@ class _ClientClaims:
 
 
 class ClaimTable:
-    """The table of claims of one daemon. `tag_bytes` leading bytes of a key name its namespace."""
+    """The claims of one daemon. The first `tag_bytes` of a key name its namespace."""
 
     def __init__(self, claim_s: float, claim_s_max: float, per_client_max: int, epoch: int, tag_bytes: int = 8) -> None:
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
         self._per_client_max = self._per_client_most = per_client_max
-        # A token is a positive 63-bit number on the wire.
+        # On the wire, a token is a positive 63-bit number.
         self._last_token = (epoch & 0x7FFF) << TOKEN_COUNTER_BITS
         self._first_token = self._last_token + 1
         self._tag_bytes = tag_bytes
@@ -93,7 +93,7 @@ class ClaimTable:
         self._by_tag: dict[bytes, set[bytes]] = {}
         self._by_client: dict[int, _ClientClaims] = {}
         self.of_uid: Counter[int] = Counter()
-        """Claims and waits of each uid that has any."""
+        """The number of claims and waits of each uid that has any."""
         self._timers: Deadlines[int] = Deadlines()
         self.granted = 0
         self.handed_over = 0
@@ -102,34 +102,34 @@ class ClaimTable:
         return len(self._by_key)
 
     def change_limits(self, claim_s: float, claim_s_max: float, per_client_max: int) -> None:
-        """For what is claimed or renewed from now on."""
+        """Applies to later claims and renewals."""
         self._claim_s = claim_s
         self._claim_s_max = claim_s_max
         self._per_client_max = per_client_max
         self._per_client_most = max(self._per_client_most, per_client_max)
 
     def claimed(self, key: bytes) -> bool:
-        """Whether somebody has the right to compute `key`."""
+        """Whether a client has the claim on `key`."""
         return key in self._by_key
 
     def holds(self, token: int) -> bool:
-        """Whether the token's claim still stands."""
+        """Whether the token's claim is active."""
         return token in self._by_token
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for somebody else's result."""
+        """The number of requests that wait for another client's result."""
         return sum(len(own.waits) for own in self._by_client.values())
 
     def next_timer(self) -> float | None:
-        """When `expire` has something to do."""
+        """When `expire` is due."""
         return self._timers.next_timer()
 
     def claim(self, key: bytes, client: int, request: int, now: float, uid: int = 0, within_s: float = 0.0) -> Verdict:
-        """Somebody misses `key`, and would have stored it `within_s`: "compute", or "wait" with the answer to come.
+        """A client misses `key` and would have stored it in `within_s`. "compute", or "wait" with the answer to follow.
 
         Raises:
-            LimitReached: the client has as many claims and waits as it may; claims_per_client_max is named.
+            LimitReached: the client has as many claims and waits as it may; the text names claims_per_client_max.
         """
         own = self._by_client.get(client)
         if own is not None and len(own) >= self._per_client_max:
@@ -146,22 +146,22 @@ class ClaimTable:
         return Verdict(client, request, key, "wait", lasts_s=max(0.0, claim.expected_at - now))
 
     def renew(self, token: int, client: int, now: float) -> None:
-        """Whoever computes is alive. Nothing happens where the claim has ended."""
+        """Renews a claim whose holder is alive. Does nothing if the claim has ended."""
         claim = self._by_token.get(token)
         if claim is not None and claim.client == client and not claim.committing:
             self._timers.set(token, min(now + self._claim_s, claim.ends_at))
 
     def abandon(self, token: int, uid: int, now: float) -> list[Verdict]:
-        """Whoever computes gives up. Nothing happens where the claim has ended."""
+        """Ends a claim whose holder gives up. Does nothing if the claim has ended."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.committing:
             return []
         return self._failed(claim, now)
 
     def committing(self, token: int, uid: int, key: bytes) -> None:
-        """A commit under the claim was wholly received: its holder may go, and time no longer counts.
+        """A commit under the claim was completely received. Its holder may leave, and the claim no longer expires.
 
-        Nothing happens where the claim has ended. One of `committed`, `refused` follows.
+        Does nothing if the claim has ended. `committed` or `refused` follows.
         """
         claim = self._by_token.get(token)
         if claim is not None and claim.uid == uid and claim.key == key:
@@ -169,26 +169,26 @@ class ClaimTable:
             self._timers.drop(token)
 
     def committed(self, key: bytes) -> list[Verdict]:
-        """`key` is stored, whoever stored it."""
+        """`key` is stored, by any client."""
         claim = self._by_key.get(key)
         return [] if claim is None else self._end(claim, "hit")
 
     def refused(self, token: int, uid: int, key: bytes) -> list[Verdict]:
-        """A commit under this claim was refused. Nothing happens where the claim has ended."""
+        """A commit under this claim was refused. Does nothing if the claim has ended."""
         claim = self._by_token.get(token)
         if claim is None or claim.uid != uid or claim.key != key:
             return []
         return self._end(claim, "alone")
 
     def void(self, tag: bytes) -> list[Verdict]:
-        """Every claim in the namespace ends."""
+        """Ends every claim in the namespace."""
         verdicts: list[Verdict] = []
         for key in sorted(self._by_tag.get(tag, ())):
             verdicts += self._end(self._by_key[key], "alone")
         return verdicts
 
     def client_left(self, client: int, now: float) -> list[Verdict]:
-        """Its waits go, and its claims fail, but for those whose commit was wholly received."""
+        """Drops the client's waits and fails its claims, except those whose commit was completely received."""
         own = self._by_client.pop(client, None)
         if own is None:
             return []
@@ -205,7 +205,7 @@ class ClaimTable:
         return verdicts
 
     def expire(self, now: float, most: int) -> list[Verdict]:
-        """Ends up to `most` claims whose time is up."""
+        """Fails up to `most` claims whose time is up."""
         verdicts: list[Verdict] = []
         for _ in range(most):
             token = self._timers.pop_due(now)
@@ -268,7 +268,7 @@ class ClaimTable:
         return Verdict(client, request, key, "compute", claim.token, self._claim_s)
 
     def _failed(self, claim: _Claim, now: float) -> list[Verdict]:
-        """The claimant will not deliver: the one hand-over, or everybody computes."""
+        """The holder will not store the key: hands the claim over once, or lets every waiter compute."""
         if claim.handed_over or not claim.waiters:
             return self._end(claim, "alone")
         waiters = claim.waiters

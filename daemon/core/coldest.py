@@ -1,9 +1,12 @@
-"""Entries that may go, coldest first: one walk for all that is asked while one event is handled.
+"""Evictable entries, coldest first, as one shared walk for all searches within one event.
 
-An event may ask several times who is coldest: for a stretch of the ring, for the budgets, for what may go besides. Each
-time it gets the same entries, and the policy is asked for each once.
+One event may search several times: for a stretch of the ring, for the budgets, for a batch. Each search gets the same
+entries, and the policy yields each entry once.
 
-Owns: the walks, and what turned out to be held on the way. Does not own who may go.
+Owns the walks, and the entries in use that they came across. Does not own which entries are evictable (`unevictable`)
+nor their order (`eviction_order`).
+
+Invariant: a walk examines at most LOOKS_MAX entries besides those that it is told to skip.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from .pins import Pins
 from .span_table import SpanTable
 
 LOOKS_MAX: Final = 256
-"""Entries that one walk looks at, besides those that it is told to skip."""
+"""Entries that one walk examines, besides those that it is told to skip."""
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class _Walk:
 
 
 class Coldest:
-    """Walks, one for each set of owners."""
+    """The walks, one for each set of owners."""
 
     def __init__(self, memory: SpanTable, pins: Pins, may_go: Callable[[SpanEntry], bool]) -> None:
         self._memory = memory
@@ -41,13 +44,14 @@ class Coldest:
         self._looked_for: tuple[AbstractSet[int], int, int] | None = None
         self._unlooked = 0
         self.more = False
-        """Whether the last walk, which came to its end, left something that may go, and that the next one looks at."""
+        """Whether the last walk ended before it had examined all entries that may be evictable. The next walk examines
+        more."""
 
     def begin(self) -> None:
-        """Begins the walks anew: entries, pins or worths may have changed.
+        """Starts new walks, since entries, pins or worths may have changed.
 
-        Sets aside what was in the way and is held still, so that the next walks do not meet it, and looks again at what
-        was set aside: as far as pins have changed, and no more than LOOKS_MAX at once.
+        Sets aside the entries of the last walks that are still in use, so that the next walks do not meet them.
+        Rechecks entries that were set aside before if pins have changed, at most LOOKS_MAX of them per call.
         """
         memory = self._memory
         self._walks.clear()
@@ -62,8 +66,8 @@ class Coldest:
         self._unlooked -= memory.order.recheck(min(self._unlooked, LOOKS_MAX), memory.last_pinned, self._may_go)
 
     def walk(self, skip: int = 0, owners: frozenset[int] | None = None) -> Iterator[SpanEntry]:
-        """Entries that may go, coldest first and leaf first, behind the first `skip`; of `owners` if given. Lazy: valid
-        until the next change, before which `begin` is called."""
+        """Evictable entries, coldest first and children before parents, after the first `skip`; of `owners` if given.
+        Lazy: valid until the next change, which `begin` must follow."""
         walk = self._walks.get(owners)
         if walk is None:
             walk = self._walks[owners] = _Walk(self._memory.order.coldest(owners))

@@ -1,10 +1,10 @@
-"""What is stored: entries by key, by span and by namespace, and in an order that can be paged.
+"""The tables of stored entries: by key, by number and by namespace, and in an order for paging.
 
-Owns the table of published entries and of those hidden while a scan decides about them; owns none of their bytes.
+Owns the table of published entries and of victims. Does not own their bytes or spans.
 
-Invariants: a key has at most one entry, published or hidden, and only a published one is found; an entry keeps its
-place in the order of publication (`sequence`) while it is hidden. Every operation is O(1), a page costs what it returns
-and little more.
+Invariants: a key has at most one entry, published or hidden; look-ups find published ones only. A hidden entry keeps
+its place in the order of publication (`sequence`). Each operation is O(1), except a page, which costs about as much as
+it returns.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...shm.layout import KEY_BYTES, NAMESPACE_TAG_BYTES
 _SHELF_BITS: Final = 12
 _DIRECT_MAX: Final = 2048
 LOOKS_MAX: Final = 4096
-"""Entries that one page looks at: 1 to 2 ms."""
+"""Entries that one page examines: 1 to 2 ms."""
 
 
 class EntryState(Enum):
-    """The life of a span's entry."""
+    """The state of a span: being filled, published, hidden until a scan decides, or ended."""
 
     FILLING = "filling"
     LIVE = "live"
@@ -34,16 +34,16 @@ class EntryState(Enum):
 
 @dataclass(slots=True, eq=False)
 class SpanEntry:
-    """One allocated span and what is known of it. Times are seconds of the store's clock.
+    """One allocated span and its entry. Times are seconds of the store's clock.
 
-    `number` is the id of the first span that the entry had: it stays when the entry is moved to another span.
-    `worth`: what the entry was worth to the policy when it went; 0 until then.
-    `parent`: the parent block, in a cached sequence; `child_count`: how many published entries have this one for
-    parent. Those, and hidden ones, are a list: `newest_child` is the newest of them, `sibling` the next older one of
-    the same parent. `depth` blocks of `before_bytes` come before it. Who changes all of these is `sequences`.
+    `number`: the id of the entry's first span; a move to another span does not change it. `worth`: the entry's worth to
+    the policy when it ended; 0 until then. `parent`: the parent block in a cached sequence; `child_count`: the number
+    of its published children. All children, hidden ones included, form a linked list: `newest_child` is its head,
+    `sibling` the next older child of the same parent, `sibling_before` the next newer one. `depth` ancestors of
+    `before_bytes` in total come before it. Only `sequences` changes these fields.
 
-    `may_go`: whether the policy takes it for one that may go; `set_aside`: it is known that it may not. Only
-    `eviction_order` changes them.
+    `may_go`: the policy was told that the entry is evictable; `set_aside`: the entry is known to be in use. Only
+    `eviction_order` changes these two.
     """
 
     key: bytes
@@ -83,12 +83,12 @@ class SpanEntry:
 
     @property
     def tag(self) -> bytes:
-        """The namespace's tag, as the key carries it."""
+        """The tag of the namespace, from the key."""
         return self.key[:NAMESPACE_TAG_BYTES]
 
 
 class EntryTable:
-    """The tables. `entry.state` is set here, and nowhere else, once an entry is published."""
+    """The tables. After publication, only this class sets `entry.state`."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, SpanEntry] = {}
@@ -99,12 +99,12 @@ class EntryTable:
         self._last_sequence = 0
 
     def __len__(self) -> int:
-        """How many are published."""
+        """The number of published entries."""
         return len(self._by_key)
 
     @property
     def last_sequence(self) -> int:
-        """The newest entry's place in the order of publication."""
+        """The place of the newest entry in the order of publication."""
         return self._last_sequence
 
     @property
@@ -116,15 +116,15 @@ class EntryTable:
         return self._by_key.get(key)
 
     def hidden(self, key: bytes) -> SpanEntry | None:
-        """The victim of a key, which may be published again."""
+        """The victim of a key; it may be published again."""
         return self._hidden.get(key)
 
     def numbered(self, number: int) -> SpanEntry | None:
-        """The entry of a number, published or hidden."""
+        """The entry with this number, published or hidden."""
         return self._by_number.get(number)
 
     def add(self, entry: SpanEntry) -> None:
-        """A new entry, published. A victim of its key must be removed before."""
+        """Adds a new entry and publishes it. A victim of the same key must have been removed."""
         assert entry.key not in self._hidden, "published while a victim may come back"
         self._last_sequence += 1
         entry.sequence = self._last_sequence
@@ -144,7 +144,7 @@ class EntryTable:
             del self._shelves[number]
 
     def show(self, entry: SpanEntry) -> None:
-        """A victim (or a new entry) is published."""
+        """Publishes a victim or a new entry."""
         assert entry.key not in self._by_key, "published twice"
         entry.state = EntryState.LIVE
         self._hidden.pop(entry.key, None)
@@ -152,7 +152,7 @@ class EntryTable:
         self._shelves.setdefault(_shelf_number(entry.key), {})[entry.key] = entry
 
     def remove(self, entry: SpanEntry) -> None:
-        """The entry is stored no more; its span may be for a while."""
+        """Removes the entry. Its span may stay allocated for a while."""
         if entry.state is EntryState.LIVE:
             self.hide(entry)
         entry.state = EntryState.RETIRED
@@ -171,11 +171,11 @@ class EntryTable:
     def page(
         self, after: bytes | None, most: int, tag: bytes | None, looks: int = LOOKS_MAX
     ) -> tuple[list[SpanEntry], bytes | None]:
-        """Published entries behind the key `after`, in an order that does not change: up to `most` of them, among about
-        `looks` entries.
+        """Published entries after the key `after`, in an order that does not change: up to `most` of them, from about
+        `looks` examined entries.
 
         Returns:
-            The entries, and the key behind which to go on; None where nothing more comes.
+            The entries, and the key from which to continue; None at the end.
         """
         start = None if after is None else _order(after)
         same = self._by_tag.get(tag, {}) if tag is not None else None
@@ -199,8 +199,8 @@ class EntryTable:
         return found, None
 
     def sample(self, key: bytes, most: int) -> list[SpanEntry]:
-        """Up to `most` published entries whose digests come after the key's, from the first on again after the last. As
-        a digest says nothing of its entry, they are a fair sample; the key's own entry is mostly among them."""
+        """Up to `most` published entries whose digests follow the key's digest, wrapping around at the end. Digests are
+        unrelated to the entries, so this is a fair sample. It mostly contains the key's own entry."""
         found: list[SpanEntry] = []
         first = _shelf_number(key)
         for number in (*range(first, 1 << _SHELF_BITS), *range(first)):
@@ -212,7 +212,7 @@ class EntryTable:
         return found
 
     def __iter__(self) -> Iterator[SpanEntry]:
-        """Every entry, published or hidden. For tests and recovery: it walks them all."""
+        """Every entry, published or hidden. It walks all of them: for tests and recovery only."""
         return iter(self._by_number.values())
 
     def check_invariants(self) -> None:
@@ -236,7 +236,7 @@ class EntryTable:
 
 
 def _order(key: bytes) -> bytes:
-    """Digest first, namespace last, so that one namespace's entries spread over all shelves."""
+    """The digest first and the namespace last, so that the entries of one namespace spread over all shelves."""
     return key[NAMESPACE_TAG_BYTES:] + key[:NAMESPACE_TAG_BYTES]
 
 
@@ -246,7 +246,7 @@ def _shelf_number(key: bytes) -> int:
 
 
 def _end_of_shelf(number: int) -> bytes:
-    """A key behind all that stand on the shelf, and before those on the next one."""
+    """A key after all keys of the shelf, and before those of the next shelf."""
     last = ((number + 1) << (16 - _SHELF_BITS)) - 1
     return b"\xff" * NAMESPACE_TAG_BYTES + last.to_bytes(2, "big") + b"\xff" * (KEY_BYTES - NAMESPACE_TAG_BYTES - 2)
 

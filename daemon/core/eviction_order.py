@@ -1,10 +1,12 @@
-"""The order in which entries may go: what the policy is told, and its order with the parents of sequences put in.
+"""The order of eviction: which entries the policy may choose, and its order extended by the parents of blocks.
 
-An entry may go while it is published, no published entry follows it, and it is not set aside. An entry is set aside
-while somebody holds it, so that it is in nobody's way until it is looked at again.
+An entry is evictable for the policy while it is published, has no published child, and is not set aside. An entry in
+use is set aside, so that walks do not meet it again, until a recheck finds it unused.
 
-Owns `SpanEntry.may_go` and `SpanEntry.set_aside`, and tells the policy of each change. Does not own which entries are
-published (`entries`), nor what follows what (`sequences`).
+Owns `SpanEntry.may_go` and `SpanEntry.set_aside`, and reports each change to the policy. Does not own which entries are
+published (`entries`), nor parents and children (`sequences`).
+
+Invariant: the policy's evictable spans are exactly the entries whose `may_go` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .entries import EntryState, EntryTable, SpanEntry
 
 
 class EvictionOrder:
-    """The entries that may go, by `policy`."""
+    """The evictable entries, ordered by `policy`."""
 
     def __init__(self, policy: Replacement, entries: EntryTable) -> None:
         self.policy = policy
@@ -29,7 +31,7 @@ class EvictionOrder:
         self._set_aside: OrderedDict[SpanEntry, None] = OrderedDict()
 
     def coldest(self, owners: Collection[int] | None = None) -> Iterator[SpanEntry]:
-        """Entries that may go, of `owners` if given: the coldest first, and children before their parents.
+        """Entries in the order of eviction, of `owners` if given: the coldest first, children before their parents.
 
         Lazy: valid until the next change.
         """
@@ -45,13 +47,13 @@ class EvictionOrder:
         return leaf_first(leaves, lambda e: policy.rank(e.number), parent, lambda e: e.child_count)
 
     def add(self, entry: SpanEntry, now: float) -> None:
-        """The entry is stored from now on."""
+        """Adds a newly published entry."""
         self.policy.inserted(_candidate(entry), now)
         entry.may_go = True
         self.update_policy(entry)
 
     def update_policy(self, entry: SpanEntry) -> None:
-        """Tells the policy if the entry, or what it follows, may go now, or may not any more."""
+        """Tells the policy if the entry, or its parent, has become evictable or is no longer evictable."""
         for each in (entry, entry.parent):
             if each is not None and each.may_go != _may_go(each):
                 each.may_go = not each.may_go
@@ -59,21 +61,21 @@ class EvictionOrder:
 
     @property
     def set_aside_count(self) -> int:
-        """How many entries are set aside."""
+        """The number of entries set aside."""
         return len(self._set_aside)
 
     def set_aside(self, entry: SpanEntry) -> None:
-        """Somebody holds the entry, which could go otherwise: it is in nobody's way until it is looked at again."""
+        """Keeps an entry in use, which would be evictable otherwise, out of the order until a recheck."""
         if entry.may_go:
             entry.set_aside = True
             self._set_aside[entry] = None
             self.update_policy(entry)
 
     def recheck(self, most: int, pinned: AbstractSet[int], may_go: Callable[[SpanEntry], bool]) -> int:
-        """Looks at `most` of the entries that are set aside, and takes back those that may go by now.
+        """Checks up to `most` of the entries that are set aside, and puts the unused ones back into the order.
 
         Returns:
-            How many were looked at.
+            The number of checked entries.
         """
         looked = list(islice(self._set_aside, most))
         for entry in looked:
@@ -86,13 +88,13 @@ class EvictionOrder:
         return len(looked)
 
     def remove(self, entry: SpanEntry) -> None:
-        """The entry leaves, set aside or not."""
+        """Forgets that an ended entry was set aside."""
         if entry.set_aside:
             entry.set_aside = False
             del self._set_aside[entry]
 
     def check_invariants(self, stored: Iterable[SpanEntry]) -> None:
-        """Asserts that the policy knows which of the stored entries may go."""
+        """Asserts that the policy knows exactly the evictable ones of the stored entries."""
         stored = list(stored)
         self.policy.check_invariants()
         assert len(self.policy) == len(stored)

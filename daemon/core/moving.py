@@ -1,11 +1,13 @@
-"""Which entries to copy elsewhere so that a put's bytes lie free in one piece, where enough are free in many pieces.
+"""Chooses entries to copy elsewhere, so that enough bytes for a put become free in one piece.
 
-What the policy would keep need not go because it stands in the way. Around each of the largest holes a stretch is
-looked at: what stands in it moves to holes elsewhere, what fits into none has to go. The stretch in which least is
-lost is taken, of equals the one for which least is copied.
+An entry that the policy would keep need not end because it is in the way. Around each of the largest holes a stretch is
+examined: its entries move to holes elsewhere, and those that fit into no hole are evicted. The stretch of the lowest
+price is taken; of equal ones, the one with the fewest bytes to copy.
 
-Does not own: how an entry moves (`memory`), nor who may go. Blocks of sequences stay where they are: the prefix index
-knows their text by its place.
+Owns the plan. Does not own how an entry moves (`memory`), nor which entries are evictable. Blocks of sequences are not
+moved, since the prefix index finds their text by its offset.
+
+Invariant: a plan copies at most COPIED_SHARE times the bytes that are needed.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from .span_table import SpanTable
 from .windows import Price, Prices
 
 STRETCHES_MAX: Final = 16
-"""Stretches that are looked at for one put, in one round."""
+"""Stretches examined for one put in one round."""
 ENTRIES_MAX: Final = 256
 """Entries of one stretch."""
 LOOKS_MAX: Final = 512
-"""Once so many entries were looked at, no other stretch is: 2 to 3 ms."""
+"""Once so many entries were examined, no further stretch is: 2 to 3 ms."""
 COPIED_SHARE: Final = 4
-"""No more is copied than so many times the bytes that are wanted."""
+"""A plan copies at most so many times the bytes that are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What frees a stretch: `moves` (an entry, and the hole that it goes to, in this order), and `victims`, with which
-    `lost` goes."""
+    """Frees a stretch. `moves`: entries with the holes that they go to, in this order. `victims`: entries to evict, at
+    the price `lost`."""
 
     lost: Price
     gone_bytes: int
@@ -42,7 +44,8 @@ class MovePlan:
 
 
 class Moving:
-    """Plans for one put, in one round. What `may_move` stands in nobody's way; victims are of those that `may_go`."""
+    """Plans for one put in one round. Entries that `may_move` can be moved out of the way; victims are entries that
+    `may_go`."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Moving:
         self._looks = 0
 
     def best(self, size_bytes: int) -> MovePlan | None:
-        """The plan by which least is lost; None where none was found among the stretches that are looked at."""
+        """The plan of the lowest price; None if the examined stretches allow none."""
         best: MovePlan | None = None
         self._looks = 0
         for hole in self._memory.ring.largest_holes(STRETCHES_MAX):
@@ -73,7 +76,7 @@ class Moving:
         memory, ring = self._memory, self._memory.ring
 
         def share_taken(offset: int) -> float:
-            # What a span takes of the bytes that the stretch grows by with it, and with the hole behind it.
+            # The share of the span in the bytes that the stretch gains by the span and the larger adjacent hole.
             size = ring.size_at(offset)
             before = ring.hole_before(offset)
             beside = max(ring.hole_bytes(offset + size), 0 if before is None else ring.hole_bytes(before))

@@ -1,4 +1,4 @@
-"""What a put takes of the store."""
+"""The amounts that a put takes of the store: bytes, entries and tokens. Owns nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a put takes. An empty need (no key) stands for bringing the store back under its budgets."""
+    """The amounts that a put takes. An empty need, without a key, stands for bringing the store back under its
+    budgets."""
 
     key: bytes | None = None
     span_bytes: int = 0

@@ -1,10 +1,13 @@
-"""Which entries to let go so that whole pages of the ring can be given back, by policy and for no more than is wanted.
+"""Chooses entries to evict so that whole pages of the ring become free, by policy, and little more than needed.
 
-Pure arithmetic over the ring's map: what a span's end would free, holes, and spans already chosen beside it included.
-A span that is large goes alone, in the policy's order. One so small that it frees no page, or next to none, goes with
-its neighbours, the colder first, until CLUSTER_PAGES are free in one piece: the ring is not to be riddled.
+Works on the ring's map alone. The gain of a span counts the pages that its end frees, together with adjacent holes and
+adjacent chosen spans. A large span is chosen alone, in the policy's order. A span that would free no page, or almost
+none, is chosen together with its neighbours, the colder neighbour first, until CLUSTER_PAGES are free in one piece.
+That keeps the number of withdrawn extents small.
 
-Invariants: nothing is chosen that frees no page; nothing within `spared`.
+Owns the chosen spans and their sum. Does not own which spans are evictable, nor the withdrawal of pages (`residency`).
+
+Invariant: every chosen group of spans frees at least one page.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ CLUSTER_PAGES: Final = 16
 
 
 class PageEviction:
-    """Spans that are to go, as `add` chose them, and the whole pages that this gives."""
+    """The spans chosen by `add`, and the whole pages that their end frees."""
 
     def __init__(
         self, ring: SpanAllocator, may_go: Callable[[int], bool], warmth: Callable[[int], Any], spans_max: int
     ) -> None:
-        """`may_go` and `warmth` (lower is colder) take a span's offset."""
+        """`may_go` and `warmth` take a span's offset; a lower warmth is colder."""
         self._ring = ring
         self._may_go = may_go
         self._warmth = warmth
@@ -34,7 +37,7 @@ class PageEviction:
         self.freed_bytes = 0
 
     def add(self, offset: int, want_bytes: int) -> None:
-        """Chooses the span at `offset`, with neighbours if it is small; nothing where they free no page."""
+        """Chooses the span at `offset`, with neighbours if it is small. Chooses nothing if that frees no page."""
         if offset in self.spans:
             return
         goal_bytes = min(want_bytes, CLUSTER_PAGES * self._ring.page_bytes)
@@ -60,7 +63,8 @@ class PageEviction:
         return offset if offset is not None and self._ring.is_span(offset) and self._may_go(offset) else None
 
     def _widened(self, low: int, high: int, had: int) -> tuple[int, int, int]:
-        """With what is free, or chosen, at the edges; and `had`, the pages that were free there anyhow, with theirs."""
+        """The stretch [low, high) extended by adjacent holes and chosen stretches, and `had` increased by the pages
+        that are free in them anyway."""
         below = self._low_of.get(low)
         if below is None:
             below = self._ring.hole_before(low)

@@ -1,6 +1,7 @@
-"""The parts of one store's core, made and connected: which part knows which.
+"""The parts of one store's core, created and connected here.
 
-Owns the limits in force. A part is given the parts that it uses when it is made, so that no two know each other.
+Owns the limits in force, and which part refers to which. A part receives the parts that it uses when it is created, so
+that no two refer to each other. Does not own any behaviour.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .sweeps import Sweeps
 
 
 class Parts:
-    """All parts of one store. `limits` is replaced when the configuration is reloaded; no part is."""
+    """All parts of one store. A reload of the configuration replaces `limits`, and no part."""
 
     def __init__(
         self,

@@ -1,14 +1,17 @@
-"""Scans and drains: when one is asked for, and what follows from its outcome.
+"""Makes room by scans and drains: when each is requested, and what follows from its outcome.
 
-Owns the timing of scans, the attempt that is being made for the put at the head of the queue, and bringing the store
-back under a budget that was lowered, or under what may be in memory. The order is always: hide, Scan, Scanned, free;
-`memory` sees to it that nothing is freed otherwise. Before the first victims for a put are chosen, what was read until
-then is heard of: Drain, Drained.
+Owns the timing of scans, the attempt to make room for the put at the head of the queue, and the return of the store
+under a lowered budget or a lowered limit of resident bytes. The order is always: hide, Scan, Scanned, free; `memory`
+ensures that a span is freed in no other way. Before the first victims for a put are chosen, the recorded reads are
+processed: Drain, Drained. Does not own the choice of victims (`room`) nor pages (`residency`).
 
-Invariants: one Scan is in flight at most. An attempt ends: each of its rounds frees a span, or is one of
-FRUITLESS_MAX that did not, or one of EXCHANGES_MAX of pages. What may be in memory goes before any put. Retired spans
-that stay pinned are looked at again after `rescan_s`, twice as long each time that nothing came of it, up to
-RESCAN_S_MAX.
+Invariants:
+- At most one Scan is in flight.
+- An attempt ends: each of its rounds frees a span, or counts against FRUITLESS_MAX, or exchanges pages and counts
+  against EXCHANGES_MAX.
+- Pages over the target of resident bytes go before room is made for a put.
+- Retired spans that stay pinned are scanned again after `rescan_s`. The delay doubles each time that a scan frees
+  nothing, up to RESCAN_S_MAX.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ RESCAN_S_MAX: Final = 2.0
 
 @dataclass(slots=True)
 class Attempt:
-    """Making room for one put. `scans` made since it began, `fruitless` ones in a row. `admitted`: it is worth it.
-    `drained`: what was read before it is known.
-    """
+    """An attempt to make room for one put. `scans`: scans since it began; `fruitless`: scans in a row that freed
+    nothing; `exchanges`: exchanges of pages. `admitted`: the policy prefers the put to its victims. `drained`: the
+    reads recorded before the attempt are processed."""
 
     need: Need
     cursor: Cursor = field(default_factory=Cursor)
@@ -75,41 +78,44 @@ class Reclaim:
         self._page_cursor = Cursor()
         self._trim_due = self._rescan_due = False
         self.stuck = False
-        """Whether nothing that may go gives the pages that are too many in memory, by what the last scan saw."""
+        """Whether no evictable entry can give the excess pages, judged by the pins that the last scan found."""
         self.searching = False
-        """Whether to be asked again at the next Tick, after a while for others."""
+        """Whether the next Tick continues a search or a postponed outcome."""
         self._draining = False
         self._deferred_pins: AbstractSet[int] | None = None
-        """What the scan in flight found, before that is carried out."""
+        """The pins found by the scan in flight, while their processing is postponed."""
         self._only_for_puts = False
 
     def next_timer(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` is due."""
         return None if self._memory.scan_in_flight else self._rescan_at
 
     def change_limits(self, rescan_s: float) -> None:
-        """From the next scan that frees something on."""
+        """Takes effect after the next scan that frees a span."""
         self._rescan_s_min = rescan_s
 
     def drop_attempt(self) -> None:
-        """The put at the head is another one from now on."""
+        """Ends the attempt: another put may be at the head of the queue."""
         self._attempt = None
         self._residency.drop_exchange()
 
     def restart_search(self) -> None:
-        """More or fewer bytes may be in memory than before."""
+        """Restarts the search for pages, since the limit of resident bytes or the set of evictable entries may have
+        changed."""
         self.stuck = False
         self._page_cursor.skip = 0
 
     def make_room(self, need: Need, admits: Callable[[int], bool] | None = None) -> str:
-        """Goes on making room for the put at the head of the queue, which does not fit.
+        """Continues to make room for the put at the head of the queue, which does not fit.
 
         Args:
-            admits: whether it is worth the span that would have to go for it; without it, it is.
+            admits: takes a victim's number; true if the policy prefers the put to that victim. None: the put is always
+                preferred.
 
         Returns:
-            "draining", "scanning" or "moving" (an outcome of reads, spans or pages is on its way), "searching" (call
-            again, after a while), "none": nothing that may go would help, or "declined": it is not worth what would.
+            "draining", "scanning" or "moving": an outcome of reads, spans, or of pages and copies is pending.
+                "searching": call again at the next Tick. "none": no evictable entry would help. "declined": the policy
+                prefers the victims to the put.
         """
         memory, residency = self._memory, self._residency
         if memory.scan_in_flight or memory.scan_due:
@@ -127,13 +133,13 @@ class Reclaim:
             attempt.exchanges += 1
             residency.drop_exchange()
             if progress == "moving" and not attempt.scans:
-                # The pages that it needs are pinned, by what is known: the scan tells whether they still are.
+                # As far as known, the pages that it needs are pinned. A scan shows whether they still are.
                 self._scan()
                 return "scanning"
         if residency.excess_bytes and not self.stuck:
             return "moving"
         if residency.regrowing and not memory.spans.over_budget(need.entries, need.span_bytes, need.tokens):
-            # The ring is about to have more: that costs nobody an entry.
+            # The ring is about to regrow, which makes room without an eviction.
             return "moving"
         if attempt.fruitless >= FRUITLESS_MAX or attempt.exchanges >= EXCHANGES_MAX:
             return "none"
@@ -163,43 +169,43 @@ class Reclaim:
             return "moving"
         elif attempt.scans and not memory.next_scan_may_free:
             return "none"
-        # Without victims the scan tells what is pinned by now, and whether retired spans have become free.
+        # Without victims, the scan shows the present pins, and which retired spans have become free.
         self._scan()
         return "scanning"
 
     def moved(self, number: int, *, copied: bool) -> None:
-        """A copy is whole, or failed. The span that the entry had is free after the next scan."""
+        """Ends a move whose copy is complete, or failed. The entry's old span is free after the next scan."""
         entry = self._memory.end_move(number, copied=copied)
         if entry is None:
             return
         self._outbox.counters.moves += 1
         self._outbox.counters.moved_bytes += entry.span_bytes
         if entry.expires_at is not None:
-            # Perhaps it was touched after its header had been copied.
+            # A touch may have changed the expiry after the header was copied.
             self._outbox.add(WriteExpiry(entry.offset, entry.expires_at))
 
     def scan_if_due(self) -> None:
-        """Asks for a scan if something was unpublished that none has looked at."""
+        """Requests a scan if an unpublished span waits for its first scan."""
         if self._memory.scan_due and not self._memory.scan_in_flight:
             self._scan()
 
     def scan_soon(self, now: float) -> None:
-        """After a recovery: there may be spans to scan, and more entries than the budgets allow."""
+        """Schedules a scan after a recovery, which may leave spans to scan and more entries than the budgets allow."""
         self._rescan_at = now
 
     def trim(self) -> None:
-        """A budget was lowered: `reconcile` is to see whether it holds."""
+        """Makes `reconcile` check a lowered budget."""
         self._trim_due = True
 
     def evict_only_for_puts(self) -> None:
-        """From now on nothing goes but for a put."""
+        """From now on, entries are evicted for puts only."""
         self._only_for_puts = True
 
     def reconcile(self, now: float, *, idle_first: bool) -> None:
-        """Chooses victims while more is in memory than may be, or the store is over a budget.
+        """Chooses victims while more bytes are resident than the target allows, or the store is over a budget.
 
         Args:
-            idle_first: whether idle entries are being chosen for the same end, so that others stay until that is done.
+            idle_first: idle entries are being evicted for the same purpose; other entries stay until that has ended.
         """
         memory = self._memory
         self.searching = self._deferred_pins is not None
@@ -213,19 +219,20 @@ class Reclaim:
             self._trim_due = False
             self._trim(now)
         if self._rescan_due and not memory.scan_in_flight:
-            # Without victims the scan tells which pins have gone since the last one.
+            # Without victims, the scan shows which pins have ended since the last scan.
             self._rescan_due = False
             if self._waits_for_pins:
                 self._scan()
 
     def drained(self) -> None:
-        """What was read until now is known."""
+        """The reads recorded until now are processed."""
         self._draining = False
         if self._attempt is not None:
             self._attempt.drained = True
 
     def scanned(self, pinned: AbstractSet[int], now: float) -> None:
-        """Carries out what a scan found, or puts that off (`searching`) until it is known whether the put can fit."""
+        """Processes the pins that a scan found, or postpones that (`searching`) until it is known whether the put can
+        fit."""
         memory, attempt = self._memory, self._attempt
         memory.last_pinned = pinned
         victims = memory.victims_in_scan()
@@ -255,7 +262,7 @@ class Reclaim:
         self._time_rescan(now, something_freed=bool(outcome.freed))
 
     def tick(self, now: float) -> None:
-        """Goes on with a scan's outcome; looks again at retired spans, and again for something to trim."""
+        """Processes a postponed outcome, schedules a scan of retired spans, and checks the budgets again."""
         if self._deferred_pins is not None:
             pinned, self._deferred_pins = self._deferred_pins, None
             self.scanned(pinned, now)
@@ -266,7 +273,7 @@ class Reclaim:
         self.restart_search()
 
     def check_invariants(self, *, idle_first: bool) -> None:
-        """Asserts that whatever waits for a scan gets one."""
+        """Asserts that every span that waits for a scan gets one."""
         memory = self._memory
         stuck = memory.scan_due or self._waits_for_pins
         deferred = (self._trim_due or self._rescan_due) and self._residency.excess_bytes > 0
@@ -279,7 +286,7 @@ class Reclaim:
         return self._memory.has_pinned_retired or self._memory.spans.over_budget() or self.stuck
 
     def _trim(self, now: float) -> None:
-        """Chooses victims while the store is over a budget that was lowered."""
+        """Chooses victims while the store is over a lowered budget."""
         memory = self._memory
         if not memory.spans.over_budget():
             return
@@ -289,13 +296,13 @@ class Reclaim:
             memory.hide(choice.victims.items())
             self._scan()
             return
-        # Whatever stands at the cold end is pinned: look further next time, and at the start after the end.
+        # The examined entries at the cold end are pinned. Continue after them next time; start over after the end.
         if not self._room.more:
             self._budget_cursor.skip = 0
         self._time_rescan(now, something_freed=False)
 
     def _evict_for_pages(self, now: float, *, idle_first: bool) -> bool:
-        """Chooses entries for their pages, where holes do not suffice. True unless nothing of theirs would help."""
+        """Chooses entries to evict for their pages if holes do not suffice. False if no evictable entry would help."""
         want_bytes = self._residency.victims_bytes
         if self.stuck:
             return False
@@ -309,13 +316,13 @@ class Reclaim:
         if self._room.more:
             self.searching = True
             return True
-        # Whoever waits for these pages must hear that they do not come.
+        # The governor and the put that wait for these pages must learn that they do not come.
         self.stuck = self.searching = True
         self._time_rescan(now, something_freed=False)
         return False
 
     def _move(self, moves: Iterable[tuple[SpanEntry, int]]) -> bool:
-        """Begins the moves; whether there is any."""
+        """Begins the moves; whether one is in progress."""
         for entry, offset in moves:
             move = self._memory.begin_move(entry, offset)
             if move is None:
@@ -336,13 +343,14 @@ class Reclaim:
         self._outbox.add(Scan())
 
     def _spares(self, pinned: AbstractSet[int]) -> Callable[[SpanEntry], bool]:
-        """Which victims that nobody pins stay after all: the room is no longer wanted, or of no use; or a put that is
-        to follow one has come since it was chosen.
-        """
+        """Decides which unpinned victims are republished: those whose room is no longer needed or is of no use, and
+        those for which a put of a child has come since they were chosen."""
         spared, is_awaited = self._is_unneeded(pinned), self._memory.sequences.is_awaited
         return lambda entry: (spared and entry.reason != "emergency") or is_awaited(entry)
 
     def _is_unneeded(self, pinned: AbstractSet[int]) -> bool:
+        """Whether the room that the victims of the scan in flight make is not needed, or of no use because the put
+        cannot fit."""
         if self._residency.excess_bytes:
             return False
         victims = self._memory.victims_in_scan()
@@ -362,7 +370,7 @@ class Reclaim:
 
 
 def _dearest(choice: Choice, need: Need) -> SpanEntry:
-    """The last of the victims that the need takes; those behind it go in view of the puts to come."""
+    """The last of the victims that the put itself needs. The victims after it make room for later puts."""
     left_bytes = need.span_bytes
     for entry in choice.victims:
         left_bytes -= entry.span_bytes

@@ -1,10 +1,10 @@
-"""What is remembered of entries that went: when, why, how old and how used they were, and what they were worth.
+"""Records of the latest removed entries: when each ended and why, its age, its idle time, its uses and its worth.
 
-Owns one record for each of the last `most` entries that went, in columns: about 80 bytes a record. Does not own what
-the policy remembers of a key, nor the counts by reason (`histogram`).
+Owns one record for each of the latest `most` removals, in columns: about 80 bytes a record. Does not own what the
+policy remembers of a key, nor the histograms by reason (`histogram`).
 
-Invariants: a record is never changed, only overwritten by a newer one once there are `most`; a look-up takes numpy's
-time for one pass over the records, below a millisecond for RECORDS_MAX of them.
+Invariants: a record never changes; the oldest is overwritten once there are `most`. A look-up is one numpy pass over
+the records: less than a millisecond for RECORDS_MAX of them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ...shm.layout import KEY_BYTES
 
 RECORDS_MAX: Final = 1 << 16
 LATEST: Final = 1024
-"""Of so many of the latest records medians are told."""
+"""The medians cover so many of the latest records."""
 MADE_ROOM: Final = frozenset({"capacity", "entries", "tokens", "index_bucket", "pressure", "emergency"})
-"""The reasons of entries that the policy chose to go."""
+"""The reasons of removals for which the policy chose the entry."""
 LOOKS_MAX: Final = 256
-"""Records that one question for the beginning of a key lists."""
+"""Records that one query for a key's beginning examines."""
 _COLUMNS: Final = {"at": "f8", "age_s": "f8", "idle_s": "f8", "uses": "u8", "worth": "f8", "reason": "u1"}
 _WORDS: Final = KEY_BYTES // 8
 _KEY: Final = Struct(f"={_WORDS}Q")
 
 
 class RemovalRecord(msgspec.Struct, frozen=True):
-    """An entry that went at `at`, a time of the store's clock; `uses`: after its put."""
+    """A removed entry. `at`: time of the removal by the store's clock; `uses`: uses after its put."""
 
     key: bytes
     reason: str
@@ -43,30 +43,30 @@ class RemovalRecord(msgspec.Struct, frozen=True):
 
 
 class RemovalHistory:
-    """Records of entries that went, the latest `most` of them."""
+    """The records of the latest `most` removals."""
 
     def __init__(self, most: int) -> None:
         assert most > 0
         self._most = most = min(most, RECORDS_MAX)
         self._total = 0
-        # Memory is taken as records come: the system sets zeroed pages aside when they are written.
+        # Zeroed pages take memory only once they are written, so memory grows with the records.
         self._keys = np.zeros((_WORDS, most), np.uint64)
         self._columns = {name: np.zeros(most, kind) for name, kind in _COLUMNS.items()}
-        # Single items are written several times faster through a memoryview.
+        # A memoryview writes single items several times faster than an array.
         self._rows: list[Any] = [memoryview(row) for row in (*self._keys, *self._columns.values())]
         self._reasons: list[str] = []
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """How many records there are."""
         return min(self._total, self._most)
 
     @property
     def most(self) -> int:
-        """How many are remembered at most."""
+        """The maximum number of records."""
         return self._most
 
     def add(self, gone: RemovalRecord) -> None:
-        """An entry went."""
+        """Adds a record."""
         if gone.reason not in self._reasons:
             self._reasons.append(gone.reason)
         place = self._total % self._most
@@ -81,21 +81,21 @@ class RemovalHistory:
         return self._record(int(places[-1])) if len(places) else None
 
     def beginning(self, key: bytes, digits: int, most: int) -> list[bytes]:
-        """Up to `most` different keys whose first hexadecimal digits are `key`'s, those that went last first; fewer
-        where many of the latest records are of the same keys."""
+        """Up to `most` different keys with the same first hexadecimal digits as `key`, the latest removal first. Fewer
+        if many of the latest records have the same keys."""
         places = self._beginning(key, digits)[: -LOOKS_MAX - 1 : -1]
         return list(dict.fromkeys(map(self._key, places.tolist())))[:most]
 
     def made_room(self) -> dict[str, Any]:
-        """Of the entries among the latest LATEST that the policy chose: how many, and their ages and idle times in
-        seconds, each as the median and as the least that nine in ten had."""
+        """Of the latest LATEST removals, those for which the policy chose the entry: their count, their ages and their
+        idle times in seconds. Ages and idle times are given as the median and as the value that nine in ten exceed."""
         latest = np.arange(self._total - min(len(self), LATEST), self._total) % self._most
         chosen = np.array([name in MADE_ROOM for name in self._reasons], bool)
         latest = latest[chosen[self._columns["reason"][latest]]]
         told: dict[str, Any] = {"entries": len(latest), "age_s": None, "idle_s": None}
         if len(latest):
             for name in ("age_s", "idle_s"):
-                # Not np.percentile: the first of a process loads numpy.ma, which takes 15 ms.
+                # Not np.percentile: its first call in a process imports numpy.ma, which takes 15 ms.
                 ordered = np.sort(self._columns[name][latest])
                 last = len(ordered) - 1
                 half, tenth = np.interp([0.5 * last, 0.1 * last], np.arange(last + 1), ordered).tolist()
@@ -103,10 +103,10 @@ class RemovalHistory:
         return told
 
     def _beginning(self, key: bytes, digits: int) -> npt.NDArray[np.intp]:
-        """The places of the records whose keys begin with so many digits of `key`, the latest last."""
+        """The indices of records whose keys begin with so many digits of `key`, the latest last."""
         mask = np.frombuffer(bytes.fromhex("f" * digits + "0" * (2 * KEY_BYTES - digits)), np.uint64)
         wanted = np.frombuffer(key, np.uint64) & mask
-        # The second word first, where there is one: keys of one namespace have the first one in common.
+        # Compare the second word first if it is asked for: all keys of a namespace have the same first word.
         first, *others = sorted(np.flatnonzero(mask).tolist(), key=lambda word: word != 1)
         places = np.flatnonzero((self._keys[first, : len(self)] & mask[first]) == wanted[first])
         for word in others:

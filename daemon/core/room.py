@@ -1,11 +1,11 @@
-"""What must go so that a put fits: chosen by the policy, without touching anything.
+"""Chooses the victims, moves or pages that make room for a put. Changes nothing itself.
 
-Knows the budgets, the ring's holes and the index's buckets. What must stay is known by `unevictable`; what follows a
-victim in a cached sequence goes with it.
+Owns the choice. Does not own the budgets, the ring's holes, the index's buckets, or which entries are evictable
+(`unevictable`). The descendants of a chosen block are chosen with it.
 
-Invariants: nothing is chosen unless, by what is known, it makes the put fit, in this round or in the next ones; so a
-put that cannot fit costs nobody an entry. A round looks at a bounded number of entries. What must stay is walked only
-when the quick way fails.
+Invariants: victims are chosen only if, as far as known, they make the put fit, in this round or together with later
+rounds; so a put that cannot fit costs no entry. A round examines a bounded number of entries. The unevictable spans are
+surveyed only if the quick search fails.
 """
 
 from __future__ import annotations
@@ -29,31 +29,30 @@ from .windows import ANCHORS_MAX, Price, Prices, Windows
 
 VICTIMS_MAX: Final = 96
 WINDOW_ENTRIES_MAX: Final = 512
-"""Entries of one window. Where they are more than VICTIMS_MAX, they go in several rounds."""
+"""Entries of one window. If they are more than VICTIMS_MAX, they are evicted in several rounds."""
 BATCH_BYTES_MAX: Final = 64 << 20
 BATCH_SHARE: Final = 64
 BATCH_ENTRIES_MAX: Final = 64
 PLANS_MAX: Final = 32
-"""Rounds in which entries move for one put, or colder ones go so that they can."""
+"""Rounds in which, for one put, entries are moved or cold entries are evicted so that entries can be moved."""
 SPARE_SHARE: Final = 50
-"""Some of the coldest entries go in place of warmer ones until one and a half times the put's bytes and this part of
-the ring are free."""
+"""Some of the coldest entries are evicted instead of warmer ones until the put's bytes, half as many again, and this
+part of the ring are free."""
 FAR: Final = 1000.0
-"""Beyond that they go only in place of entries that are worth this many times as much, as new entries are."""
+"""Beyond that, they are evicted only instead of entries of at least so many times their worth, such as new entries."""
 SPARE_STEPS: Final = 4
-"""Of the coldest entries go, in one round, the bytes that the cheapest way would lose, divided by this number."""
+"""In one round, the coldest entries evicted have the bytes that the cheapest way would lose, divided by this number."""
 SPARE_MIN: Final = 32
-"""At least the put's bytes, divided by this number, go."""
+"""They have at least the put's bytes divided by this number."""
 
 
 @dataclass(slots=True)
 class Cursor:
-    """How far the search for one need has come, from round to round.
+    """The progress of one need's search from round to round.
 
-    `window_at` is where a window that takes several rounds was begun, `skip` how many of the coldest entries that may
-    go were looked at in vain, `plans` how often entries were to move, `exchanged` whether pages were to be exchanged
-    once, `fresh` whether what is pinned was looked at since the search began, `spare_bytes` what went so that more can
-    move.
+    `window_at`: where a window that takes several rounds begins. `skip`: entries at the cold end that were examined in
+    vain. `plans`: rounds with moves. `exchanged`: an exchange of pages was requested. `fresh`: a scan has found the
+    pins since the search began. `spare_bytes`: bytes evicted so that more entries can move.
     """
 
     window_at: int | None = None
@@ -66,10 +65,10 @@ class Cursor:
 
 @dataclass(slots=True)
 class Choice:
-    """Victims with the reason for each, and entries that are to move, each to the hole that is there then. `searching`:
-    none among those looked at; ask again.
+    """The outcome of one round: victims with the reason for each, and moves, each with the offset of its hole.
+    `searching`: nothing was found among the examined entries; call again.
 
-    `exchange`: with no victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
+    `exchange`: without victims, a stretch [low, high) of the ring in which only withdrawn extents are in the way.
     """
 
     victims: dict[SpanEntry, str] = field(default_factory=dict)
@@ -88,14 +87,14 @@ class Room:
 
     @property
     def more(self) -> bool:
-        """Whether entries may go that were not looked at."""
+        """Whether evictable entries may be left that were not examined."""
         return self._coldest.more
 
     def choose(self, need: Need, cursor: Cursor) -> Choice:
-        """The next victims; none where nothing that may go would help.
+        """The next victims; none if no evictable entry would help.
 
-        Where uids compete, victims are of those that give way (`holdings`). Only a uid that is within its share, when
-        nothing of these may go, gets room from others within theirs.
+        If uids compete, the victims are entries of the uids that are over their shares (`holdings`). Only if none of
+        these is evictable does a uid within its share get room from others within theirs.
         """
         self._coldest.begin()
         owners = self.evictable_uids(need)
@@ -106,7 +105,7 @@ class Room:
         return self._choose(need, cursor, None)
 
     def evictable_uids(self, need: Need) -> frozenset[int] | None:
-        """The uids from which room is made for the need; None: from all."""
+        """The uids whose entries may be evicted for the need. None: those of any uid."""
         if need.key is None:
             return None
         budget = self._memory.budget
@@ -151,7 +150,7 @@ class Room:
         return choice
 
     def choose_for_pages(self, want_bytes: int, reason: str, cursor: Cursor) -> Choice:
-        """Entries whose end frees whole pages, `want_bytes` of them and little more, coldest first."""
+        """Entries whose end frees `want_bytes` of whole pages and little more, coldest first."""
         memory = self._memory
         self._coldest.begin()
         eviction = PageEviction(
@@ -173,9 +172,9 @@ class Room:
     def leaves_first(
         self, wanted: Iterable[SpanEntry], test: Callable[[SpanEntry], bool], most: int
     ) -> list[SpanEntry]:
-        """Those of `wanted` that pass `test`, as does all that follows them, in the order in which they may be hidden;
-        what follows them is among them. No more than `most`, and of trees that are large, perhaps a part of the leaves.
-        """
+        """The entries of `wanted` that pass `test` and all of whose descendants pass it, together with these
+        descendants, in the order in which they may be hidden. At most `most`; of a large tree, possibly only a part of
+        the leaves."""
         chosen: dict[SpanEntry, None] = {}
         stay: set[SpanEntry] = set()
         looks = LOOKS_MAX
@@ -192,9 +191,8 @@ class Room:
         return list(chosen)
 
     def _with_children(self, victims: dict[SpanEntry, str]) -> dict[SpanEntry, str]:
-        """The victims in the order in which they may be hidden, with all that follows them. No more than VICTIMS_MAX:
-        then some of what was to go is left for the next round.
-        """
+        """The victims with all their descendants, in the order in which they may be hidden. At most VICTIMS_MAX: the
+        rest is left for the next round."""
         if not any(entry.child_count for entry in victims):
             return victims
         whole: dict[SpanEntry, str] = {}
@@ -206,19 +204,19 @@ class Room:
         return whole
 
     def _spanless(self, need: Need, cursor: Cursor) -> Window | None:
-        """A window in which nothing but withdrawn pages is in the way, for a put within the budgets: exchanging pages
-        costs nobody an entry. Once in an attempt: what it takes may not be to be had."""
+        """A window in which only withdrawn pages are in the way, for a put within the budgets. An exchange of pages
+        costs no entry. It is tried once in an attempt, since the memory may not be available."""
         if cursor.exchanged or self._memory.spans.over_budget(need.entries, need.span_bytes, need.tokens):
             return None
         return widest_withdrawn(self._memory.ring.map, need.span_bytes)
 
     def _gathered(self, need: Need, cursor: Cursor, owners: frozenset[int] | None) -> Choice | Window | None:
-        """The cheapest way to `need.span_bytes` in one piece, out of three: entries move into holes elsewhere, a window
-        is freed, or some of the coldest entries go so that more can move in the next round.
+        """The cheapest of three ways to get `need.span_bytes` in one piece: entries move into holes elsewhere; the
+        entries of a window are evicted; or some of the coldest entries are evicted, so that more entries can move in
+        the next round.
 
         Returns:
-            None where entries cannot move: for blocks of sequences, while pages are withdrawn, and after PLANS_MAX
-            rounds.
+            None if entries cannot move: for blocks of sequences, while pages are withdrawn, and after PLANS_MAX rounds.
         """
         memory, ring = self._memory, self._memory.ring
         coldest = next(self._coldest.walk(owners=owners), None)
@@ -231,11 +229,11 @@ class Room:
             choice.victims = self._with_children(choice.victims)
             return choice if choice.victims else None
         if not cursor.fresh:
-            # What is held does not move: a scan tells.
+            # An entry in use does not move. A scan shows which entries are in use.
             return Choice()
         cursor.plans += 1
         prices = Prices(memory)
-        # The coldest is asked for first.
+        # The first entry priced sets the floor of all prices, so it must be the coldest.
         prices.of(coldest)
         plan = Moving(memory, prices, self.unevictable.may_go, self._of(owners)).best(need.span_bytes)
         if plan is not None and plan.moves and not plan.victims:
@@ -262,7 +260,7 @@ class Room:
         return sum(self._memory.policy.rank(entry.number)[0] * entry.span_bytes for entry in entries)
 
     def _coldest_bytes(self, size_bytes: int, owners: frozenset[int] | None) -> list[SpanEntry]:
-        """The coldest, so many that they have as many bytes."""
+        """The coldest entries, until they have `size_bytes` together."""
         found = []
         for entry in islice(self._coldest.walk(owners=owners), VICTIMS_MAX):
             found.append(entry)
@@ -286,7 +284,7 @@ class Room:
         )
 
     def _first_part(self, window: Window) -> Window:
-        """The part of a window that goes in one round. The next rounds go on from its `low`."""
+        """The part of a window that is evicted in one round. Later rounds continue from its `low`."""
         if len(window.spans) <= VICTIMS_MAX:
             return window
         return Window(window.spans[:VICTIMS_MAX], window.low, window.high, enough=False)
@@ -296,7 +294,7 @@ class Room:
         return Windows(self._memory, need.span_bytes, self._of(owners), WINDOW_ENTRIES_MAX)
 
     def _of(self, owners: frozenset[int] | None) -> Callable[[SpanEntry], bool]:
-        """Whether an entry may go, and is of one of the owners."""
+        """The test whether an entry is evictable and belongs to one of the owners."""
         if owners is None:
             return self.unevictable.may_go
         return lambda entry: entry.owner_uid in owners and self.unevictable.may_go(entry)
@@ -312,7 +310,7 @@ class Room:
         return None
 
     def _window_between_pins(self, need: Need) -> Window | None:
-        """The window around the coldest entry where there is room enough between what stays."""
+        """The window around the coldest entry that stands in a wide enough gap between unevictable spans."""
         survey = self.unevictable.survey()
         if survey is None or self.unevictable.obstacle(need) is not None:
             return None
@@ -324,7 +322,7 @@ class Room:
             at = int(lows.searchsorted(entry.offset, "right")) - 1
             if at >= 0 and entry.offset < highs[at]:
                 return windows.around(entry.offset, through=True)
-        # Whatever stands in the widest gap is warm; but it is all there is.
+        # No cold entry stands in a wide gap: take the widest gap, though its entries are warm.
         return windows.around(int(lows[(highs - lows).argmax()]), through=True)
 
     def _bucket_has_room(self, key: bytes, choice: Choice) -> bool:
@@ -337,7 +335,7 @@ class Room:
         return min(may_go, key=lambda entry: (entry.child_count > 0, rank(entry.number)), default=None)
 
     def _meet_budgets(self, need: Need, choice: Choice, cursor: Cursor, owners: frozenset[int] | None) -> Choice:
-        """Adds the coldest until the budgets hold, and a few more, so that one scan serves many."""
+        """Adds the coldest entries until the budgets hold, and a few more, so that one scan serves many puts."""
         over, want = self._wanted(need, choice)
         if max(want.values()) <= 0:
             return choice
@@ -369,7 +367,7 @@ class Room:
         return choice
 
     def _wanted(self, need: Need, choice: Choice) -> tuple[dict[str, int], dict[str, int]]:
-        """What the need is over budget by, and what to free in view of the puts to come."""
+        """By how much the need exceeds each budget; and the amounts to free, later puts included."""
         memory, budget, victims = self._memory, self._memory.budget, choice.victims
         gone_bytes = sum(entry.span_bytes for entry in victims)
         bytes_max = budget.max_bytes if need.key is None else budget.put_bytes_max

@@ -1,8 +1,11 @@
-"""What must stay in the ring because it is pinned, and the gaps between: looked at in slices where that is much.
+"""A survey of the unevictable spans: their sums, and the gaps between them. A large survey is made in slices.
 
-Owns: sums and places of spans that must stay, as they were found. With up to SURVEYED_MAX pins it is made anew whenever
-it is asked for. With more it takes several calls, and may be behind by what was pinned or let go meanwhile: whether a
-put can fit is decided by what is known, and each victim is looked at again before it goes.
+With up to SURVEYED_MAX pins, the caller makes a new survey each time. With more, a survey takes several calls, and pins
+that change meanwhile make it outdated. An outdated survey may decide whether a put can fit; each victim is checked
+again before it is hidden.
+
+Owns the sums and the places of the unevictable spans as they were found. Does not own the rule of what is unevictable
+(`unevictable`).
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import numpy as np
 from .entries import EntryState, SpanEntry
 
 SURVEYED_MAX: Final = 1024
-"""Spans that one call looks at: 1 ms; 5 ms where all of them are cold memory."""
+"""Spans that one call examines: 1 ms, or 5 ms if none of them is in the CPU's caches."""
 
 Array = np.ndarray[Any, Any]
 
 
 class Survey:
-    """Spans that must stay, those being filled excepted. `spans` may name spans that need not: `must_stay` decides."""
+    """The unevictable spans, without those that puts are being copied into. `spans` may contain others too: `must_stay`
+    decides."""
 
     def __init__(
         self, spans: Iterable[SpanEntry | None], must_stay: Callable[[SpanEntry], bool], ring_bytes: int
@@ -33,11 +37,11 @@ class Survey:
         self._edges: list[Array] = []
         self._lows = self._highs = np.empty(0, np.int64)
         self.entries = self.tokens = self.size_bytes = 0
-        """Of the spans that must stay; retired ones count by their bytes alone."""
+        """Sums over the unevictable spans. Retired spans count in `size_bytes` only."""
         self.done = False
 
     def advance(self) -> None:
-        """Looks at up to SURVEYED_MAX spans."""
+        """Examines up to SURVEYED_MAX spans."""
         if self.done:
             return
         some = list(islice(self._spans, SURVEYED_MAX))
@@ -47,15 +51,15 @@ class Survey:
             self._end()
 
     def gaps(self, size_bytes: int, besides: Iterable[SpanEntry]) -> tuple[Array, Array]:
-        """Stretches of the ring, at least `size_bytes` long, in which nothing must stay, nor one of `besides` stands:
-        where they begin and where they end, (n,) int64 each, by offset."""
+        """Stretches of the ring of at least `size_bytes` that contain neither an unevictable span nor one of `besides`.
+        Their begins and their ends, (n,) int64 each, by offset."""
         wide = self._highs - self._lows >= size_bytes
         lows, highs = self._lows[wide], self._highs[wide]
         edges = np.array([(each.offset, each.offset + each.span_bytes) for each in besides], np.int64).reshape(-1, 2)
         if len(lows) and len(edges):
             within = np.searchsorted(lows, edges[:, 0], "right") - 1
             edges = edges[(within >= 0) & (edges[:, 0] < highs[within])]
-            # Each of them ends one stretch, and begins another.
+            # Each of them ends one stretch and begins another.
             lows, highs = np.sort(np.concatenate([lows, edges[:, 1]])), np.sort(np.concatenate([highs, edges[:, 0]]))
             wide = highs - lows >= size_bytes
             lows, highs = lows[wide], highs[wide]
@@ -74,7 +78,7 @@ class Survey:
     def _end(self) -> None:
         edges = np.concatenate(self._edges)
         self._edges.clear()
-        # Stable, since that one merges what is sorted.
+        # The stable sort merges the sorted slices.
         self._lows = np.concatenate([[0], np.sort(edges[:, 1], kind="stable")])
         self._highs = np.concatenate([np.sort(edges[:, 0], kind="stable"), [self._ring_bytes]])
         self.done = True

@@ -1,11 +1,15 @@
-"""What must stay in the ring, and what keeps a put out even if everything else goes.
+"""The unevictable spans of the ring, and the limit or resource that keeps a put out even if every evictable entry goes.
 
-These stay: spans being filled, spans pinned by message, spans that the last scan found pinned, and whatever comes
-before any of these, or before a put on its way, in a cached sequence. What the last scan found is a hint only: a scan
-after a victim was unpublished decides whether its span may be reused. The hint keeps entries in use from flickering.
+Unevictable are: spans that puts are being copied into, spans pinned by message, spans that the last scan found pinned,
+and in cached sequences the ancestors of a pinned block and of a block whose put is in flight.
 
-What stays is walked only when somebody asks what keeps a put out: at once where it is little, in slices where it is
-much (`survey`).
+The pins of the last scan are a hint only. Whether the span of a victim may be reused is decided by a scan that begins
+after the victim was unpublished. The hint prevents an entry in use from being hidden and republished again and again.
+
+Owns the sets of ancestors and the survey (`survey`). Does not own pins, spans or budgets, and chooses no victims. The
+unevictable spans are walked only to find out what keeps a put out: at once if few are pinned, otherwise in slices.
+
+Invariant: `may_go` is true of published entries only.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from .survey import SURVEYED_MAX, Survey
 
 
 class Unevictable:
-    """What stays of `memory`."""
+    """The unevictable spans of `memory`."""
 
     def __init__(self, memory: SpanTable, pins: Pins) -> None:
         self._memory = memory
@@ -34,7 +38,8 @@ class Unevictable:
         self._survey_for: tuple[AbstractSet[int], int] | None = None
 
     def advance_survey(self) -> bool:
-        """Goes on looking at what must stay. True once that is done, and `obstacle` may be asked; else ask again."""
+        """Examines the next slice of the unevictable spans. True once `obstacle` may be called; otherwise call
+        again."""
         if self._is_little:
             return True
         now_for = self._memory.last_pinned, self._pins.changes
@@ -42,18 +47,18 @@ class Unevictable:
         is_fresh = known_for is not None and known_for[0] is now_for[0] and known_for[1] == now_for[1]
         if self._survey is None or (self._survey.done and not is_fresh):
             self._survey, self._survey_for = self._begin_survey(), now_for
-        # Once it is done it serves, be it old by then: pins come and go all the time.
+        # A finished survey is used even if it is outdated by then, because pins change all the time.
         self._survey.advance()
         return self._survey.done
 
     @property
     def is_known(self) -> bool:
-        """Whether `obstacle` may be asked, though what it goes by may be old."""
+        """Whether `obstacle` may be called. Its answer may rest on an outdated survey."""
         return self._is_little or (self._survey is not None and self._survey.done)
 
     def obstacle(self, need: Need) -> str | None:
-        """What keeps a put out even if everything goes that may, by name; None where nothing does, or nothing is known
-        yet (`advance_survey`)."""
+        """The limit or resource that keeps a put out even if every evictable entry goes, by name. None if there is
+        none, or if the survey is not finished (`advance_survey`)."""
         memory = self._memory
         budget = memory.budget
         survey = self.survey()
@@ -78,7 +83,7 @@ class Unevictable:
         return None
 
     def size_bytes(self) -> int:
-        """Bytes of what must stay, by what is known."""
+        """Bytes of the unevictable spans, as far as they are known."""
         survey = self.survey()
         return self._memory.filling_bytes + (survey.size_bytes if survey is not None else 0)
 
@@ -92,22 +97,22 @@ class Unevictable:
         return entry.prefix_bytes > 0 and (entry in self._awaited_ancestors() or entry in self._pinned_ancestors())
 
     def may_go(self, entry: SpanEntry) -> bool:
-        """Whether the entry is published, and by what is known nobody holds it, nor anything that follows it."""
+        """Whether the entry is evictable: published, and neither it nor a descendant is known to be in use."""
         return entry.state is EntryState.LIVE and not self._is_unevictable(entry)
 
     def _pinned_ancestors(self) -> set[SpanEntry]:
-        """The blocks that come before a pinned block in its sequence."""
+        """The ancestors of pinned blocks."""
         memory = self._memory
         kept_for = (memory.last_pinned, self._pins.changes)
         if kept_for != self._kept_for:
             pinned = map(memory.spans.find, (*memory.last_pinned, *self._pins.spans()))
             self._kept = memory.sequences.ancestors(pinned)
-        # The very set, also where it is an equal one: comparing it with itself costs nothing.
+        # Keep the same set object even if an equal one came: comparing an object with itself is free.
         self._kept_for = kept_for
         return self._kept
 
     def _awaited_ancestors(self) -> set[SpanEntry]:
-        """The parents of blocks whose puts are in flight, and all blocks before them."""
+        """The parents of blocks whose puts are in flight, and the ancestors of these parents."""
         sequences = self._memory.sequences
         if sequences.changes != self._awaited_for:
             awaited = {entry for entry in map(self._memory.entries.find, sequences.followed) if entry is not None}
@@ -116,11 +121,12 @@ class Unevictable:
 
     @property
     def _is_little(self) -> bool:
-        """Whether what must stay is so little that it is looked at whenever it is asked for."""
+        """Whether so few spans are pinned that the survey is made anew at each call."""
         return len(self._memory.last_pinned) + len(self._pins) <= SURVEYED_MAX
 
     def survey(self) -> Survey | None:
-        """What must stay, puts in flight excepted. None: that is not known yet (`advance_survey`)."""
+        """The survey of unevictable spans, without those that puts are being copied into. None if it is not
+        finished."""
         if not self._is_little:
             return self._survey if self.is_known else None
         survey = self._begin_survey()
@@ -129,7 +135,7 @@ class Unevictable:
         return survey
 
     def _begin_survey(self) -> Survey:
-        """Walks pins and the sequences that lead to them, not entries."""
+        """Walks the pins and the blocks that lead to them, not all entries."""
         memory, pinned, pins = self._memory, self._memory.last_pinned, self._pins
         besides = (number for number in list(pins.spans()) if number not in pinned)
         blocks = (each for each in self._awaited_ancestors() | self._pinned_ancestors() if not self._is_pinned(each))
@@ -140,6 +146,6 @@ class Unevictable:
         return entry.span_id in self._memory.last_pinned or self._pins.holds(entry.span_id)
 
     def bucket(self, key: bytes) -> list[SpanEntry | None]:
-        """What stands where `key` may stand."""
+        """The spans in the slots in which `key` may be placed; None for a free slot."""
         index = self._memory.index
         return [self._memory.spans.find(index.read(slot).span_id) for slot in index.slots_for(key)]

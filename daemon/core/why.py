@@ -1,7 +1,7 @@
-"""Why an entry stays or went: all that is known of one key. Reads, and changes nothing.
+"""Explains why an entry stays in the ring or left it: all that is known of one key. Changes nothing.
 
-A question costs the same however many entries there are: COMPARED of them are compared with the one that is asked for,
-and ORDER_MAX of the coldest are looked at.
+Owns the answer's form. Does not own entries, records or the policy's memory. The cost of an answer does not depend on
+the number of entries: COMPARED entries are compared with the asked one, and ORDER_MAX of the coldest are examined.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from .store import Store
 
 COMPARED: Final = 128
-"""Entries that one is compared with: the share that is colder is then right to 4 points, mostly."""
+"""Entries that one entry is compared with. The share of colder ones is then mostly right to 4 points."""
 ORDER_MAX: Final = 32
-"""Of the entries that go first, so many are looked at."""
+"""Entries at the cold end that are examined."""
 BEFORE_MAX: Final = 4
-"""Keys that are values of those that would go before an entry."""
+"""Keys listed of the entries that would be evicted before the asked one."""
 
 
 def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
-    """What is known of a key. `state`: "stored"; "leaving", as long as it is looked whether a reader holds it; "gone";
-    or "unknown".
+    """All that is known of a key.
 
-    `entry` and `standing`: of what is stored. `gone`: of the key's last entry that went, as far as it is among the last
-    `records`, of `records_max` at most; `remembered`: what the policy knows of the key though it is not stored. Each
-    is None where there is nothing to say.
+    `state`: "stored"; "leaving" while a scan checks whether a reader pins it; "gone"; or "unknown". `entry` and
+    `standing` describe a stored entry. `gone` describes the key's latest removal, if it is among the last `records`, of
+    which `records_max` are kept. `remembered`: what the policy remembers of the key without storing it. Each is None if
+    there is nothing to report.
     """
     entries, history = store.memory.entries, store.removal_history
     entry = entries.find(key)
@@ -55,11 +55,12 @@ def why(store: Store, key: bytes, now: float) -> dict[str, Any]:
 
 
 def _eviction_rank(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]:
-    """How a stored entry stands among the others.
+    """The rank of a stored entry in the order of eviction.
 
-    `compared`: with so many others that nobody holds; `colder`: how many of these would go before it. `place`: 1 for
-    the entry that would go next, None where it is not among the first ORDER_MAX; `before`: some keys that would go
-    before it, the first ones first. `held`: "pin" by a message, "lease" of a reader by what is known, or None.
+    `compared`: the number of other entries not in use that it was compared with; `colder`: how many of these would be
+    evicted before it. `place`: 1 for the entry that would be evicted next, None if it is not among the first ORDER_MAX;
+    `before`: some keys that would be evicted before it, the first ones first. `held`: "pin" for a pin by message,
+    "lease" for a reader's pin found by the last scan, or None.
     """
     policy = store.memory.policy
     rank = policy.rank(entry.number)
@@ -83,7 +84,7 @@ def _eviction_rank(store: Store, entry: SpanEntry, now: float) -> dict[str, Any]
 
 
 def _goes_before(store: Store, entry: SpanEntry) -> tuple[list[str], int | None]:
-    """Some keys of those that would go before the entry; and its place in that order."""
+    """Some keys that would be evicted before the entry, and the entry's place in that order."""
     keys: list[str] = []
     place = 1
     for other in islice(store.memory.order.coldest(), ORDER_MAX):
@@ -107,7 +108,7 @@ def _explained(values: Explained) -> dict[str, Any]:
 
 
 def _remembered(values: Explained) -> dict[str, Any]:
-    """Without a worth: what the entry cost and took may be another when it is put again."""
+    """Without a worth: the cost and the size may differ when the key is put again."""
     return {"uses": values.uses, "like": list(values.like), "comes_back": values.comes_back}
 
 

@@ -1,9 +1,11 @@
-"""Where in the ring a put opens its room: of several stretches, the one whose entries are worth least.
+"""Chooses where in the ring a put gets its room: of several stretches, the one whose entries are worth least.
 
-What stands beside the coldest entry is as warm as chance has it. Where all are of one size that does not matter, as one
-goes and one comes; where sizes differ, a large put would sweep away whatever small ones stand around the coldest.
+The neighbours of the coldest entry are of random warmth. If all entries have one size that does not matter, since one
+goes for one that comes. With mixed sizes, a large put would evict all the small entries around the coldest one.
 
-Does not own: who may go, nor who is coldest.
+Owns the prices of one round. Does not own which entries are evictable, nor their order.
+
+Invariant: each rank is read once a round.
 """
 
 from __future__ import annotations
@@ -18,17 +20,18 @@ from .span_table import SpanTable
 
 ANCHORS_MAX: Final = 32
 TAKEN_MAX: Final = 2048
-"""Once so many spans were taken into windows, no other window is begun."""
+"""Once so many spans were taken into windows, no further window is tried."""
 
 Price = tuple[float, tuple[float, ...]]
-"""What is lost with some spans, and the rank of the warmest."""
+"""The worth that is lost with some spans, and the rank of the warmest of them."""
 
 FREE: Final[Price] = (0.0, ())
 
 
 class Prices:
-    """What is lost with entries, in one round: of each byte what it is worth beyond the bytes of the entry that is
-    asked for first, the coldest, which would go anyhow. Where a policy knows no worth, the ranks decide."""
+    """The prices of entries in one round. The price of an entry is, for each of its bytes, the worth above that of a
+    byte of the coldest entry, which would be evicted anyway. The first entry priced is taken for the coldest. If a
+    policy has no worth, the ranks decide."""
 
     def __init__(self, memory: SpanTable) -> None:
         self._memory = memory
@@ -41,7 +44,7 @@ class Prices:
         return max(rank[0] - self._floor, 0.0) * entry.span_bytes, rank
 
     def total(self, entries: Iterable[SpanEntry]) -> Price:
-        """Of all of them together."""
+        """The price of all of them together."""
         price = FREE
         for entry in entries:
             price = _sum(price, self.of(entry))
@@ -49,7 +52,7 @@ class Prices:
 
 
 class Windows:
-    """The windows that are open to one put, in one round: ranks are asked for once."""
+    """The windows open to one put in one round."""
 
     def __init__(self, memory: SpanTable, size_bytes: int, may_go: Callable[[SpanEntry], bool], spans_max: int) -> None:
         self._memory = memory
@@ -61,11 +64,10 @@ class Windows:
         self._taken = 0
 
     def cheapest(self, anchors: Iterable[SpanEntry]) -> Window | None:
-        """Among the windows around `anchors`, coldest first, that suffice: the first that takes nothing else, or else
-        the one with which least is lost.
+        """Of the windows around `anchors` that are wide enough, the first with one span only, or else the one of the
+        lowest price. `anchors` are ordered coldest first.
 
-        Lost is, of each byte, what it is worth beyond the bytes of the coldest, which would go anywhere; where a policy
-        knows no worth, the window whose warmest span is coldest loses least.
+        If a policy has no worth, the window whose warmest span is coldest has the lowest price.
         """
         best, price = None, None
         for anchor in islice(anchors, ANCHORS_MAX):
@@ -79,8 +81,8 @@ class Windows:
         return best
 
     def around(self, offset: int, *, through: bool = False, below: Price | None = None) -> Window | None:
-        """`through`: also of what has children elsewhere, which then go too. `below`: only if less than that is
-        lost."""
+        """The window around an offset. `through`: it may contain blocks with children elsewhere, which are evicted too.
+        `below`: None unless its price is below this."""
         memory = self._memory
         children: dict[SpanEntry, int] = {}
         price = FREE
@@ -110,7 +112,7 @@ class Windows:
         )
 
     def _look(self, offset: int) -> tuple[SpanEntry, Price] | None:
-        """What stands there and what it costs; None where it may not go."""
+        """The entry at an offset and its price; None if it is not evictable."""
         if offset not in self._known:
             entry = self._memory.spans.at(offset)
             self._known[offset] = (entry, self._prices.of(entry)) if self._may_go(entry) else None
