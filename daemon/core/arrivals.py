@@ -1,13 +1,13 @@
-"""How much of the ring puts may hold for bytes that have not come: bounded for each client and for each uid.
+"""Bounds the room that puts take for bytes that have not arrived, for each client and for each uid.
 
-A put takes room with its first part, for its whole span, since spans are contiguous. What of its payload has not come
-by then is announced. A put that would pass the client's or the uid's bound is held until enough has come of those
-before; it gets in alone, whatever its size, once its uid has nothing else announced.
+A put takes room for its whole span with its first part, since spans are contiguous. The missing bytes of its payload
+are announced bytes. A put that would exceed the bound of its client or uid is held until enough bytes of earlier puts
+have arrived. If its uid has no other announced bytes, a put of any size is admitted.
 
-Owns the sums, and the puts that are held. Decides nothing about room.
+Owns the sums, and the held puts. Decides nothing about room.
 
-Invariants: no put is held whose uid has nothing announced. A held put is due to be refused HOLD_S after bytes last came
-for its uid: its parts fill its client's inbox, which the puts that it waits for may need.
+Invariants: a put is held only while its uid has announced bytes. A held put is refused HOLD_S after the last bytes of
+its uid arrived: its parts fill its client's inbox, which the puts that it waits for may need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOLD_S: Final = 1.0
 
 
 class Arrivals:
-    """The announced bytes of puts that have begun to come."""
+    """The announced bytes of puts that have at least one part."""
 
     def __init__(self, client_bytes_max: int, uid_bytes_max: int) -> None:
         self._client_max, self._uid_max = client_bytes_max, uid_bytes_max
@@ -36,12 +36,12 @@ class Arrivals:
 
     @property
     def announced_bytes(self) -> int:
-        """Bytes of puts that may take room, or have it, and have not come."""
+        """Announced bytes of all admitted puts."""
         return sum(self._of_uid.values())
 
     @property
     def held(self) -> int:
-        """Puts that are held."""
+        """The number of held puts."""
         return len(self._held)
 
     def by_uid(self) -> dict[int, int]:
@@ -49,15 +49,15 @@ class Arrivals:
         return dict(self._of_uid)
 
     def change_limits(self, client_bytes_max: int, uid_bytes_max: int) -> None:
-        """For puts that begin to come from now on, and for those held."""
+        """Applies to held puts and to later ones."""
         self._client_max, self._uid_max = client_bytes_max, uid_bytes_max
 
     def next_timer(self) -> float | None:
-        """When a held put is due."""
+        """When a held put is due to be refused."""
         return self._due.next_timer()
 
     def began(self, put: PutProgress, now: float) -> bool:
-        """The put's first part has come. False: it is held."""
+        """Records the put's first part. False: the put is held."""
         missing_bytes = put.missing_bytes
         if not missing_bytes:
             put.admitted = True
@@ -71,13 +71,13 @@ class Arrivals:
         return False
 
     def came(self, put: PutProgress, part_bytes: int, now: float) -> None:
-        """More of the put has come."""
+        """Records a further part of the put."""
         if put.admitted:
             self._count(put, -part_bytes)
             self._came_at[put.uid] = now
 
     def ended(self, put: PutProgress) -> None:
-        """The put was answered, or nobody wants an answer: no more of it is to come."""
+        """Forgets the missing bytes of a put that was answered or abandoned."""
         if put.admitted:
             if missing_bytes := put.missing_bytes:
                 self._count(put, -missing_bytes)
@@ -86,7 +86,7 @@ class Arrivals:
             self._due.drop(put)
 
     def admit(self, uid: int) -> list[PutProgress]:
-        """Lets in what the uid may announce now, client by client."""
+        """Admits the held puts that fit the bounds now, client by client."""
         admitted: list[PutProgress] = []
         if not self._held:
             return admitted
@@ -100,7 +100,7 @@ class Arrivals:
         return admitted
 
     def overdue(self, now: float) -> PutProgress | None:
-        """A held put for whose uid no bytes have come for HOLD_S. It is held still, and to be refused."""
+        """A held put whose uid has received no bytes for HOLD_S. It is still held; the caller refuses it."""
         while (put := self._due.pop_due(now)) is not None:
             due_at = self._came_at.get(put.uid, -HOLD_S) + HOLD_S
             if due_at <= now:
@@ -109,7 +109,7 @@ class Arrivals:
         return None
 
     def check_invariants(self, puts: list[PutProgress]) -> None:
-        """Asserts that the sums are those of `puts`, and that held ones are due."""
+        """Asserts that the sums are those of `puts`, and that held puts have a deadline."""
         self._due.check_invariants()
         self._held.check_invariants()
         sums: dict[str, dict[int, int]] = {"uid": {}, "client": {}}

@@ -1,4 +1,5 @@
-"""What may be taken of the ring and the index at most."""
+"""The limits on what entries may take of the ring and the index. Owns the present limits; does not own the amounts
+taken."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RingBudget:
-    """What may be taken at most. `max_bytes` changes while running.
+    """The present limits. `max_bytes` changes while running.
 
-    `resident_bytes_max` is what the ring has in memory, or will have once it has shrunk as it should: puts stay within
-    it, but no entry goes for it alone, since only whole pages are worth that.
+    `resident_bytes_max`: the bytes of the ring that are in memory, or will be once it has shrunk. Puts stay within it.
+    No entry is evicted for it alone, since only whole pages return memory to the system.
     """
 
     max_entries: int
@@ -20,6 +21,6 @@ class RingBudget:
 
     @property
     def put_bytes_max(self) -> int:
-        """What may be taken once a put has its span."""
+        """The limit on the bytes taken once a put has its span."""
         resident = self.resident_bytes_max
         return self.max_bytes if resident is None else min(self.max_bytes, resident)

@@ -1,4 +1,5 @@
-"""What has happened since the daemon began, counted as it happens, so that status costs no walk."""
+"""The store's counters since the daemon started, kept up to date so that status walks nothing. Invariant: they only
+rise."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from .histogram import Departures
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Only ever rising. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
+    """Monotonic counters. `puts` by outcome, `evictions` by reason, `refusals` by the error's code.
 
-    `evicted_while_pinned` must stay 0. `hits` and `misses` are what lanes counted. Of the hits, `log_lost` were drained
-    without their records, and `hits_unknown` are of spans that are no entry's any more. `put_bytes`: the payload bytes
-    of stored puts; `departures`: histograms of what entries were when they went. `moves`: entries that were copied to
-    another place of the ring, so that a put fits. `prefix_hits`: queries of which
-    some of the tokens were cached; `prefix_uses_lost`: uses by queries that no policy heard of.
+    `evicted_while_pinned` must stay 0. `hits` and `misses` are the lanes' counts. Of the hits, `log_lost` have no
+    record in the access log, and `hits_unknown` are of spans without an entry. `put_bytes`: payload bytes of stored
+    puts. `departures`: histograms of removed entries. `moves`: entries copied to another place of the ring to make
+    room. `prefix_hits`: queries of which some tokens were cached. `prefix_uses_lost`: uses by queries that were not
+    reported to the policy.
     """
 
     puts: Counter[str] = field(default_factory=Counter)

@@ -1,8 +1,12 @@
-"""When something is due: one deadline a name, changed as often as one likes.
+"""Deadlines by name: one deadline for each name, which may be changed at any time.
 
-A heap that is corrected lazily: a changed deadline leaves its old entry behind, which is skipped when it comes up. Once
-most of the heap is such leftovers, each change takes some of them out. Every operation is O(log n): where many
-leftovers come up at once, each takes out LEFTOVERS_MAX and leaves the others to the next.
+A heap with lazy deletion: a changed deadline leaves its old heap entry behind, which is skipped when it reaches the
+top. Once most of the heap is outdated, each change removes some outdated entries. Every operation is O(log n): of many
+outdated entries at the top, one call removes LEFTOVERS_MAX and leaves the rest to later calls.
+
+Owns the deadlines. Does not own the clock nor what a deadline causes.
+
+Invariant: every deadline is in the heap.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Deadlines(Generic[Name]):
-    """Times (seconds) by name."""
+    """Deadlines in seconds, by name."""
 
     def __init__(self) -> None:
         self._places: dict[Name, tuple[float, int, Name]] = {}
@@ -34,30 +38,30 @@ class Deadlines(Generic[Name]):
         return name in self._places
 
     def set(self, name: Name, when: float) -> None:
-        """The name's deadline from now on."""
+        """Sets the name's deadline."""
         self._changes += 1
         place = self._places[name] = (when, self._changes, name)
         heappush(self._heap, place)
         self._thin()
 
     def drop(self, name: Name) -> None:
-        """The name has no deadline any more; it may have had none."""
+        """Removes the name's deadline, if it has one."""
         self._places.pop(name, None)
         self._thin()
 
     def when(self, name: Name) -> float | None:
-        """The name's deadline."""
+        """The name's deadline; None if it has none."""
         place = self._places.get(name)
         return None if place is None else place[0]
 
     def next_timer(self) -> float | None:
-        """When to call `pop_due` next: at the earliest deadline, or before it while leftovers are in the way."""
+        """When to call `pop_due` next: at the earliest deadline, or earlier while outdated entries are at the top."""
         self._skip_leftovers()
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Name | None:
-        """Takes one name whose deadline is not after `now`, the earliest first. None if there is none, or leftovers are
-        in the way: then `next_timer` is not after `now` either."""
+        """Removes one name whose deadline is not after `now`, the earliest first. None if there is none, or if outdated
+        entries are at the top; `next_timer` is not after `now` then."""
         self._skip_leftovers()
         if not self._heap or self._heap[0][0] > now or not self._is_live(self._heap[0]):
             return None

@@ -1,7 +1,9 @@
-"""Which event is carried out by which part of the store, and what it takes besides.
+"""Dispatches each event to the part of the store that carries it out.
 
-Owns the table of events, the clients that left and are not forgotten yet, and that new limits reach every part. Does
-not own the order of the steps around an event (`store`), nor clients' requests (`requests`).
+Owns the table of events, the clients that have left and are not forgotten yet, and the propagation of new limits to
+every part. Does not own the order of the steps around an event (`store`), nor the requests of clients (`requests`).
+
+Invariant: a client that has left is forgotten exactly once, after all its puts have ended.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from .parts import Parts
 from .requests import Carry, Requests
 
 DUE_MAX: Final = 128
-"""Deadlines of a kind that one Tick carries out."""
+"""Deadlines of one kind that one Tick processes."""
 
 
 class Dispatch:
-    """Carries out one event after the other."""
+    """Carries out one event after another."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -83,7 +85,7 @@ class Dispatch:
 
     @property
     def leaving(self) -> bool:
-        """Whether `forget_left` has clients to look at."""
+        """Whether `forget_left` has clients to check."""
         return bool(self._leaving)
 
     def _client_joined(self, event: ClientJoined, now: float) -> None:
@@ -99,7 +101,7 @@ class Dispatch:
         self._parts.intake.client_left(event.client)
 
     def forget_left(self) -> None:
-        """Forgets clients that left, each once all its puts have ended."""
+        """Forgets the clients that have left and have no puts any more."""
         for client in sorted(self._leaving):
             if not self._parts.intake.puts.count_of(client):
                 self._leaving.discard(client)
@@ -174,7 +176,7 @@ class Dispatch:
         self._parts.budget.max_entries = limits.max_entries
         self._parts.budget.max_tokens = limits.max_tokens
         if limits.max_bytes != old.max_bytes:
-            # Otherwise a budget that was set by Limit stays.
+            # An unchanged setting keeps a budget that Limit has set.
             self._parts.budget.max_bytes = limits.max_bytes
         self._parts.claims.change_limits(limits.claim_s, limits.claim_s_max, limits.claims_per_client_max)
         self._parts.pins.change_limits(limits.pins_per_client_max, limits.pinned_bytes_max)

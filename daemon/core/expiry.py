@@ -1,8 +1,12 @@
-"""How long entries stay: their time to live, pins by message, and the one way in which each leaves.
+"""The lifetime of entries: their time to live, and the one way in which an entry ends.
 
-Owns the entries' deadlines, and that whatever ends an entry ends its deadline and its pins and is counted once, by
-reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
-corrupt. What follows an entry that is ended in a cached sequence ends for the same reason, in slices.
+Owns the entries' deadlines. Each end of an entry also ends its deadline and its pins by message, and is counted once by
+its reason: capacity, entries, tokens, index_bucket, pressure, emergency (victims); ttl, explicit, cleared, invalidated,
+corrupt. The descendants of an ended block end for the same reason, in slices. Does not own spans (`span_table`) nor the
+choice of victims (`room`).
+
+Invariants: exactly the stored entries with an expiry time have a deadline. A stored block whose parent has ended is
+about to end.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ from .removal_history import RemovalHistory, RemovalRecord
 from .span_table import SpanTable
 
 PUT_OFF_S: Final = 5.0
-"""When to look again at what stays for others that follow it; the end of the last of these is heard of at once."""
+"""Delay until an expired parent is checked again. The end of its last child causes a check at once."""
 
 
 @dataclass(slots=True, eq=False)
 class RemovalProgress:
-    """Why entries end, and how many have. `waiting`: ended ones that something followed which has yet to end."""
+    """The reason of a removal, and its progress. `ended`: entries ended so far; `waiting`: ended entries that still
+    have children to end."""
 
     reason: str
     announce: bool = True
@@ -36,7 +41,7 @@ class RemovalProgress:
 
 
 class Expiry:
-    """Entries coming, staying and going, on top of `memory`."""
+    """Starts, renews and ends entries of `memory`."""
 
     def __init__(
         self,
@@ -58,28 +63,29 @@ class Expiry:
 
     @property
     def ending(self) -> bool:
-        """Whether `end_children` has something to do."""
+        """Whether `end_children` has entries to end."""
         return bool(self._awaiting_children)
 
     def ttl_s(self, asked_s: float | None) -> float | None:
-        """The time to live of a put that asks for `asked_s`: from the put, or the last touch; gets do not renew it."""
+        """The time to live for a put that asks for `asked_s`. It runs from the put or the last touch; a get does not
+        renew it."""
         return self._default_ttl_s if asked_s is None else asked_s
 
     def change_limits(self, default_ttl_s: float | None) -> None:
-        """For puts that are published from now on."""
+        """Applies to later publications."""
         self._default_ttl_s = default_ttl_s
 
     def next_timer(self) -> float | None:
-        """When `expire` has something to do."""
+        """When `expire` is due."""
         return self._expiry.next_timer()
 
     def published(self, entry: SpanEntry, now: float) -> None:
-        """An entry was published; its header says when it ends."""
+        """Records a new entry; it expires at the time in its header."""
         self._hits.stored(entry, self._memory.budget.put_bytes_max, now)
         self._begin(entry, now, entry.expires_at)
 
     def recovered(self, entry: SpanEntry, expires_at: float | None) -> None:
-        """An entry was found by a new daemon."""
+        """Records an entry that a restarted daemon found."""
         self._hits.recovered(entry, self._memory.budget.put_bytes_max)
         self._begin(entry, entry.used_at, expires_at)
 
@@ -89,12 +95,13 @@ class Expiry:
             self._expires(entry, expires_at)
 
     def _expires(self, entry: SpanEntry, when: float) -> None:
-        """Gives the entry a (new) end."""
+        """Sets the time at which the entry expires."""
         entry.expires_at = when
         self._expiry.set(entry, when)
 
     def used(self, entries: Collection[SpanEntry], now: float, agent: str = "") -> None:
-        """Hits, or puts of what is there, in their order; an entry as often as it was used. `agent`: for whom."""
+        """Counts uses, by hits or by puts of stored keys, in their order; an entry occurs once for each use. `agent`:
+        the agent that used them."""
         accessed = self._memory.policy.accessed
         for entry in entries:
             accessed(entry.number, now, agent)
@@ -104,7 +111,7 @@ class Expiry:
         self._memory.index.show_uses({entry.slot: entry.uses for entry in entries}, now)
 
     def touch(self, entries: Collection[SpanEntry], now: float) -> None:
-        """Renews recency and time to live."""
+        """Counts a use, and restarts the time to live."""
         self.used(entries, now)
         for entry in entries:
             if entry.ttl_s is not None:
@@ -112,9 +119,8 @@ class Expiry:
                 self._outbox.add(WriteExpiry(entry.offset, now + entry.ttl_s))
 
     def end(self, entry: SpanEntry, ending: RemovalProgress) -> None:
-        """The entry goes, whoever pins it; its span as soon as no reader does. What follows it is matched no more at
-        once, and goes with `end_children`.
-        """
+        """Ends an entry, pinned or not; its span is freed once no reader pins it. Its descendants are no longer matched
+        from now on, and end with `end_children`."""
         self._memory.retire(entry, ending.reason)
         self._gone(entry, ending.reason, announce=ending.announce)
         ending.ended += 1
@@ -123,7 +129,7 @@ class Expiry:
             self._awaiting_children.append((entry, ending))
 
     def end_children(self, most: int) -> None:
-        """Ends up to `most` entries that follow one that was ended."""
+        """Ends up to `most` descendants of ended entries."""
         while self._awaiting_children and most > 0:
             gone, ending = self._awaiting_children[0]
             if gone.newest_child is None:
@@ -134,13 +140,12 @@ class Expiry:
                 most -= 1
 
     def victim_gone(self, entry: SpanEntry) -> None:
-        """A victim's span was freed."""
+        """Records the end of a victim whose span was freed or is pinned."""
         self._gone(entry, entry.reason, announce=True)
 
     def expire(self, now: float, most: int) -> None:
-        """Ends up to `most` entries whose time is up. One that is pinned by message stays as long as that; one that
-        others follow, or are about to, stays until the last of them is gone.
-        """
+        """Ends up to `most` entries whose time is up. An entry that is pinned by message stays until the pin ends. An
+        entry with children, stored or in flight, stays until the last child has ended."""
         for _ in range(most):
             entry = self._expiry.pop_due(now)
             if entry is None:
@@ -153,7 +158,7 @@ class Expiry:
                 self.end(entry, RemovalProgress("ttl"))
 
     def check_invariants(self) -> None:
-        """Asserts that deadlines and pins belong to entries that are stored."""
+        """Asserts that deadlines and pins belong to stored entries."""
         self._expiry.check_invariants()
         self._pins.check_invariants()
         stored = {entry.span_id: entry for entry in self._memory.entries}
@@ -164,14 +169,14 @@ class Expiry:
         ended = {gone for gone, _ in self._awaiting_children}
         for entry in stored.values():
             if entry.parent is not None and entry.parent.state is EntryState.RETIRED:
-                assert entry.parent in ended, "kept without what it follows"
+                assert entry.parent in ended, "kept without its parent"
 
     def _gone(self, entry: SpanEntry, reason: str, *, announce: bool) -> None:
         self._expiry.drop(entry)
         self._pins.span_gone(entry.span_id)
         parent = entry.parent
         if parent is not None and parent.state is EntryState.LIVE and parent.expires_at is not None:
-            # Perhaps it was put off for this one, and its own time is over.
+            # The parent may have expired and stayed for this child: check it again.
             self._expiry.set(parent, parent.expires_at)
         counters = self._outbox.counters
         counters.evictions[reason] += 1

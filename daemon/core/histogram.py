@@ -1,8 +1,8 @@
-"""How old, how long unused, how often used and how much worth entries were when they went. Pure counting.
+"""Histograms of removed entries: age, idle time, uses and worth.
 
-Owns: the bounds of the buckets, and what fell into each. Does not own when something goes (expiry does).
+Owns the bucket bounds and the counts. Does not own the removal of entries (`expiry`).
 
-Invariants: counts only rise; an amount is counted in exactly one bucket, and in the sum.
+Invariants: counts only rise. An amount is counted in exactly one bucket, and in the sum.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ BOUNDS_S: Final = (
     86400.0,
     7 * 86400.0,
 )
-"""Where buckets end, in seconds: the idle times at which modes let entries go (30 s, 2 min, 10 min) are among them."""
+"""Upper bounds of buckets in seconds. They include the idle times at which modes evict (30 s, 2 min, 10 min)."""
 BOUNDS_USES: Final = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0)
-"""Where buckets of uses end: the classes of the learned policy do too."""
+"""Upper bounds of buckets of uses: the same as the classes of the learned policy."""
 BOUNDS_WORTH: Final = tuple(10.0**power for power in range(-15, 4))
-"""What an entry is worth ranges over as many orders of magnitude as its cost and its bytes do."""
+"""The worth of entries ranges over as many orders of magnitude as their cost and their bytes."""
 
 
 class Histogram:
-    """Amounts by size. `bounds` rise; a bucket holds what is at most its bound, one more what is above the last."""
+    """Counts amounts by size. A bucket holds the amounts up to its bound; one more bucket holds those above the last
+    bound."""
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS_S) -> None:
         assert all(low < high for low, high in pairwise(bounds)), "bounds must rise"
@@ -45,24 +46,24 @@ class Histogram:
         self._sum = 0.0
 
     def count(self, amount: float) -> None:
-        """Counts one amount; less than nothing is nothing."""
+        """Counts one amount; a negative one counts as 0."""
         amount = max(0.0, amount)
         self._counts[bisect_left(self._bounds, amount)] += 1
         self._sum += amount
 
     def as_dict(self) -> dict[str, Any]:
-        """`counts` per bucket (not summed up), the last above every bound; `sum` of all amounts."""
+        """`counts` of each bucket, not cumulative, the last above every bound; `sum` of all amounts."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
 class Departures:
-    """Histograms of entries that went, by the reason for which they did."""
+    """Histograms of removed entries, by reason of removal."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, Histogram]] = {}
 
     def count(self, gone: RemovalRecord) -> None:
-        """An entry went."""
+        """Counts a removed entry."""
         each = self._of.get(gone.reason)
         if each is None:
             each = self._of[gone.reason] = {

@@ -1,8 +1,12 @@
-"""Hit ratios: of the last minute and of the last ring's worth of puts, beside those of least recently used.
+"""Hit ratios over the last minute and over the last ring's worth of puts, compared with those of LRU.
 
-Owns sums of the last minute and of the last stretch in which as many bytes were put as the ring has, and the shadow
-cache (`policy.shadow`). Lookups are what lanes counted, of any key. A request is an entry that was used or stored: only
-of these are the keys known, so only they can be compared with another policy.
+Owns sums over the last minute and over the last puts of as many bytes as the ring has, and the shadow cache
+(`policy.shadow`). Does not own the counters of lanes.
+
+A lookup is one that a lane counted, of any key. A request is a use or a put of an entry. The keys of requests are
+known, so only requests can be compared with another policy.
+
+Invariant: a sum covers its stretch up to one part in SLOTS of it.
 """
 
 from __future__ import annotations
@@ -17,27 +21,27 @@ from .removal_history import MADE_ROOM
 
 MINUTE_S: Final = 60.0
 SLOTS: Final = 16
-"""Parts in which a stretch passes out of sight."""
+"""Parts of a stretch; sums drop one part at a time."""
 
 
 class Recent:
-    """Sums of amounts over the last `stretch` of something that only rises: seconds, or bytes put.
+    """Sums of amounts over the last `stretch` of a rising quantity: seconds, or bytes put.
 
-    Right to one part in SLOTS of the stretch.
+    The error is at most one part in SLOTS of the stretch.
     """
 
     def __init__(self, stretch: float, width: int) -> None:
-        """`width`: how many amounts are added at a time."""
+        """`width`: the number of amounts added together."""
         self._slot = stretch / SLOTS
         self._width = width
         self._sums: deque[tuple[int, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """How many parts are kept: SLOTS at most."""
+        """The number of parts kept, at most SLOTS."""
         return len(self._sums)
 
     def add(self, at: float, amounts: Sequence[int]) -> None:
-        """Amounts that came at `at`, which is no less than before."""
+        """Adds amounts at position `at`, which never decreases."""
         now = int(at / self._slot)
         if not self._sums or self._sums[-1][0] < now:
             self._sums.append((now, [0] * self._width))
@@ -58,7 +62,7 @@ class Recent:
 
 
 class Hits:
-    """Lookups and requests. `capacity_bytes` is what entries may take now."""
+    """Lookups and requests. `capacity_bytes`: the bytes that entries may take now."""
 
     def __init__(self, ring_bytes: int) -> None:
         self._shadow = Shadow(keys_for(ring_bytes))
@@ -67,37 +71,36 @@ class Hits:
         self._put_bytes = 0
 
     def looked_up(self, hits: int, misses: int, now: float) -> None:
-        """Lookups that lanes counted."""
+        """Counts lookups from the lanes' counters."""
         self._add((hits, hits + misses, 0, 0, 0), now)
 
     def used(self, entries: Iterable[SpanEntry], capacity_bytes: int, now: float) -> None:
-        """Requests for entries that were there."""
+        """Counts requests for stored entries."""
         before = self._shadow.counts.as_tuple()
         for entry in entries:
             self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=True)
         self._add_requests(before, now)
 
     def stored(self, entry: SpanEntry, capacity_bytes: int, now: float) -> None:
-        """A request for what was not there, and is stored now."""
+        """Counts a request for a key that was missing and is stored now."""
         self._put_bytes += entry.span_bytes
         before = self._shadow.counts.as_tuple()
         self._shadow.asked(entry.key, entry.span_bytes, capacity_bytes, here=False)
         self._add_requests(before, now)
 
     def recovered(self, entry: SpanEntry, capacity_bytes: int) -> None:
-        """An entry of a former daemon, which any policy would begin with."""
+        """Gives an entry that a restarted daemon found to the shadow cache too."""
         self._shadow.hold(entry.key, entry.span_bytes, capacity_bytes)
 
     def went(self, entry: SpanEntry, reason: str) -> None:
-        """An entry went."""
+        """Records the end of an entry."""
         if reason not in MADE_ROOM:
             self._shadow.ended(entry.key)
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """For status: `minute` and `ring` have the lookups, those that hit, and the requests (sampled, and scaled to
-        all) with those that were here and those that least recently used would have had. `since_start`: these requests
-        since the daemon began; `sampled`: one key in so many is followed.
-        """
+        """For status. `minute` and `ring`: lookups; lookups that hit; requests, sampled and scaled up; requests that
+        hit here; and requests that would have hit under LRU. `since_start`: the requests since the daemon started;
+        `sampled`: one key in so many is sampled."""
         names = ("hits", "lookups", "requests", "here", "lru")
         return {
             "minute": dict(zip(names, self._minute.sums(now), strict=True)),

@@ -1,8 +1,10 @@
-"""What pressure demands of the store beyond its pages: that what is idle goes.
+"""Evicts idle entries under pressure.
 
-Owns the pressure as it was last told, and the walk over the entries that it may ask for: once for each Pressed, SLICE
-entries at a time, so that no event takes long. Entries that somebody holds are passed over, as are blocks of sequences
-that something follows which is not idle.
+Owns the last Pressed, and the walk over all entries that it may request: once for each Pressed, SLICE entries at a
+time, so that no event takes long. Entries in use are skipped, and so are blocks with a descendant that is not idle.
+Does not own the pages of the ring (`residency`).
+
+Invariant: at most one walk is in progress.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from .sweeps import SLICE
 
 
 class IdleSweep:
-    """The pressure, and the walk under way."""
+    """The last Pressed and the walk in progress."""
 
     def __init__(self, memory: SpanTable, room: Room) -> None:
         self._memory = memory
@@ -26,7 +28,7 @@ class IdleSweep:
         self.walking = False
 
     def press(self, pressed: Pressed) -> None:
-        """From now on; a walk under way comes to its end before another one begins."""
+        """Takes a new Pressed. A walk in progress ends before the next one begins."""
         self.pressed = pressed
         if pressed.idle_s is None:
             self.walking = self._again = False
@@ -37,11 +39,11 @@ class IdleSweep:
 
     @property
     def due(self) -> bool:
-        """Whether `advance` has something to do now."""
+        """Whether `advance` has entries to examine now."""
         return self.walking and not self._memory.scan_in_flight and not self._memory.scan_due
 
     def advance(self, now: float) -> None:
-        """Hides the idle ones of the next slice, if nobody holds them."""
+        """Hides the idle entries of the next slice that are not in use."""
         idle_s = self.pressed.idle_s
         if not self.due or idle_s is None:
             return
@@ -53,7 +55,7 @@ class IdleSweep:
         idle = self._room.leaves_first(filter(is_idle, page), is_idle, SLICE)
         self._memory.hide((entry, "emergency") for entry in idle)
         if len(idle) == SLICE:
-            # What follows the idle ones of this page may be more than they are: the page comes again.
+            # The idle entries and their descendants exceed one slice: examine the same page again.
             return
         if behind is not None:
             self._after = behind

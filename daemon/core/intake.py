@@ -1,14 +1,18 @@
-"""The way of a put: Commit, parts, room, copies, publication, and how it ends at each point if its sender leaves.
+"""Carries puts from Commit to Committed: Commit, parts, room, copies, publication, and the end of a put whose sender
+leaves.
 
     Commit ─ limits, "existed" ─→ first part ─→ queue ─ room ─→ parts are handed to the copier as they come ─→ Copied of
     the last ─→ published, unless the key was stored, its namespace invalidated or its parent evicted meanwhile
 
-Owns the decisions about puts until their payload is in the ring; memory, room, claims and publication do their parts.
+Owns the decisions about a put until its payload is in the ring. Does not own memory, room, claims or publication: their
+modules do their parts.
 
-Invariants: every Commit of a client that stays is answered by exactly one Committed, every Part of one with `acks` by
-exactly one PartCopied, also after a refusal; a put whose last part has arrived is carried out though its sender leaves;
-puts take no room before their first part, and get it in turns of uids and of clients, each client's in the order in
-which they came (but those that wait for the ring to grow let others pass).
+Invariants:
+- Every Commit of a client that stays is answered by exactly one Committed, and every Part of a put with `acks` by
+  exactly one PartCopied, also after a refusal.
+- A put whose last part has arrived is carried out even if its sender leaves.
+- A put takes no room before its first part. Puts get room in turns of uids and of clients, those of one client in order
+  of arrival. A put that waits for the ring to grow lets later ones pass.
 """
 
 from __future__ import annotations
@@ -47,11 +51,11 @@ from .room import Room
 from .span_table import SpanTable
 
 SERVED_MAX: Final = 64
-"""Waiting puts that are placed or answered in one go: 1 to 2 ms. Looking for room in vain ends it at once."""
+"""Waiting puts placed or answered in one event: 1 to 2 ms. A failed search for room ends the event's work at once."""
 
 
 class Intake:
-    """Puts, from Commit to Committed."""
+    """Carries puts from Commit to Committed."""
 
     def __init__(
         self,
@@ -75,24 +79,24 @@ class Intake:
         self.puts = PutTable(limits.put_idle_s, Arrivals(limits.announced_bytes_max, limits.announced_uid_bytes_max))
         self.ring_is_growing = memory.ring.capacity_bytes < limits.ring_bytes
         self.searching = False
-        """Whether the search for the first put's room is to go on at the next Tick."""
+        """Whether the next Tick continues the search for room for the first put."""
         self.changed = False
-        """Whether a put came, went or may fit under other limits since `serve`."""
+        """Whether a put came, ended, or may fit since the last `serve`."""
         self._refuses = ""
 
     @property
     def ring_bytes(self) -> int:
-        """The ring's size, once it has grown."""
+        """The ring's final size."""
         return self._limits.ring_bytes if self.ring_is_growing else self._memory.ring.capacity_bytes
 
     def press(self, *, refuse: bool, reason: str) -> None:
-        """Whether puts that have no span yet are refused from now on, and why."""
+        """Sets whether puts without a span are refused from now on, and why."""
         self._refuses = (reason or "memory is short") if refuse else ""
         self.puts.unpark()
         self.limit_changed()
 
     def commit(self, client: int, commit: messages.Commit, now: float) -> None:
-        """A put begins."""
+        """Begins a put."""
         if self.puts.of_request(client, commit.id) is not None:
             error = BadMessage(f"Commit id {commit.id} is in flight already; ids are not used twice")
             self._outbox.refuse(client, commit.id, error)
@@ -120,7 +124,7 @@ class Intake:
             self._memory.sequences.follow(commit.parent)
 
     def part(self, client: int, part: messages.Part, now: float) -> None:
-        """A part of a put arrived. Parts of puts that were answered are not wanted, and acknowledged at once."""
+        """Accepts a part of a put. A part of an answered put is not needed, and is acknowledged at once."""
         put = self.puts.of_request(client, part.id)
         if put is None:
             self._outbox.send(client, messages.PartCopied(part.id, part.inbox_offset))
@@ -145,7 +149,7 @@ class Intake:
             self._hand_over(put)
 
     def copied(self, event: Copied, now: float) -> None:
-        """A part is in the ring, or could not be copied."""
+        """Processes a part that was copied into the ring, or could not be."""
         put = self.puts.number(event.put_id)
         inbox_offset = put.copying.popleft()
         self._acknowledge(put, inbox_offset)
@@ -164,7 +168,7 @@ class Intake:
                 self._end(put)
 
     def serve(self, now: float) -> None:
-        """Places what waits, in order, and asks for room for the first that does not fit."""
+        """Places waiting puts in order, and requests room for the first one that does not fit."""
         self.searching = False
         self._serve(now)
         self.changed = False
@@ -196,13 +200,14 @@ class Intake:
                 self.refuse(put, not_worth_it(put.need))
             elif progress == "none":
                 self._no_room(put)
-            # Whoever is next needs a search of its own.
+            # The next put needs a search of its own.
             self.searching = progress in ("declined", "none", "searching")
             return
         self.searching = True
 
     def _admission_test(self, put: PutProgress) -> Callable[[int], bool] | None:
-        """Whether the policy would rather have the put than a span: asked only for blocks that have a parent."""
+        """The test whether the policy prefers the put to a victim. None: no test; only blocks with a parent are
+        tested."""
         memory, commit = self._memory, put.commit
         parent = memory.entries.find(commit.parent) if commit.parent is not None else None
         if parent is None:
@@ -220,13 +225,13 @@ class Intake:
         return lambda victim: memory.policy.admits(new, victim)
 
     def ring_grown(self, *, more: bool) -> None:
-        """The ring has more bytes than before; `more` are to come."""
+        """The ring has grown; `more`: it will grow further."""
         self.ring_is_growing = more
         self.limit_changed()
         self.puts.unpark()
 
     def change_limits(self, limits: StoreLimits) -> None:
-        """For commits and parts from now on."""
+        """Applies to later commits and parts."""
         self._limits = limits
         self._publication.change_limits(limits)
         self.puts.change_idle(limits.put_idle_s)
@@ -234,19 +239,19 @@ class Intake:
         self.limit_changed()
 
     def limit_changed(self) -> None:
-        """What did not fit may fit now."""
+        """A put that did not fit may fit now."""
         self._reclaim.drop_attempt()
         self.changed = True
 
     def client_left(self, client: int) -> None:
-        """Puts not wholly received end; the others are carried out."""
+        """Ends the client's puts that are not completely received. The others are carried out."""
         for put in self.puts.of_client(client):
             if put.stage is not Stage.ENDING and not put.whole:
                 self._outbox.counters.puts["aborted"] += 1
                 self._end(put)
 
     def expire(self, now: float, most: int) -> None:
-        """Refuses up to `most` puts whose next part is overdue, and those held for which nothing comes."""
+        """Refuses up to `most` puts whose next part is overdue, and all held puts for which no bytes come."""
         while (held := self.puts.arrivals.overdue(now)) is not None:
             self.refuse(held, announces_too_much(held.uid, held.missing_bytes, self.puts.arrivals, self._limits))
         for _ in range(most):
@@ -254,13 +259,13 @@ class Intake:
             if put is None:
                 return
             if put.parts or put.copying:
-                # It is not the sender that keeps the others waiting.
+                # The put waits for the copier, not for its sender.
                 self.puts.renew(put, now)
                 continue
             self.refuse(put, overdue(put.received_bytes, put.commit, self._limits))
 
     def refuse(self, put: PutProgress, error: TensordError) -> None:
-        """Answers a put with an error, and lets go of what it has."""
+        """Answers a put with an error and releases all that it has."""
         for part in put.parts:
             self._acknowledge(put, part.inbox_offset)
         self._refused(put.client, put.uid, put.commit, error)
@@ -270,17 +275,18 @@ class Intake:
         return self._memory.index.generations.refusal(key)
 
     def _without_parent(self, commit: messages.Commit) -> TensordError | None:
-        """Whether what the put follows is neither stored nor on its way, so that it can only be refused later."""
+        """The refusal of a block whose parent is neither stored nor in flight, and which could only be refused later.
+        None if the parent is there."""
         parent, entries = commit.parent, self._memory.entries
         if parent is None or entries.find(parent) or entries.hidden(parent) or self.puts.on_its_way(parent):
             return None
         return parent_gone(parent)
 
     def _ended_meanwhile(self, put: PutProgress, now: float) -> bool:
-        """Whether a put that waits for room needs none any more; then it was answered."""
+        """Whether a put that waits for room no longer needs it. It was answered then."""
         gone = self._past(put.key) or self._without_parent(put.commit)
         if gone is not None:
-            # Nobody loses an entry for a put that can only be refused.
+            # No entry is evicted for a put that can only be refused.
             self.refuse(put, gone)
             return True
         stored = self._memory.entries.find(put.key)
@@ -293,7 +299,7 @@ class Intake:
         return True
 
     def _hand_over(self, put: PutProgress) -> None:
-        """Gives the parts that have arrived to the copier."""
+        """Hands the arrived parts to the copier."""
         entry, commit = put.entry, put.commit
         assert entry is not None
         payload_offset = entry.offset + SPAN_HEADER_BYTES
@@ -319,9 +325,9 @@ class Intake:
         assert put.handed_bytes <= commit.payload_bytes
 
     def _no_room(self, put: PutProgress) -> None:
-        """Nothing that may go would make it fit: it waits for the ring to grow, or is refused."""
+        """Parks a put until the ring grows, or refuses it: no evictable entry would make it fit."""
         if not self._room.unevictable.is_known and not self._room.unevictable.advance_survey():
-            # It is asked for again.
+            # The next Tick asks again.
             return
         obstacle = self._room.unevictable.obstacle(put.need)
         self._reclaim.drop_attempt()
@@ -340,7 +346,7 @@ class Intake:
         return UnderPressure(f"puts are refused while memory is short: {self._refuses}. Compute without storing it")
 
     def _refused(self, client: int, uid: int, commit: messages.Commit, error: TensordError) -> None:
-        """Answers a client, who may have left, and whoever waits for what it had claimed."""
+        """Answers the client, if it is still connected, and the clients that wait for its claim."""
         self._outbox.counters.puts["refused"] += 1
         self._outbox.count_refusal(client, error)
         body = messages.ErrorBody.of(error)
@@ -353,7 +359,7 @@ class Intake:
             self._outbox.send(put.client, messages.PartCopied(put.commit.id, inbox_offset))
 
     def _end(self, put: PutProgress) -> None:
-        """The put was answered, or nobody wants an answer: its span goes with the last copy."""
+        """Ends a put that was answered, or whose sender has left. Its span is freed after the last pending copy."""
         self.changed = True
         if put.commit.parent is not None:
             self._memory.sequences.unfollow(put.commit.parent)

@@ -1,7 +1,9 @@
-"""The effects of one event, as they are collected; who is there to be answered, and what refusals were counted.
+"""The outbox of one core: the effects of one event, the connected clients, and the count of refusals.
 
-Owns the clients' identities and the list of effects. The store and the governor each have one. Invariant: nothing is
-sent to a client that left.
+Owns the clients' identities and the list of effects. The store and the governor have one each. Does not own how effects
+are carried out.
+
+Invariant: nothing is sent to a client that has left.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Wanted = TypeVar("Wanted")
 
 @dataclass(frozen=True, slots=True)
 class StoreClient:
-    """Who is on the other side, as the socket knows it."""
+    """The peer of a connection, as identified by the socket."""
 
     uid: int
     name: str
@@ -50,28 +52,28 @@ class Outbox(Generic[Client, Wanted]):
         self._effects.append(effect)
 
     def send(self, client: int, message: messages.Answer) -> None:
-        """Sends an answer or a push to a client, if it is still there."""
+        """Sends an answer or a push to a client, if it is still connected."""
         if client in self.clients:
             self._effects.append(Send(client, message))
 
     def announce(self, event: str, **body: Any) -> None:
-        """Tells whoever watches."""
+        """Reports an event to the watchers."""
         self._effects.append(Announce({"event": event, **body}))
 
     def count_refusal(self, client: int, error: TensordError) -> None:
-        """Counts and announces a refusal; the answer is the caller's."""
+        """Counts and announces a refusal. The caller sends the answer."""
         self._refusals[error.code] += 1
         self.announce("refuse", client=client, code=error.code, text=str(error))
 
     def refuse(self, client: int, request: int | None, error: TensordError) -> None:
-        """Answers a request with an error, and counts and announces it. A request without an id is not answered."""
+        """Answers a request with an error, which it counts and announces. A request without an id gets no answer."""
         self.count_refusal(client, error)
         if request is not None:
             self.send(client, messages.Error.of(error, request))
 
 
 class StoreOutbox(Outbox[StoreClient, Effect]):
-    """The store's outbox, with its counters and the time of the event whose effects these are."""
+    """The store's outbox, with its counters and the time of the present event."""
 
     def __init__(self, counters: StoreCounters) -> None:
         super().__init__(counters.refusals)
@@ -79,7 +81,7 @@ class StoreOutbox(Outbox[StoreClient, Effect]):
         self.now = 0.0
 
     def send_verdicts(self, verdicts: list[Verdict]) -> None:
-        """Answers those who asked for claims."""
+        """Answers the clients that asked for claims."""
         for verdict in verdicts:
             self.counters.claims[verdict.answer] += 1
             self.send(

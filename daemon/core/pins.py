@@ -1,10 +1,12 @@
-"""Entries that clients hold by message, for a bounded time: `Pin` and `Unpin`.
+"""Pins by message, `Pin` and `Unpin`: entries that clients keep published for a limited time.
 
-Unlike the pin words of a lane these keep an entry published: no victim for capacity and no TTL while one lasts. What
-is asked for by name (evict, clear, invalidate) goes all the same.
+A pin by message keeps its entry published, unlike the pin words of a lane: the entry is no victim and does not expire.
+An explicit evict, clear or invalidate ends it nevertheless.
 
-Invariants: a pin ends by its deadline, with its client, with its entry, or when taken back; a client has at most one
-on a span, and a limited number; the bytes of all pinned spans stay under the limit.
+Owns the pins, their deadlines and the sum of pinned bytes. Does not own entries.
+
+Invariants: a pin ends at its deadline, with its client, with its entry, or by Unpin. A client has at most one pin on a
+span, and a limited number of pins. The bytes of all pinned spans stay under the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from .deadlines import Deadlines
 
 
 class Pins:
-    """Who pins which span until when."""
+    """The pins by span and by client, with their deadlines."""
 
     def __init__(self, per_client_max: int, bytes_max: int) -> None:
         self._per_client_max = self._per_client_most = per_client_max
@@ -27,19 +29,19 @@ class Pins:
         self._span_bytes: dict[int, int] = {}
         self.pinned_bytes = 0
         self.changes = 0
-        """Rises whenever another span is pinned, or one no more."""
+        """Rises whenever a span becomes pinned or a pin ends."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     def change_limits(self, per_client_max: int, bytes_max: int) -> None:
-        """For pins from now on; those there are stay."""
+        """Applies to later pins; existing pins stay."""
         self._per_client_max, self._bytes_max = per_client_max, bytes_max
         self._per_client_most = max(self._per_client_most, per_client_max)
         self._bytes_most = max(self._bytes_most, bytes_max)
 
     def holds(self, span_id: int) -> bool:
-        """Whether anybody pins the span."""
+        """Whether any client pins the span."""
         return span_id in self._by_span
 
     def spans(self) -> Iterable[int]:
@@ -47,14 +49,14 @@ class Pins:
         return self._by_span
 
     def next_timer(self) -> float | None:
-        """When `expire` has something to do."""
+        """When `expire` is due."""
         return self._until.next_timer()
 
     def pin(self, client: int, span_id: int, size_bytes: int, until: float) -> None:
-        """Pins a span, or gives the client's pin on it a new end.
+        """Pins a span, or sets the end of the client's existing pin.
 
         Raises:
-            LimitReached: pins_per_client_max or pinned_bytes_max, named, would be passed.
+            LimitReached: pins_per_client_max or pinned_bytes_max would be exceeded; the text names it.
         """
         own = self._by_client.get(client, set())
         if span_id not in own:
@@ -78,10 +80,10 @@ class Pins:
         self._until.set((client, span_id), until)
 
     def unpin(self, client: int, span_id: int) -> bool:
-        """Takes a pin back.
+        """Ends a pin.
 
         Returns:
-            Whether there was one.
+            Whether it existed.
         """
         if span_id not in self._by_client.get(client, ()):
             return False
@@ -90,12 +92,12 @@ class Pins:
         return True
 
     def span_gone(self, span_id: int) -> None:
-        """The span's entry is gone, and every pin on it."""
+        """Ends every pin on the span, since its entry has ended."""
         for client in list(self._by_span.get(span_id, ())):
             self.unpin(client, span_id)
 
     def client_left(self, client: int) -> None:
-        """A client's pins end with it."""
+        """Ends the client's pins."""
         for span_id in list(self._by_client.get(client, ())):
             self.unpin(client, span_id)
 
@@ -108,7 +110,7 @@ class Pins:
             self._take_back(*due)
 
     def last_until(self, span_id: int) -> float:
-        """When the last of the span's pins ends."""
+        """When the last pin on the span ends."""
         ends = (self._until.when((client, span_id)) for client in self._by_span[span_id])
         return max(end for end in ends if end is not None)
 

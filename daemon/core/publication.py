@@ -1,7 +1,9 @@
-"""How a put whose payload is in the ring becomes an entry, and what it is answered.
+"""Turns a put whose payload is in the ring into an entry, and answers it.
 
-Owns the header of the span, and the checks that come last: the namespace may have been invalidated, the key stored, or
-the parent of a block evicted while the payload was on its way. Does not own the put (`intake`).
+Owns the span's header, and the last checks: the namespace may have been invalidated, the key stored, or the parent of a
+block evicted while the payload was in flight. Does not own the put (`intake`).
+
+Invariant: a refused publication changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .span_table import SpanTable
 
 
 class Publication:
-    """Publishes puts, one after the other."""
+    """Publishes one put after another."""
 
     def __init__(
         self, memory: SpanTable, expiry: Expiry, claims: ClaimTable, outbox: StoreOutbox, limits: StoreLimits
@@ -33,14 +35,14 @@ class Publication:
         self._limits = limits
 
     def change_limits(self, limits: StoreLimits) -> None:
-        """For publications from now on."""
+        """Applies to later publications."""
         self._limits = limits
 
     def header(self, put: PutProgress) -> SpanHeader:
-        """The header of the put's span, but for its checksum. The time to live begins now."""
+        """The header of the put's span, without its checksum. The time to live starts now."""
         entry, commit = put.entry, put.commit
         assert entry is not None
-        # From the last part on, however long the others and the room took.
+        # It starts with the last part, however long the other parts and the search for room took.
         entry.ttl_s = ttl_s = self._expiry.ttl_s(commit.ttl_s)
         entry.expires_at = None if ttl_s is None else self._outbox.now + ttl_s
         return SpanHeader(
@@ -59,12 +61,12 @@ class Publication:
         )
 
     def publish(self, put: PutProgress, record: PrefixRecord | None, now: float) -> None:
-        """Makes an entry of a put whose payload is in the ring, and answers it; a put of a key that was stored
-        meanwhile is answered "existed".
+        """Makes an entry of a put whose payload is in the ring, and answers it. If the key was stored meanwhile, the
+        answer is "existed".
 
         Raises:
             Invalidated: the key's namespace was invalidated meanwhile.
-            BadPrefix, ParentGone, LimitReached: why a block of a sequence cannot be stored.
+            BadPrefix, ParentGone, LimitReached: the block cannot be stored.
         """
         entry, commit = put.entry, put.commit
         assert entry is not None
@@ -94,16 +96,16 @@ class Publication:
         self._outbox.send_verdicts(self._claims.committed(put.key))
 
     def existed(self, client: int, commit: messages.Commit, stored: SpanEntry, now: float) -> None:
-        """Answers a put of a key that is stored: that is a use of the entry."""
+        """Answers a put of a stored key. It counts as a use of the entry."""
         self._expiry.used([stored], now)
         self._outbox.counters.puts["existed"] += 1
         self._outbox.send(client, messages.Committed(commit.id, "existed"))
 
     def _show(self, put: PutProgress, entry: SpanEntry, record: PrefixRecord | None, now: float) -> None:
-        """Publishes what was copied.
+        """Publishes the copied span.
 
         Raises:
-            BadPrefix, ParentGone, LimitReached: why the block is refused; nothing was changed.
+            BadPrefix, ParentGone, LimitReached: the block is refused. Nothing has changed then.
         """
         parent_key = put.commit.parent
         if not put.commit.prefix_bytes:

@@ -1,16 +1,16 @@
-"""Puts on their way, from Commit to answer: what arrived, what is being copied, whose turn it is.
+"""The table of puts in flight, from Commit to answer, and the queue of puts that wait for room.
 
-Owns the table of puts and the queue of those that wait for room; takes no decision about memory.
+Owns the table, the queue, and each put's stage, received parts and pending copies. Decides nothing about memory.
 
     ANNOUNCED ─ first part → WAITING ─ placed → FILLING ─ all copied → stored, existed or refused
        │                        │                  │ refused, or its sender left before its last part
-       └ refused, left          └ refused, left    └→ ENDING: answered; its span goes once its copies have come back
+       └ refused, left          └ refused, left    └→ ENDING: answered; its span is freed after its pending copies
 
 A WAITING put is queued for room, parked until the ring has grown, or held (`arrivals`).
 
-Invariants: a put waits for room only once a part of it has come, and has a span only from FILLING on; uids take turns
-in the queue, and so do the clients of each; parts are handed to the copier in the order of their arrival; a client's
-puts in the table never exceed `commits_in_flight_max`.
+Invariants: a put waits for room only after its first part, and has a span only from FILLING on. Uids take turns in the
+queue, and so do the clients of each uid. Parts are handed to the copier in order of arrival. A client has at most
+`commits_in_flight_max` puts in the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .turns import Turns
 
 
 class Stage(Enum):
-    """Where a put stands."""
+    """The stage of a put."""
 
     ANNOUNCED = "announced"
     WAITING = "waiting"
@@ -40,9 +40,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class PutProgress:
-    """One put. `received_bytes` of the payload have come, by parts; `handed_bytes` were given to the copier.
-    `admitted`: it may take room for what has not come.
-    """
+    """One put. `received_bytes` of the payload have arrived in parts; `handed_bytes` were handed to the copier.
+    `admitted`: the put may take room for bytes that have not arrived."""
 
     number: int
     client: int
@@ -62,12 +61,12 @@ class PutProgress:
 
     @property
     def whole(self) -> bool:
-        """Whether its last part has arrived: it no longer needs its sender."""
+        """Whether the last part has arrived. The put no longer needs its sender then."""
         return self.received_bytes == self.commit.payload_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the payload that have not come."""
+        """Bytes of the payload that have not arrived."""
         return self.commit.payload_bytes - self.received_bytes
 
     @property
@@ -77,7 +76,7 @@ class PutProgress:
 
 
 class PutTable:
-    """The table. A put idle for `idle_s` while parts are missing is due to be refused."""
+    """The table. A put with missing parts is refused after `idle_s` without one."""
 
     def __init__(self, idle_s: float, arrivals: Arrivals) -> None:
         self._idle_s = idle_s
@@ -92,18 +91,18 @@ class PutTable:
         self.queue: Turns[PutProgress] = Turns()
         self.parked: deque[PutProgress] = deque()
         self.announced = 0
-        """Puts of which nothing has come."""
+        """The number of puts without any part yet."""
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     @property
     def settling(self) -> bool:
-        """Whether spans of puts are about to be published or freed without their senders' doing."""
+        """Whether puts are about to publish or free their spans without further action of their senders."""
         return bool(self._settling)
 
     def begin(self, client: int, uid: int, commit: messages.Commit, now: float) -> PutProgress:
-        """A new put, of which nothing has come."""
+        """Adds a put without any part."""
         self._made += 1
         put = PutProgress(self._made, client, uid, commit)
         self.announced += 1
@@ -115,11 +114,11 @@ class PutTable:
         return put
 
     def number(self, number: int) -> PutProgress:
-        """The put that a copy belongs to."""
+        """The put with this number."""
         return self._by_number[number]
 
     def of_request(self, client: int, request: int) -> PutProgress | None:
-        """The put that a client's part belongs to, unless it was answered already."""
+        """The put of a client's request; None if it was answered."""
         return self._by_request.get((client, request))
 
     def of_client(self, client: int) -> list[PutProgress]:
@@ -127,14 +126,14 @@ class PutTable:
         return [self._by_number[n] for n in sorted(self._by_client.get(client, ()))]
 
     def on_its_way(self, key: bytes) -> bool:
-        """Whether some put of the key may still be published."""
+        """Whether a put of the key may still be published."""
         return key in self._keys
 
     def count_of(self, client: int) -> int:
         return len(self._by_client.get(client, ()))
 
     def received(self, put: PutProgress, part: messages.Part, now: float) -> None:
-        """The put's next part has arrived. With the first it waits for room, unless it is held."""
+        """Records the put's next part. With its first part, the put starts to wait for room, unless it is held."""
         put.received_bytes += part.part_bytes
         put.parts.append(part)
         if put.stage is Stage.ANNOUNCED:
@@ -153,14 +152,14 @@ class PutTable:
             self._idle.set(put.number, now + self._idle_s)
 
     def placed(self, put: PutProgress, entry: SpanEntry) -> None:
-        """The put has its span."""
+        """Gives the put its span."""
         put.entry = entry
         put.stage = Stage.FILLING
         if put.whole:
             self._settling.add(put.number)
 
     def answered(self, put: PutProgress) -> None:
-        """The put's outcome was told: it is ENDING while copies are under way, else to be forgotten."""
+        """Records that the put was answered. It is ENDING while copies are pending; otherwise `forget` must follow."""
         put.parts.clear()
         self.arrivals.ended(put)
         self._admit(put.uid)
@@ -174,7 +173,7 @@ class PutTable:
             self._settling.add(put.number)
 
     def forget(self, put: PutProgress) -> None:
-        """Nothing of the put is under way any more."""
+        """Removes a put without pending copies."""
         del self._by_number[put.number]
         self.announced -= put.stage is Stage.ANNOUNCED
         self._settling.discard(put.number)
@@ -184,7 +183,7 @@ class PutTable:
             del self._by_client[put.client]
 
     def renew(self, put: PutProgress, now: float) -> None:
-        """The put is not idle."""
+        """Restarts the put's idle time."""
         self._idle.set(put.number, now + self._idle_s)
 
     def idle(self, now: float) -> PutProgress | None:
@@ -197,26 +196,26 @@ class PutTable:
         return min((timer for timer in timers if timer is not None), default=None)
 
     def leave_queue(self, put: PutProgress) -> None:
-        """The put waits for room no longer."""
+        """Removes the put from the queue, or from the parked puts."""
         if not self.queue.remove(put.uid, put.client, put) and put in self.parked:
             self.parked.remove(put)
 
     def unpark(self) -> None:
-        """Those that waited for the ring to grow are the first of their clients again."""
+        """Puts the parked puts back, each as the first of its client."""
         while self.parked:
             put = self.parked.pop()
             self.queue.push_first(put.uid, put.client, put)
 
     @property
     def waiting(self) -> int:
-        """Puts of which something has come, and that have no room."""
+        """The number of puts that have a part and no room."""
         return len(self.queue) + len(self.parked) + self.arrivals.held
 
     def __iter__(self) -> Iterator[PutProgress]:
         return iter(self._by_number.values())
 
     def change_idle(self, idle_s: float) -> None:
-        """How long a put may be idle, from its next part on."""
+        """Sets the idle time of a put from its next part on."""
         self._idle_s = idle_s
 
     def check_invariants(self, in_flight_max: int) -> None:
@@ -246,6 +245,6 @@ class PutTable:
         assert all(len(own) <= in_flight_max for own in self._by_client.values())
 
     def _admit(self, uid: int) -> None:
-        """What was held and may be announced now waits for room."""
+        """Queues the held puts that may be announced now."""
         for put in self.arrivals.admit(uid):
             self.queue.push(put.uid, put.client, put)

@@ -1,7 +1,9 @@
-"""Clients' requests, other than puts and queries for prefixes: claims, pins, keys that end or are touched, sweeps.
+"""Carries out the requests of clients other than puts and prefix queries: claims, pins, Evict, Touch, sweeps.
 
-Owns which function carries out which message, and the answer to each: one message to the client that asked. A request
-that is refused changes nothing. Does not own what is stored, claimed or pinned.
+Owns the table from message to method, and the answers: one message to the client that asked. Does not own entries,
+claims or pins.
+
+Invariant: a refused request changes nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ Carry = Callable[[int, Any, float], None]
 
 
 class Requests:
-    """Carries out one message after the other.
+    """Carries out one message after another.
 
     Args:
-        others: what carries out the messages that other parts of the store answer.
+        others: the methods for messages that other parts of the store answer.
     """
 
     def __init__(self, parts: Parts, others: Mapping[type[Any], Carry]) -> None:
@@ -86,7 +88,7 @@ class Requests:
         self._outbox.send_verdicts(self._claims.abandon(request.token, self._outbox.clients[client].uid, now))
 
     def _of_keys(self, client: int, request: messages.Evict | messages.Touch, now: float, counted: int = 0) -> None:
-        """Carries the request out for a slice of its keys; the rest comes again."""
+        """Carries the request out for a slice of its keys. The rest comes again (`Again`)."""
         self._check_keys(request.keys)
         keys = list(dict.fromkeys(request.keys))
         entries = self._stored(keys[:SLICE])
@@ -102,7 +104,7 @@ class Requests:
             self._outbox.send(client, messages.Counted(request.id, counted))
 
     def _stored(self, keys: list[bytes]) -> list[SpanEntry]:
-        """The keys' entries, victims included: one that comes back must not have missed it."""
+        """The keys' entries, victims included, since a victim may be republished."""
         entries = self._memory.entries
         found = [entries.find(key) or entries.hidden(key) for key in keys]
         return [entry for entry in found if entry is not None]
@@ -119,7 +121,7 @@ class Requests:
 
     def _invalidate(self, client: int, request: messages.Invalidate, now: float) -> None:
         if self._parts.sweeps.invalidate(client, request):
-            # Puts of it that are on their way are refused before they are published.
+            # Puts in flight in this namespace are refused before publication.
             self._outbox.send_verdicts(self._claims.void(request.namespace))
 
     def _evict_prefixes(self, client: int, request: messages.EvictPrefixes, now: float) -> None:

@@ -1,10 +1,11 @@
-"""Ending many entries at once, in slices: Clear, Invalidate and EvictPrefixes; and each namespace's generation.
+"""Ends many entries in slices, for Clear, Invalidate and EvictPrefixes; raises the generation of a namespace.
 
-Owns the jobs under way. A job ends the entries published before it was asked for, and what follows them, SLICE at a
-time, so that no event takes longer than one slice does (2 to 3 ms); its answer comes after the last slice.
+Owns the jobs in progress. A job ends the entries that were published before its request, and their descendants, SLICE
+at a time, so that no event takes longer than one slice (2 to 3 ms). The answer follows the last slice. Does not own how
+an entry ends (`expiry`).
 
-Invariant: a generation stands in the index segment (`shm.generations`) before the first entry of the one before goes,
-and so before anybody is told of it.
+Invariant: the new generation is in the index segment (`shm.generations`) before the first entry of the old generation
+ends, and before the answer is sent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Sweep:
 
 
 class Sweeps:
-    """The jobs, first come first served."""
+    """The jobs, in order of request."""
 
     def __init__(self, memory: SpanTable, expiry: Expiry, outbox: StoreOutbox, quotas: Quotas) -> None:
         self._memory = memory
@@ -51,19 +52,20 @@ class Sweeps:
         return len(self._jobs)
 
     def clear(self, client: int, request: messages.Clear) -> None:
-        """Ends the entries of one namespace, or all. Answered by Counted."""
+        """Ends the entries of one namespace, or all entries. Answered by Counted."""
         self._begin(client, request.namespace, "clear", "cleared", lambda n: messages.Counted(request.id, n))
 
     def invalidate(self, client: int, request: messages.Invalidate) -> bool:
-        """Raises the namespace's generation and ends its entries, unless somebody did so meanwhile.
+        """Raises the namespace's generation and ends its entries, unless another client has raised it meanwhile.
 
         Answered by Generation.
 
         Returns:
-            Whether it was raised.
+            Whether the generation was raised.
 
         Raises:
-            LimitReached: namespaces_max, or the uid's share of them, would be passed, or it is at its last generation.
+            LimitReached: namespaces_max or the uid's share of it would be exceeded, or the generation is the last
+                possible one.
         """
         tag, generations = request.namespace, self._memory.index.generations
         known = generations.current(tag)
@@ -80,13 +82,13 @@ class Sweeps:
             "invalidate",
             "invalidated",
             lambda n: messages.Generation(request.id, raised, n),
-            # Nothing is left to end, but whoever did it first may not be through yet, and is answered first.
+            # No entry is left to end, but the earlier job may still be running, and is answered first.
             None if is_new else lambda most: [],
         )
         return is_new
 
     def evict_prefixes(self, client: int, request: messages.EvictPrefixes) -> None:
-        """Ends the blocks of cached sequences of one namespace, and nothing else of it. Answered by Counted."""
+        """Ends the blocks of cached sequences in one namespace, and no other entries. Answered by Counted."""
         memory, up_to = self._memory, self._memory.entries.last_sequence
         self._begin(
             client,
@@ -98,7 +100,7 @@ class Sweeps:
         )
 
     def advance(self) -> None:
-        """Ends the next slice, once what follows the last one's has ended."""
+        """Ends the next slice, once the descendants of the last slice have ended."""
         if not self._jobs or self._jobs[0].walked or self._expiry.ending:
             return
         job = self._jobs[0]
@@ -108,7 +110,7 @@ class Sweeps:
         job.walked = len(entries) < SLICE
 
     def answer(self) -> None:
-        """Answers the job that has come to its end, if one has."""
+        """Answers the first job, if it has ended."""
         if not self._jobs or not self._jobs[0].walked or self._jobs[0].ending.waiting:
             return
         job = self._jobs.popleft()

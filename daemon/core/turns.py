@@ -1,10 +1,12 @@
-"""A fair queue: items wait by uid and client, and uids take turns, and within each uid its clients.
+"""A fair queue: uids take turns, and so do the clients of each uid.
 
-Whoever has many items waiting delays everybody else by one item a turn, not by all of them. Owns the order alone.
-Used by the store's core (puts that wait for room), by the actors' inboxes and by the copier.
+A client with many waiting items delays each other client by one item a turn. Used by the store's core for puts that
+wait for room, by the actors' inboxes and by the copier.
 
-Invariants: items of one client leave in the order in which they came; the head stays the head until it leaves; no empty
-queue is kept.
+Owns the order. Does not own the items' meaning.
+
+Invariants: the items of one client leave in order of arrival. The head stays the head until it leaves. No empty queue
+is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """Items of clients of uids. Every operation but `remove` and iteration is O(1)."""
+    """Items by uid and client. Every operation except `remove` and iteration is O(1)."""
 
     def __init__(self) -> None:
         self._uids: OrderedDict[int, OrderedDict[int, deque[Item]]] = OrderedDict()
@@ -27,27 +29,27 @@ class Turns(Generic[Item]):
         return self._length
 
     def push(self, uid: int, client: int, item: Item) -> None:
-        """The last of the client's items. A client or uid without items waits for its turn behind all others."""
+        """Adds the client's last item. A client or uid without items is queued after all others."""
         self._items(uid, client).append(item)
         self._length += 1
 
     def push_first(self, uid: int, client: int, item: Item) -> None:
-        """The first of the client's items."""
+        """Adds an item before the client's other items."""
         self._items(uid, client).appendleft(item)
         self._length += 1
 
     def head(self) -> Item | None:
-        """The item whose turn it is."""
+        """The next item to leave."""
         for clients in self._uids.values():
             for items in clients.values():
                 return items[0]
         return None
 
     def take(self) -> Item:
-        """Takes the head; its client, and its uid, wait behind all others from now on.
+        """Removes the head. Its client and its uid are queued after all others.
 
         Raises:
-            IndexError: nothing waits.
+            IndexError: the queue is empty.
         """
         if not self._length:
             raise IndexError("nothing waits")
@@ -66,10 +68,10 @@ class Turns(Generic[Item]):
         return item
 
     def remove(self, uid: int, client: int, item: Item) -> bool:
-        """Takes one item out of the client's; nobody's turn changes.
+        """Removes one item of the client. The order of turns does not change.
 
         Returns:
-            Whether it was there.
+            Whether the item was queued.
         """
         clients = self._uids.get(uid)
         items = clients.get(client) if clients is not None else None
@@ -82,7 +84,7 @@ class Turns(Generic[Item]):
         return True
 
     def waiting(self, uid: int, client: int) -> int:
-        """How many items of the client wait."""
+        """The number of the client's items."""
         clients = self._uids.get(uid)
         return len(clients.get(client, ())) if clients is not None else 0
 
