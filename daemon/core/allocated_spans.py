@@ -1,8 +1,8 @@
 """The allocated spans of the ring: their bytes, index slots and ids, and the sums over them.
 
-Owns the ring's map, the tables of spans by id and by offset, the ids of new spans, and the amounts taken: entries,
-tokens, retired bytes, and each uid's holdings. Does not own the state of a span, nor when a span is published or freed
-(`span_table`).
+Owns the use of the ring's map and of the index's slots, the tables of spans by id and by offset, the ids of new spans,
+and the sums: entries, tokens, retired bytes, and each uid's holdings. Does not own the state of a span, nor when a span
+is published or freed (`span_table`).
 
 Invariants:
 - An allocated span has one slot, which names the span's id until the span is freed. The ring's map has the span's bytes

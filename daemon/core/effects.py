@@ -1,6 +1,5 @@
-"""What the store asks for. The actor carries effects out in the order given; Copy, Move, Scan, Punch and Allocate may
-take their time.
-"""
+"""The store's effects. The actor carries them out in the order given; Copy, Move, Drain, Scan, Punch and Allocate may
+end later. Owns the forms only."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from .host_memory import HostHolds
 
 
 class Send(Struct, frozen=True):
-    """An answer or a push, for a client that has not left. The governor asks for it too."""
+    """An answer or a push for a client that has not left. The governor uses this effect too."""
 
     client: int
     message: messages.Answer
 
 
 class Copy(Struct, frozen=True):
-    """Copies `part_bytes` from the client's inbox of that number to byte `ring_offset` of the ring, for put `put_id`.
+    """Copies `part_bytes` from the client's inbox with that number to byte `ring_offset` of the ring, for put `put_id`.
 
-    With the last part comes the span's header: the copier checks the payload's tree, and the record of a block of a
-    sequence if the header says that it is one, fills in the checksum and writes the header 128 bytes before the
-    payload, whose first byte in the ring is `payload_offset`. Answered by Copied, also where the inbox turns out too
-    short (`error`) and where the client has left meanwhile. Uids take turns with the copier, and so do their clients.
+    The last part comes with the span's header. The copier then checks the payload's tree, and the record of a block if
+    the header names one, fills in the checksum, and writes the header 128 bytes before the payload, whose first byte is
+    at `payload_offset`. Answered by Copied, also if the inbox is too short (`error`) or the client has left meanwhile.
+    Uids take turns with the copier, and so do their clients.
     """
 
     client: int
@@ -42,9 +41,9 @@ class Copy(Struct, frozen=True):
 
 
 class Move(Struct, frozen=True):
-    """Copies a span of the ring, header and payload, to another place, where its header names the span `number`.
+    """Copies a span of the ring, header and payload, to another place, where the header names the span `number`.
 
-    Both are `size_bytes` long, and neither changes its place or its size until Moved has answered; `uid` stored it.
+    Both spans have `size_bytes`, and neither changes until Moved is handled. `uid` stored the entry.
     """
 
     number: int
@@ -55,59 +54,59 @@ class Move(Struct, frozen=True):
 
 
 class WriteExpiry(Struct, frozen=True):
-    """Writes into the header of the published span at `offset` when its entry ends, for clients and the next daemon."""
+    """Writes the expiry time into the header of the published span at `offset`, for clients and for the next daemon."""
 
     offset: int
     expires_s: float
 
 
 class Drain(Struct, frozen=True):
-    """Read what lanes recorded until now: events of Accessed, then one of Drained. One at a time."""
+    """Reads what the lanes have recorded until now: Accessed events, then one Drained. One Drain at a time."""
 
 
 class Scan(Struct, frozen=True):
-    """Fence, then read the pin words of every lane; answered by Scanned. One at a time."""
+    """Fences, then reads the pin words of every lane; answered by Scanned. One Scan at a time."""
 
 
 class Punch(Struct, frozen=True):
-    """Gives these pages of the ring back to the system. No span stands in them. Answered by Punched."""
+    """Returns these pages of the ring to the system. No span is in them. Answered by Punched."""
 
     offset: int
     size_bytes: int
 
 
 class Allocate(Struct, frozen=True):
-    """Has the system set these pages of the ring aside again, so that they may be written. Answered by Allocated."""
+    """Allocates these pages of the ring again, so that they may be written. Answered by Allocated."""
 
     offset: int
     size_bytes: int
 
 
 class Forget(Struct, frozen=True):
-    """Nothing of a client that left is needed any more: its inboxes may be unmapped. Once per client."""
+    """Nothing of a client that has left is needed any more: its inboxes may be unmapped. Once for each client."""
 
     client: int
 
 
 class Discard(Struct, frozen=True):
-    """A put ended after some of its parts and before its last: what the copier keeps of it may go."""
+    """A put ended after some of its parts and before its last one: the copier may drop its state of the put."""
 
     client: int
     put_id: int
 
 
 class Announce(Struct, frozen=True):
-    """Something that watchers may want to know. `body["event"]` names it; keys are hexadecimal.
+    """An event for watchers. `body["event"]` names it; keys are hexadecimal.
 
-    put, evict, expire, clear, invalidate, refuse, claim, limit, mode, order, owner, workflow, stuck: see where they are
-    made.
+    put, evict, expire, clear, invalidate, refuse, claim, limit, mode, order, owner, workflow, stuck: their fields are
+    listed where they are announced.
     """
 
     body: dict[str, Any]
 
 
 class Again(Struct, frozen=True):
-    """The rest of a request: to be handed in as Received with `counted`, before anything else that the client sent."""
+    """The rest of a request: comes back as Received with `counted`, before any later message of the client."""
 
     client: int
     message: messages.Evict | messages.Touch

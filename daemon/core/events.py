@@ -1,11 +1,11 @@
-"""What can happen to the store. `Store.handle(event, now)` takes one at a time, with the time as argument.
+"""The store's events. `Store.handle(event, now)` takes one at a time, with the time as argument.
 
-The actor that feeds them promises:
-- ClientJoined comes before anything else of a client, ClientLeft last; client numbers are not used again.
-- Of a client's Received events, the order is that in which they were sent.
-- Each Copy effect is answered by one Copied; those of one client in the order of its Copy effects.
-- Each Drain effect is answered by one Drained, each Scan by one Scanned, each Punch by one Punched, each Allocate by
-  one Allocated.
+Owns the forms only. The actor that delivers them guarantees:
+- ClientJoined comes before any other event of a client, ClientLeft last. A client number is never used twice.
+- The Received events of a client come in the order of sending.
+- Each Copy is answered by one Copied; those of one client in the order of its Copy effects.
+- Each Drain is answered by one Drained, each Scan by one Scanned, each Move by one Moved, each Punch by one Punched,
+  each Allocate by one Allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .limits import StoreLimits
 
 
 class ClientJoined(Struct, frozen=True):
-    """A client that may send requests from now on."""
+    """A client has connected and may send requests."""
 
     client: int
     uid: int
@@ -31,13 +31,13 @@ class ClientJoined(Struct, frozen=True):
 
 
 class ClientLeft(Struct, frozen=True):
-    """Its connection is gone. Answered by Forget once nothing of its inbox is needed any more."""
+    """A client's connection has ended. Answered by Forget once nothing of its inbox is needed any more."""
 
     client: int
 
 
 class Received(Struct, frozen=True):
-    """A validated request of a client. `counted`: of a rest that comes `Again`, what was counted before."""
+    """A validated request of a client. `counted`: the count so far, for the rest of a request that comes `Again`."""
 
     client: int
     message: messages.StoreRequest
@@ -45,10 +45,10 @@ class Received(Struct, frozen=True):
 
 
 class Copied(Struct, frozen=True):
-    """A Copy effect was carried out, or failed with `error`.
+    """A Copy was carried out, or failed with `error`.
 
-    `checksum` is given with the last part only: xxh3-64 of the payload in the ring, whose tree was found valid and
-    whose header was written. With it `record`, of a put that said that it is one: its record, as it stands in the ring.
+    Only the last part has `checksum`: xxh3-64 of the payload in the ring, whose tree is valid and whose header was
+    written. With it comes `record`, if the put is a block of a sequence: the record as it is in the ring.
     """
 
     client: int
@@ -59,9 +59,8 @@ class Copied(Struct, frozen=True):
 
 
 class PrefixAsked(Struct, frozen=True):
-    """A client asks for the longest cached prefix. `record`: the query, as it was found in the client's inbox, and
-    copied from there; `folded`: its tokens, (record.count,) uint32. Answered by Matched, or Error.
-    """
+    """A client asks for the longest cached prefix. `record`: the query, copied from the client's inbox; `folded`: its
+    tokens, (record.count,) uint32. Answered by Matched, or Error."""
 
     client: int
     message: messages.MatchPrefix
@@ -70,27 +69,27 @@ class PrefixAsked(Struct, frozen=True):
 
 
 class Scanned(Struct, frozen=True):
-    """A Scan effect was carried out: every span id found in any lane, after the fence."""
+    """A Scan was carried out. `pinned`: every span id found in any lane after the fence."""
 
     pinned: AbstractSet[int]
 
 
 class Moved(Struct, frozen=True):
-    """A Move effect was carried out, or failed with `error`."""
+    """A Move was carried out, or failed with `error`."""
 
     number: int
     error: TensordError | None = None
 
 
 class Drained(Struct, frozen=True):
-    """A Drain effect was carried out: what was read before it is told."""
+    """A Drain was carried out: all earlier reads were delivered as Accessed."""
 
 
 class Accessed(Struct, frozen=True):
-    """What a lane's access log and counters held since they were last read.
+    """The content of a lane's access log and counters since they were last read.
 
-    At most 8,192 span ids an event (one lane's log), so that one event stays short. Ids that are no longer known are
-    ignored. `misses` are lookups that found nothing, `lost` further hits, whose records were overwritten or left out.
+    At most 8,192 span ids (one lane's log), so that the event stays short. Unknown ids are ignored. `misses`: lookups
+    that found nothing. `lost`: further hits whose records were overwritten or left out.
     """
 
     span_ids: Sequence[int]
@@ -99,51 +98,51 @@ class Accessed(Struct, frozen=True):
 
 
 class HoldersCounted(Struct, frozen=True):
-    """How many clients hold each of these spans now, for spans where that has changed; of any number of them, though
-    one event should stay short. Ids that are no longer known are ignored.
-    """
+    """The number of clients that hold each of these spans now, for spans where it has changed. Any number of spans is
+    allowed, though one event should stay short. Unknown ids are ignored."""
 
     holders: Sequence[tuple[int, int]]
     """(span id, clients)."""
 
 
 class RingGrown(Struct, frozen=True):
-    """The ring's first `ring_bytes` may be used now; `more` says whether it is still growing."""
+    """The ring's first `ring_bytes` may be used now; `more`: the ring is still growing."""
 
     ring_bytes: int
     more: bool = True
 
 
 class Punched(Struct, frozen=True):
-    """A Punch effect was carried out: the pages at `offset` are the system's."""
+    """A Punch was carried out: the system has the pages at `offset`."""
 
     offset: int
 
 
 class Allocated(Struct, frozen=True):
-    """An Allocate effect was carried out, or failed with `error`: the pages at `offset` are as they were."""
+    """An Allocate was carried out, or failed with `error`, which leaves the pages at `offset` as they were."""
 
     offset: int
     error: TensordError | None = None
 
 
 class LimitsChanged(Struct, frozen=True):
-    """The configuration was read again. `ring_bytes` stays what it is.
+    """The configuration was reloaded. `ring_bytes` does not change.
 
-    Entries over a lowered budget are evicted; claims, pins and puts over a lowered limit stay, and no more come.
+    Entries over a lowered budget are evicted. Claims, pins and puts over a lowered limit stay, and no more are
+    accepted.
     """
 
     limits: StoreLimits
 
 
 class FoundCorrupt(Struct, frozen=True):
-    """The span's payload does not match its checksum; it is stored no more. Nothing happens if it is gone already."""
+    """The span's payload does not match its checksum: its entry ends. Does nothing if the entry has ended already."""
 
     span_id: int
 
 
 class Tick(Struct, frozen=True):
-    """Time has passed, or the store asked to go on (`next_timer`)."""
+    """Time has passed, or the store asked to continue (`next_timer`)."""
 
 
 Event = (

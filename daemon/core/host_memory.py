@@ -1,7 +1,7 @@
-"""What the governor and the store say to each other about the host's memory.
+"""The messages between the governor and the store about the host's memory.
 
-Pressed goes from the governor to the store, HostHolds from the store to the governor. Each is an effect of the core
-that says it, and an event of the other core.
+Owns their fields only. Pressed goes from the governor to the store, HostHolds from the store to the governor. Each is
+an effect of the sending core, and an event of the receiving core.
 """
 
 from __future__ import annotations

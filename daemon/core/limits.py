@@ -1,4 +1,8 @@
-"""The store's budgets and limits, each under the name it has in the configuration and in refusals."""
+"""The store's budgets and limits, each under its name in the configuration and in refusals.
+
+Owns the values and their checks. Does not own where they come from (`daemon.config`). Invariant: each value is in its
+range.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ _MAY_BE_NONE = ("max_tokens", "default_ttl_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """Bytes, counts and seconds. None stands for "no limit" where it is allowed.
+    """Bytes, counts and seconds. None means "no limit" where it is allowed.
 
-    `ring_bytes` is what the ring will have once it is fully grown. `max_bytes` bounds the bytes taken in the ring, span
-    headers and alignment included. `announced_bytes_max` and `announced_uid_bytes_max` bound what the puts of one
-    client, and of one uid, may hold room for before it has come. `pinned_bytes_max` bounds what clients pin by message
-    (`Pin`), all together. `parts_in_flight_max`, the parts of one put that wait to be copied, is not a setting.
+    `ring_bytes`: the ring's final size. `max_bytes`: limit on the bytes taken in the ring, span headers and alignment
+    included. `announced_bytes_max` and `announced_uid_bytes_max`: limits on the room that the puts of one client, and
+    of one uid, may take for bytes that have not arrived. `pinned_bytes_max`: limit on the bytes that all clients
+    together pin by message (`Pin`). `parts_in_flight_max`: limit on the parts of one put that wait for the copier; it
+    is not a setting.
     """
 
     ring_bytes: int

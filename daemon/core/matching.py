@@ -1,11 +1,12 @@
-"""Queries for cached prefixes: answered at once from the index, counted as uses of what they found afterwards.
+"""Answers prefix queries from the index at once, and counts the uses of the matched blocks afterwards.
 
-While the index is rebuilt after a restart, a query of which not all is found waits: until the index is whole, for
-`prefix_wait_s` at most. No more than HELD_TOKENS_MAX tokens of queries wait; beyond that they are answered at once.
+While the index is rebuilt after a restart, a query that does not match completely waits until the index is complete,
+for `prefix_wait_s` at most. Queries of at most HELD_TOKENS_MAX tokens wait; further ones are answered at once.
 
-Owns the queries that wait, and the uses that are still to be counted: of every block of a match, the first one first,
-in slices, so that no answer waits for them. More than USES_MAX are not kept in mind: those of the oldest matches are
-left out, and counted as lost.
+Owns the waiting queries, and the uses that are still to be counted: every block of a match, the first one first, in
+slices, so that no answer is delayed. Does not own the index (`sequences`).
+
+Invariant: at most USES_MAX uses are queued. Beyond that, those of the oldest matches are dropped and counted as lost.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ USES_SLICE: Final = 1024
 USES_MAX: Final = 1 << 16
 HELD_TOKENS_MAX: Final = 1 << 24
 ANSWERS_SLICE: Final = 16
-"""Queries that waited, and one Tick answers: 1 to 2 ms."""
+"""Waiting queries that one Tick answers: 1 to 2 ms."""
 
 
 class Matching:
-    """Answers queries over `memory`'s sequences."""
+    """Answers queries over the sequences of `memory`."""
 
     def __init__(
         self, memory: SpanTable, expiry: Expiry, outbox: StoreOutbox, prefix_tokens_max: int, wait_s: float
@@ -49,28 +50,28 @@ class Matching:
 
     @property
     def due(self) -> bool:
-        """Whether `advance` has something to do."""
+        """Whether `advance` has uses to count or queries to answer."""
         return bool(self._uses) or (bool(self._held) and not self._memory.sequences.rebuilding)
 
     @property
     def held(self) -> int:
-        """Queries that wait until the index is rebuilt."""
+        """The number of queries that wait for the rebuilt index."""
         return len(self._held)
 
     def next_timer(self) -> float | None:
-        """When a query has waited for long enough."""
+        """When a query has waited for its maximum time."""
         return self._held[0][1] if self._held else None
 
     def change_limits(self, prefix_tokens_max: int, wait_s: float) -> None:
-        """For queries from now on."""
+        """Applies to later queries."""
         self._tokens_max, self._wait_s = prefix_tokens_max, wait_s
 
     def asked(self, event: PrefixAsked, now: float) -> None:
         """Answers a query, or holds it while the index is rebuilt.
 
         Raises:
-            LimitReached: it is longer than prefix_tokens_max.
-            BadPrefix: it is none, or its media do not fit it.
+            LimitReached: the query is longer than prefix_tokens_max.
+            BadPrefix: the record is no query, or its media do not fit it.
         """
         message, query = event.message, event.record
         if query.count > self._tokens_max:
@@ -102,8 +103,8 @@ class Matching:
             self._queue_uses([*found.blocks, *last], message.agent)
 
     def advance(self, now: float) -> None:
-        """Answers the next of those that waited for long enough, and counts the next slice of uses. What has gone
-        meanwhile is not counted."""
+        """Answers the next queries whose wait is over, and counts the next slice of uses. Entries that have ended
+        meanwhile are not counted."""
         rebuilt = not self._memory.sequences.rebuilding
         for _ in range(min(len(self._held), ANSWERS_SLICE)):
             if not rebuilt and now < self._held[0][1]:

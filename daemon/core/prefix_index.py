@@ -1,19 +1,22 @@
-"""Which of the cached sequences agrees with a query for longest, exactly to the token and to the item.
+"""Finds the cached sequence with the longest common prefix with a query, exact to the token and to the media item.
 
     namespace ─ scope ─ layout: a tree ─ block ─ block ─ block …      each block a node, its text in the ring
-                                  └ block …        └ snapshot         what follows one in the order of its text
+                                  └ block …        └ snapshot         siblings in the order of their text
 
-Every max(1024, block_tokens) tokens a checkpoint stands: a running digest, 128 bits, of all tokens and media before.
-A match digests the query so, up to the last checkpoint that is known, takes the path from there to the beginning, and
-walks on from there exactly. It takes no more steps than the query has checkpoints and blocks, each O(log n) of what is
-stored, and no more than LOOKS_MAX looks for snapshots, in each of LAYOUTS_MAX trees at most.
+Every max(1024, block_tokens) tokens there is a checkpoint: a running digest, 128 bits, of all tokens and media before
+it. A match computes the query's digests up to the last known checkpoint, takes the path from there back to the first
+block, and from the checkpoint walks on exactly. The number of steps is at most that of the query's checkpoints and
+blocks, each O(log n) in the stored blocks, plus at most LOOKS_MAX probes for snapshots, in each of at most LAYOUTS_MAX
+trees.
 
-What is removed takes everything that follows it along at once: a path is good only where it stands unbroken up to the
-beginning. The children stay known until each is removed.
+The removal of a block also makes all its descendants unreachable, since a path must be unbroken up to the first block.
+The children stay known until each is removed.
 
-Owns the trees. Does not own the blocks' entries, nor when they go. Pure: reads the ring through a callable, has no
-clock. Text and media stand in the ring alone and are not copied, so a block is removed, or hidden for good, before its
-place is used again.
+Owns the trees. Does not own the blocks' entries, nor their removal. Pure: it reads the ring through a callable and has
+no clock. Text and media are in the ring only and are not copied, so a block must be removed, or hidden until its
+removal, before its place is reused.
+
+Invariant: a node is in its parent's order exactly while it is not hidden.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ from .prefix_tree import (
 )
 
 LAYOUTS_MAX: Final = 16
-"""Of one namespace at one generation: each is searched by itself."""
+"""Layouts of one scope of a namespace generation; each has a tree that is searched separately."""
 
 
 class Found(NamedTuple):
-    """The first `offset` tokens of a query are cached: `blocks` have them, from the beginning, the last as far as
-    needed. `snapshot`: the one that stands exactly there."""
+    """The first `offset` tokens of a query are cached. `blocks`: the keys of the blocks that contain them, from the
+    first; the last block may reach further. `snapshot`: the key of the snapshot at exactly that offset."""
 
     offset: int
     blocks: list[bytes]
@@ -68,10 +71,10 @@ class PrefixIndex:
     """The trees of blocks.
 
     Args:
-        read: (address, bytes) → what stands there in the ring: the folded tokens of a block, and its media, packed,
-            right before them, as in its record.
-        seed: of the digests: random, and nobody else's.
-        checkpoint_tokens: at least so many from one checkpoint to the next.
+        read: (address, bytes) → the ring's bytes. A block's folded tokens, and right before them its packed media, as
+            in its record.
+        seed: of the digests; random and secret.
+        checkpoint_tokens: the minimum distance between checkpoints.
     """
 
     def __init__(self, read: Read, seed: int, *, checkpoint_tokens: int = CHECKPOINT_TOKENS) -> None:
@@ -87,16 +90,16 @@ class PrefixIndex:
         return key in self._nodes
 
     def __len__(self) -> int:
-        """Blocks and snapshots, including hidden ones and those whose parent was removed."""
+        """The number of blocks and snapshots, including hidden ones and those whose parent was removed."""
         return len(self._nodes)
 
     def add(self, key: bytes, record: PrefixRecord, text_at: int) -> None:
-        """Adds a block or a snapshot. Its tokens stand at `text_at` of the ring.
+        """Adds a block or a snapshot. Its tokens begin at byte `text_at` of the ring.
 
         Raises:
             ParentGone: the parent is not known, or is being evicted.
-            BadPrefix: the record does not fit its parent, or contradicts itself, or its key is known already.
-                Nothing has changed, in either case.
+            BadPrefix: the record does not fit its parent, contradicts itself, or has a known key. Nothing has changed,
+                in either case.
         """
         if key in self._nodes:
             raise BadPrefix(f"the block {key.hex()} is known already")
@@ -131,7 +134,7 @@ class PrefixIndex:
             tree.checkpoints[node.digest] = node
 
     def hide(self, key: bytes) -> None:
-        """Hides a block that is being evicted: it is not matched until `show`. Its children were hidden before."""
+        """Hides a block that is being evicted: it is not matched until `show`. Its children must be hidden."""
         node = self._nodes[key]
         if isinstance(node, Snapshot):
             node.hidden = True
@@ -142,7 +145,7 @@ class PrefixIndex:
             self._take_out(node, node.parent, node.tree)
 
     def show(self, key: bytes) -> None:
-        """Shows a hidden block again. Its parent was shown before."""
+        """Shows a hidden block again. Its parent must be shown."""
         node = self._nodes[key]
         if isinstance(node, Snapshot):
             if node.hidden:
@@ -156,7 +159,7 @@ class PrefixIndex:
                 node.tree.checkpoints.setdefault(node.digest, node)
 
     def remove(self, key: bytes) -> list[bytes]:
-        """Removes a known block. Its children are not matched any more.
+        """Removes a known block. Its children are matched no more.
 
         Returns:
             The keys of all children, hidden or not. The caller removes each of them soon.
@@ -176,20 +179,20 @@ class PrefixIndex:
             self._drop(tree)
         followed = [child.key for child in each(node.children)]
         followed += [child.key for child in self._hidden.get(node, ())]
-        node.children = None  # those that followed refer to it still
+        node.children = None  # the children still refer to this node
         return followed + self._snapshots.forget(node)
 
     def match(self, tag: bytes, query: PrefixRecord, folded: Tokens) -> Found:
-        """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no item, and can be
-        continued in its layout.
+        """The longest cached prefix of a sequence that leaves at least one token to compute, cuts no media item, and
+        can be continued in its layout.
 
         Args:
-            tag: of the namespace; its trees of the query's scope are searched, whatever their layout.
+            tag: the namespace's tag. All its trees of the query's scope are searched, whatever their layout.
             query: the whole sequence and all its media.
             folded: its tokens, (query.count,) uint32.
 
         Raises:
-            BadPrefix: the query's media do not fit it, or its count the tokens.
+            BadPrefix: the query's media are invalid, or its count is not the number of tokens.
         """
         asked = Query(query, folded, self._start)
         best = _NONE
@@ -214,7 +217,7 @@ class PrefixIndex:
         return best
 
     def children(self, key: bytes) -> int:
-        """How many children a known block has that are not hidden."""
+        """The number of a known block's children that are not hidden."""
         node = self._nodes[key]
         if isinstance(node, Snapshot):
             return 0
@@ -222,7 +225,7 @@ class PrefixIndex:
         return count(node.children) + sum(not snapshot.hidden for snapshot in snapshots or ())
 
     def path(self, key: bytes) -> list[bytes]:
-        """The keys from the beginning of the sequence to a known block, which is the last."""
+        """The keys from the first block of the sequence to a known block, which is last."""
         known = self._nodes[key]
         keys = []
         node: Node | None = known.block if isinstance(known, Snapshot) else known
@@ -233,7 +236,7 @@ class PrefixIndex:
         return [*keys, key] if isinstance(known, Snapshot) else keys
 
     def check_invariants(self) -> None:
-        """Asserts what the module's docstring promises: walks everything."""
+        """Asserts what the module's docstring promises. Walks all nodes."""
         for key, node in self._nodes.items():
             assert node.key == key
             if isinstance(node, Snapshot):
@@ -243,7 +246,7 @@ class PrefixIndex:
             assert (node in self._hidden.get(parent, {})) == (node.tree is None), "out of its tree, and not hidden"
             if node.tree is not None:
                 gone = parent.depth and self._nodes.get(parent.key) is not parent
-                assert gone or node in set(each(parent.children)), "in a tree, and follows nobody"
+                assert gone or node in set(each(parent.children)), "in a tree, and not among its parent's children"
                 if node.digest is not None:
                     assert node.digest in node.tree.checkpoints
                     assert self._digest(node, node.tree) in (node.digest, None)
@@ -260,7 +263,7 @@ class PrefixIndex:
         self._snapshots.check_invariants(self._nodes)
 
     def _parent(self, key: bytes, record: PrefixRecord) -> Node:
-        """The parent of a new block: a known block, or a tree, which may be new and not stored anywhere yet."""
+        """The parent of a new block: a known block, or a tree. The tree may be new and not stored anywhere yet."""
         tag = key[:NAMESPACE_TAG_BYTES]
         name = (tag, record.scope, record.layout, record.block_tokens, record.exact)
         if record.parent is not None:
@@ -311,7 +314,7 @@ class PrefixIndex:
             del self._trees[tag]
 
     def _digest(self, node: Node, tree: Tree) -> int | None:
-        """Of everything up to the node's end, where a checkpoint stands."""
+        """The digest of everything up to the node's end, if a checkpoint is there."""
         stretch: list[Node] = []
         above: Node | None = node
         for _ in range(tree.step // tree.block_tokens):
@@ -327,7 +330,8 @@ class PrefixIndex:
         return next_digest(before, text, b"".join([self._order.media(one) for one in stretch]))
 
     def _walk(self, tree: Tree, query: Query) -> tuple[int, list[Node]]:
-        """How many tokens the best of a tree's sequences agrees with a query, and its blocks so far."""
+        """The largest number of tokens that a sequence of the tree has in common with the query, and the blocks up to
+        there."""
         order = self._order
         path = self._to_checkpoint(tree, query)
         node: Node = path[-1] if path else tree
@@ -356,7 +360,8 @@ class PrefixIndex:
         return at, path
 
     def _to_checkpoint(self, tree: Tree, query: Query) -> list[Node]:
-        """The blocks up to the last checkpoint that a query shares, as far as none of them is gone."""
+        """The blocks up to the last checkpoint that the query shares, or only those before the first hidden or removed
+        block."""
         last: Node | None = None
         if tree.checkpoints:
             for digest in query.checkpoints(tree.step):
@@ -376,7 +381,7 @@ class PrefixIndex:
 
 
 def _with_media(record: PrefixRecord, parent: Node) -> Extra:
-    """What a block's media add to its node."""
+    """The node's part for a block's media."""
     before = parent.extra.overhang if parent.extra is not None else None
     end = record.start + record.count
     ends = checked(record.media, record.start, end, before or {})

@@ -1,9 +1,12 @@
-"""A query of the prefix index: its text, its media, and the running digests of its beginning.
+"""A query of the prefix index: its text, its media, and its running digests.
 
-A digest stands for everything up to its position: each is made of the one before, the text since, and the media that
-begin there. Digests are seeded, so that nobody can make two sequences meet without knowing the seed.
+A digest stands for everything up to its position. It is made of the digest before it, the text since then, and the
+media that begin in that text. Digests are seeded, so that without the seed two different sequences cannot be made to
+have equal digests.
 
-Owns how digests are made. Does not own what they are compared with (`prefix_index`).
+Owns the computation of digests. Does not own the stored digests (`prefix_index`).
+
+Invariant: equal sequences have equal digests.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ _SNAPSHOT: Final = struct.Struct("@QQ")
 
 
 def next_digest(before: int, text: bytes | memoryview, media: bytes) -> int:
-    """The digest after `text` with `media` beginning in it, of the one before it: 128 bits.
+    """The digest after `text`, in which `media` begin, continued from the digest `before`: 128 bits.
 
-    Half of `before` seeds the hash, and all of it is mixed in again: two that differ lead to two that differ, but for a
-    coincidence of 128 bits.
+    Half of `before` seeds the hash, and all of it is mixed in afterwards. So two different digests have different
+    successors, except for a collision of 128 bits.
     """
     if media:
         text = b"".join((text, media))
@@ -35,20 +38,20 @@ def next_digest(before: int, text: bytes | memoryview, media: bytes) -> int:
 
 
 def initial_digest(seed: int) -> int:
-    """The digest of nothing."""
+    """The digest of an empty sequence."""
     return xxhash.xxh3_128_intdigest(seed.to_bytes(32, "little", signed=True))
 
 
 def snapshot_digest(start: int, name: int, offset: int, text: bytes | memoryview, media: bytes) -> int:
-    """What snapshots go by: the node `name`, and what follows it up to `offset` tokens on."""
+    """The digest by which a snapshot is found: of the node `name` and the next `offset` tokens and media after it."""
     return next_digest(next_digest(start, _SNAPSHOT.pack(name, offset), b""), text, media)
 
 
 def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]) -> dict[str, int]:
-    """`ends`, where the last item of each modality ends, brought forward by `media`, which begin from `start` to `end`.
+    """Advances `ends`, where the last item of each modality ends, by `media`, which must begin from `start` to `end`.
 
     Raises:
-        BadPrefix: they do not, or are out of order, or one overlaps another of its modality.
+        BadPrefix: an item begins elsewhere, is out of order, or overlaps another of its modality.
     """
     ends = dict(ends)
     last = (-1, "")
@@ -66,14 +69,14 @@ def checked(media: tuple[Media, ...], start: int, end: int, ends: dict[str, int]
 
 
 class Query:
-    """A sequence that is asked for.
+    """The sequence that a client asks for.
 
     Args:
         record: the whole sequence with all its media.
         folded: its tokens, (record.count,) uint32.
 
     Raises:
-        BadPrefix: media out of their range or order, or another number of tokens.
+        BadPrefix: media are out of range or order, or the number of tokens differs.
     """
 
     def __init__(self, record: PrefixRecord, folded: Tokens, start: int) -> None:
@@ -96,19 +99,19 @@ class Query:
         return bytes(self._text[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
     def packed(self, start: int, end: int) -> bytes:
-        """The media that begin in [start, end), packed."""
+        """The packed media that begin in [start, end)."""
         if not self._starts:
             return b""
         first = bisect_left(self._starts, start)
         return self._packed[first * MEDIA_BYTES : bisect_left(self._starts, end, first) * MEDIA_BYTES]
 
     def between(self, start: int, end: int) -> tuple[Media, ...]:
-        """The same, as they are."""
+        """The media that begin in [start, end)."""
         first = bisect_left(self._starts, start)
         return self.media[first : bisect_left(self._starts, end, first)]
 
     def uncut(self, position: int) -> int:
-        """`position`, or where the item begins that it would cut in two: O(log n), after the first time."""
+        """`position`, or the begin of the item that contains it. O(log n) after the first call."""
         if not self.media:
             return position
         if self._joined is None:
@@ -117,7 +120,8 @@ class Query:
         return self._joined[rank][0] if rank >= 0 and position < self._joined[rank][1] else position
 
     def checkpoints(self, step: int) -> Iterator[int]:
-        """The digests of the first `step` tokens, of twice as many, and so on; made as they are asked for, once."""
+        """The digests of the first `step` tokens, of the first 2 * `step`, and so on. Each is computed once, when it is
+        needed."""
         digests = self._digests.setdefault(step, [])
         yield from digests
         before = digests[-1] if digests else self._start
@@ -130,7 +134,8 @@ class Query:
 
 
 def _joined(media: Sequence[Media]) -> list[tuple[int, int]]:
-    """Where items begin and end; those that overlap as one, since who goes back out of one may come into another."""
+    """The begins and ends of items. Overlapping items count as one: a position moved back to the begin of one item may
+    lie in another."""
     joined: list[tuple[int, int]] = []
     for start, length, _, _ in media:
         if joined and start < joined[-1][1]:

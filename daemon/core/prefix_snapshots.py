@@ -1,12 +1,12 @@
-"""Snapshots in the prefix index: what continues a sequence at one position, where its blocks alone do not.
+"""Snapshots of the prefix index: they continue a sequence at one position, where its blocks alone cannot.
 
-One that stands in a block continues every sequence that agrees up to its position, also one that goes on in another
-block; so each is found by the digest of what stands between the block before and its position. A level, what follows
-one node, knows at how many tokens into it snapshots stand.
+A snapshot in a block continues every sequence that agrees up to its position, even if that sequence continues in
+another block. So snapshots are found by the digest of the text from the end of the parent block to their position. Each
+node knows the offsets at which its children have snapshots (a level).
 
-Owns the table of digests. Does not own which blocks there are (`prefix_index`).
+Owns the table of digests. Does not own which blocks exist (`prefix_index`).
 
-Invariant: a snapshot is in the table and counted in its level unless it is hidden, or its block is gone.
+Invariant: a snapshot is in the table, and counted in its level, unless it is hidden or its block was removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .prefix_query import Query, snapshot_digest
 from .prefix_tree import COUNT_MASK, Extra, Node, Siblings, Snapshot, Tree
 
 LOOKS_MAX: Final = 1024
-"""In one tree for one match."""
+"""Probes in one tree for one match."""
 
 
 class Snapshots:
-    """The table; `start`: the digest of nothing."""
+    """The table. `start`: the digest of an empty sequence."""
 
     def __init__(self, order: Siblings, start: int) -> None:
         self._order = order
@@ -33,10 +33,11 @@ class Snapshots:
         self._names = 0
 
     def add(self, key: bytes, block: Node, tree: Tree, position: int) -> Snapshot:
-        """A new one, of a block in a tree.
+        """Adds a snapshot in a block of a tree.
 
         Raises:
-            BadPrefix: the position is not in the block nor at its end, or another stands there. Nothing has changed.
+            BadPrefix: the position is not within the block or at its end, or has a snapshot already. Nothing has
+                changed then.
         """
         offset = position - (block.depth - 1) * tree.block_tokens
         if not 0 < offset <= block.place & COUNT_MASK:
@@ -62,14 +63,14 @@ class Snapshots:
         return snapshot
 
     def remove(self, snapshot: Snapshot) -> None:
-        """It is gone."""
+        """Removes a snapshot."""
         self.leave(snapshot)
         block, _ = _place(snapshot)
         if block.snapshots is not None:
             block.snapshots.remove(snapshot)
 
     def forget(self, block: Node) -> list[bytes]:
-        """A block is gone, and no snapshot of it is found any more; their keys."""
+        """Removes the snapshots of a removed block from the table, and returns their keys."""
         there = block.extra.snapshots if block.extra is not None else None
         if block.extra is None or there is None:
             return []
@@ -79,7 +80,7 @@ class Snapshots:
         return [snapshot.key for snapshot in there]
 
     def enter(self, snapshot: Snapshot) -> None:
-        """A match finds it from now on, if its block is there."""
+        """Makes matches find the snapshot, if its block exists."""
         block, level = _place(snapshot)
         if block.snapshots is None:
             return
@@ -90,7 +91,7 @@ class Snapshots:
         level.offsets[snapshot.offset] = level.offsets.get(snapshot.offset, 0) + 1
 
     def leave(self, snapshot: Snapshot) -> None:
-        """No match finds it any more."""
+        """Hides the snapshot from matches."""
         if not snapshot.listed:
             return
         snapshot.listed = False
@@ -107,7 +108,7 @@ class Snapshots:
             level.offsets = None
 
     def at(self, level: Node, tree: Tree, query: Query, position: int) -> Snapshot | None:
-        """One that stands at a position in what follows `level`, if a sequence agrees with the query up to there."""
+        """A snapshot at a position in the children of `level`, of a sequence that agrees with the query up to there."""
         extra = level.extra
         start = level.depth * tree.block_tokens
         if extra is None or extra.offsets is None or position - start not in extra.offsets:
@@ -119,8 +120,8 @@ class Snapshots:
         return None
 
     def last(self, path: Sequence[Node], tree: Tree, query: Query, limit: int, least: int) -> Snapshot | None:
-        """The last that stands behind `least` and not behind `limit`, in no item, on a path that the query shares up to
-        `limit`; or None also where LOOKS_MAX looks did not find it."""
+        """The last snapshot after `least` and up to `limit` that cuts no item, on a path that the query shares up to
+        `limit`. None also if LOOKS_MAX probes did not find it."""
         size = tree.block_tokens
         looks = 0
         for depth in range(len(path) - 1, least // size - 1, -1):
@@ -138,7 +139,7 @@ class Snapshots:
         return None
 
     def check_invariants(self, known: dict[bytes, Node | Snapshot]) -> None:
-        """Asserts that the table has what it should, and nothing else."""
+        """Asserts that the table contains exactly the listed snapshots."""
         for digest, snapshots in self._table.items():
             assert snapshots
             assert all(known[one.key] is one and one.digest == digest and one.listed for one in snapshots)
@@ -156,7 +157,7 @@ class Snapshots:
 
 
 def _place(snapshot: Snapshot) -> tuple[Extra, Extra]:
-    """What its block has, and what the block before has."""
+    """The extras of the snapshot's block, and of the parent block."""
     before = snapshot.block.parent
     assert before is not None and before.extra is not None and snapshot.block.extra is not None
     return snapshot.block.extra, before.extra

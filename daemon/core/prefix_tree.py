@@ -1,13 +1,13 @@
-"""What the prefix index is made of: a node per block, and those that follow one block in the order of their text.
+"""The nodes of the prefix index, one for each block, and the order of siblings by their text.
 
-A node holds no text and no media: both stand in the ring, in the block's record, and are read from there where two
-blocks are compared. The order is that of the folded text's bytes, then of the media, then of the key; so the ones that
-agree with a query for longest stand right before and right behind the query's own place.
+A node contains no text and no media. Both are in the ring, in the block's record, and are read from there when two
+blocks are compared. Siblings are ordered by the bytes of their folded text, then by media, then by key. So the siblings
+that agree longest with a query are adjacent to the query's own place in the order.
 
-Owns nodes, and the order among siblings. Does not own which nodes there are (`prefix_index`).
+Owns the nodes and the order of siblings. Does not own which nodes exist (`prefix_index`).
 
-Invariant: of what follows a node, each stands in its order; up to SHELF_MAX in one list, more in shelves of that size,
-so that one more or one less moves little.
+Invariant: siblings are in order. Up to SHELF_MAX are in one list; more are in shelves of at most that size, so that an
+insertion or a removal moves few.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAST: Final = b"\xff" * 33
 
 
 class Shelves:
-    """Many siblings: lists that are in order, one behind the other, none empty."""
+    """Many siblings: lists in order, one after another, none empty."""
 
     __slots__ = ("lists",)
 
@@ -42,8 +42,8 @@ Children = Union[None, "Node", "list[Node]", Shelves]
 
 
 class Snapshot:
-    """What continues a sequence at one position: `offset` tokens into `block`. `digest`: of what it continues.
-    `listed`: a match can find it."""
+    """Continues a sequence at `offset` tokens into `block`. `digest`: the one by which matches find it. `listed`: a
+    match can find it."""
 
     __slots__ = ("block", "digest", "hidden", "key", "listed", "offset")
 
@@ -57,11 +57,11 @@ class Snapshot:
 
 
 class Extra:
-    """What few nodes have.
+    """Attributes that few nodes need.
 
-    `items`: media that begin in the block. `overhang`: per modality where the last item ends, if behind the block.
-    `snapshots`: in the block. `offsets`: at how many tokens into what follows the node snapshots stand, and how many;
-    `name`: a number that no other node has.
+    `items`: the number of media that begin in the block. `overhang`: for each modality, where its last item ends, if
+    that is after the block. `snapshots`: those in the block. `offsets`: the offsets of snapshots in the node's
+    children, with the number at each. `name`: a number that no other node has.
     """
 
     __slots__ = ("items", "name", "offsets", "overhang", "snapshots")
@@ -75,10 +75,10 @@ class Extra:
 
 
 class Node:
-    """A block. `tree` is None while it is hidden, and once it is gone.
+    """A block. `tree` is None while the block is hidden, and after its removal.
 
-    `place`: where its tokens stand in the ring, and how many. `depth`: blocks from the beginning, itself included.
-    `digest`: of everything up to its end, where a checkpoint stands there.
+    `place`: the offset of its tokens in the ring, and their number. `depth`: the number of blocks from the first,
+    itself included. `digest`: of everything up to its end, if a checkpoint is there.
     """
 
     __slots__ = ("children", "depth", "digest", "extra", "key", "parent", "place", "tree")
@@ -100,11 +100,12 @@ class Node:
 
 
 Name = tuple[bytes, bytes, bytes, int, bool]
-"""Of a tree: namespace tag, scope, layout, tokens of a block, exact."""
+"""The identity of a tree: namespace tag, scope, layout, tokens of a block, exact."""
 
 
 class Tree(Node):
-    """The sequences of one layout in one scope; what they all follow. A checkpoint every `step` tokens."""
+    """The sequences of one layout in one scope, and the root of their first blocks. A checkpoint every `step`
+    tokens."""
 
     __slots__ = ("block_tokens", "checkpoints", "exact", "name", "step")
 
@@ -118,7 +119,7 @@ class Tree(Node):
 
 
 def each(children: Children) -> Iterator[Node]:
-    """All of them, in order."""
+    """All siblings, in order."""
     if isinstance(children, Node):
         yield children
     elif isinstance(children, list):
@@ -129,7 +130,7 @@ def each(children: Children) -> Iterator[Node]:
 
 
 def count(children: Children) -> int:
-    """How many they are."""
+    """The number of siblings."""
     if children is None:
         return 0
     if isinstance(children, Node):
@@ -140,7 +141,7 @@ def count(children: Children) -> int:
 
 
 def common(ours: bytes, theirs: bytes) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The number of tokens in the common prefix of two texts."""
     if ours == theirs:
         return len(ours) // TOKEN_BYTES
     high = min(len(ours), len(theirs)) // TOKEN_BYTES
@@ -158,25 +159,25 @@ def common(ours: bytes, theirs: bytes) -> int:
 
 
 class Siblings:
-    """Siblings in their order: finds, adds and takes out, with O(log n) texts read."""
+    """Finds, inserts and removes siblings in their order, reading O(log n) texts."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
     def text(self, node: Node) -> bytes:
-        """A node's folded tokens, as bytes."""
+        """The node's folded tokens, as bytes."""
         place = node.place
         return bytes(self._read(place >> COUNT_BITS, (place & COUNT_MASK) * TOKEN_BYTES))
 
     def media(self, node: Node) -> bytes:
-        """Its media, packed: in the record they stand right before the tokens."""
+        """The node's packed media. In the record they are right before the tokens."""
         if node.extra is None or not node.extra.items:
             return b""
         size = node.extra.items * MEDIA_BYTES
         return bytes(self._read((node.place >> COUNT_BITS) - size, size))
 
     def neighbours(self, children: Children, text: bytes, media: bytes) -> tuple[Node, ...]:
-        """Who stands before and who behind a text's place: two at most."""
+        """The siblings before and after a text's place in the order: at most two."""
         if children is None:
             return ()
         if isinstance(children, Node):
@@ -194,10 +195,10 @@ class Siblings:
         return tuple(found)
 
     def insert(self, parent: Node, node: Node, *, again: bool = False) -> None:
-        """Adds to what follows `parent`; `again`: what was taken out before, so that nothing is in question.
+        """Inserts a child of `parent`. `again`: the node was removed from here before, so it needs no check.
 
         Raises:
-            BadPrefix: one of the same text and media follows it already; nothing has changed.
+            BadPrefix: a child with the same text and media exists. Nothing has changed then.
         """
         children = parent.children
         if children is None:
@@ -229,7 +230,7 @@ class Siblings:
             parent.children = Shelves(halves)
 
     def discard(self, parent: Node, node: Node) -> None:
-        """Takes it out, if it is there."""
+        """Removes a child, if it is there."""
         children = parent.children
         if children is node:
             parent.children = None
@@ -240,7 +241,7 @@ class Siblings:
         elif isinstance(children, Shelves):
             lists = children.lists
             number = self._shelf(lists, self.text(node), self.media(node), node.key)
-            if not self._take(lists[number], node):  # the ring was overwritten under it
+            if not self._take(lists[number], node):  # the node's text in the ring was overwritten
                 number = next((number for number, shelf in enumerate(lists) if node in shelf), number)
                 self._take(lists[number], node)
             if not lists[number]:
@@ -249,7 +250,7 @@ class Siblings:
                 parent.children = lists[0] if len(lists[0]) > 1 else lists[0][0]
 
     def check_invariants(self, parent: Node) -> None:
-        """Asserts the order, and that lists and shelves are neither empty nor too long."""
+        """Asserts the order, and that no list or shelf is empty or too long."""
         children = parent.children
         if isinstance(children, list):
             assert 1 < len(children) <= SHELF_MAX, len(children)
@@ -269,7 +270,7 @@ class Siblings:
         return True
 
     def _rank(self, siblings: list[Node], text: bytes, media: bytes, key: bytes) -> int:
-        """How many of them do not stand behind (text, media, key)."""
+        """The number of siblings that are not after (text, media, key)."""
         read = self._read
         low, high = 0, len(siblings)
         while low < high:
@@ -284,7 +285,7 @@ class Siblings:
         return low
 
     def _shelf(self, lists: list[list[Node]], text: bytes, media: bytes, key: bytes) -> int:
-        """The list in which (text, media, key) stands, or would stand."""
+        """The index of the list that contains, or would contain, (text, media, key)."""
         low, high = 1, len(lists)
         while low < high:
             middle = (low + high) >> 1

@@ -1,7 +1,9 @@
-"""How much of what all uids share one uid may have: a share of the total, so that some is always left for others.
+"""Quotas: the share of each shared resource that one uid may have, so that some is always left for other uids.
 
-Owns the rules, and how often each has refused. Does not own the counts: who keeps the things knows how many a uid has.
-Root, and the uid that the daemon runs under, may have all: they could take it from the others anyhow.
+Owns the rules, and the count of refusals by each. Does not own the amounts: the owner of a resource knows what a uid
+has.
+
+Invariant: root and the daemon's own uid have no quota, since they could take the resources anyway.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ ROOT: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One rule. `total` of `things`, named `limit` in the configuration, of which a uid may have `uid_max`, by
-    `setting`.
-    """
+    """One rule. A uid may have `uid_max` of the `total` `things`. `limit` and `setting` are the configuration's names
+    for the total and for the uid's maximum."""
 
     things: str
     limit: str
@@ -32,7 +33,7 @@ class Quota:
 
 
 class Quotas:
-    """The rules by kind; a kind without one is not limited. `own_uid`: the daemon's."""
+    """The rules by kind; a kind without a rule has no quota. `own_uid`: the daemon's uid."""
 
     def __init__(self, rules: dict[Kind, Quota], own_uid: int, requests_per_s_max: float = inf) -> None:
         self.rules = rules
@@ -41,12 +42,12 @@ class Quotas:
         self._exempt = frozenset({ROOT, own_uid})
 
     def change_limits(self, rules: dict[Kind, Quota], requests_per_s_max: float) -> None:
-        """For whatever is asked for from now on."""
+        """Applies to later requests."""
         self.rules = rules
         self.rates.change_limits(requests_per_s_max)
 
     def admit(self, kind: Kind, uid: int, has: int, more: int = 1) -> None:
-        """Counts a refusal where the uid, which has so many, may not have `more`. The total is the caller's to hold.
+        """Checks that the uid, which has `has`, may have `more`; counts a refusal. The caller enforces the total.
 
         Raises:
             LimitReached: the error names the uid, what it has, the limit and both settings.

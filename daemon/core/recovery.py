@@ -1,15 +1,18 @@
-"""Taking over what a former daemon left in the ring and the index. Part of what the layout promises.
+"""Recovery: takes over the ring and the index of an earlier daemon. A part of what the layout guarantees.
 
-Even `seq` means whole: a published slot becomes an entry as it is. Every other slot with a span id is allocated: a
-put that was never finished, or a span that waited for its scan. Both wait for a scan, since readers from before the
-restart may still pin the latter. New spans get ids of the new epoch, which is above the epochs of all confirmed
-slots, so no id is used twice.
+An even `seq` means a complete entry: a published slot becomes an entry as it is. Every other slot with a span id is
+allocated: its put was never finished, or its span waited for a scan. Both wait for a scan now, since readers from
+before the restart may still pin the latter. New spans get ids of the new epoch, which is above the epochs of all
+confirmed slots, so no id is used twice.
 
-A slot is confirmed if the span's header in the ring says the same. A damaged slot may name bytes, or an id, of another
-span. Confirmed slots are taken over first, so that they keep theirs.
+A slot is confirmed if the span's header in the ring agrees with it. A damaged slot may name the bytes or the id of
+another span. Confirmed slots are taken over first, so that they keep theirs.
 
-A block of a cached sequence whose parent is not there goes, and so does an entry of a past generation: both were
-on their way out.
+A block whose parent is missing is dropped, and so is an entry of a past generation: both were about to end.
+
+Owns the order of recovery. Does not own the spans (`span_table`) nor the reading of headers (`segments`).
+
+Invariant: a slot that fails a check is never published again.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from .span_table import SpanTable
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """One allocated slot. `header` is None where the span's first bytes are no header, `record` where it says that the
-    payload begins with a record, and there is none."""
+    """One allocated slot. `header`: None if the span's first bytes are no valid header. `record`: None if the payload
+    has no record, or an invalid one."""
 
     slot: int
     header: SpanHeader | None
@@ -51,7 +54,7 @@ def recover(
     expiry: Expiry,
     counters: StoreCounters,
 ) -> None:
-    """Makes the records' spans known to an empty `memory`."""
+    """Makes an empty `memory` know the records' spans."""
     adopted: list[_Adopted] = []
     found: list[tuple[bool, Slot, Recovered]] = []
     for each in records:
@@ -61,7 +64,7 @@ def recover(
     for sound, slot, recovered in found:
         header = recovered.header if sound else None
         whole = header is not None and (recovered.record is not None) == (header.prefix_bytes > 0)
-        # In another bucket than its key's no reader would find it.
+        # No reader would find it in a bucket that is not its key's.
         whole = whole and slot.number in memory.index.slots_for(slot.key)
         if recovered.published and not whole:
             counters.found_corrupt += 1
@@ -71,14 +74,14 @@ def recover(
             memory.index.unpublish(recovered.slot)
         entry = _entry(slot, header if whole else None)
         if not memory.adopt(entry, now):
-            # Of a put that never had all its bytes, some pages may be missing: nobody has seen it.
+            # Pages of an unfinished put may be missing. That is no damage, since no reader has seen the put.
             counters.found_corrupt += recovered.published or not memory.ring.withdrawn_count
         elif recovered.published and whole and not past and header is not None:
             adopted.append(_Adopted(entry, header, recovered.record))
     for one in adopted:
         entry = one.entry
         entry.used_at = max(entry.created_at, min(memory.index.used_s(entry.slot), now))
-    # A policy learns of them in the order in which they were used last.
+    # The policy learns of the entries in the order of their last use.
     adopted.sort(key=lambda one: one.entry.used_at)
     for one in _parents_first(adopted):
         entry, header = one.entry, one.header
@@ -89,7 +92,7 @@ def recover(
 
 
 def _parents_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
-    """All of them in their order, but that parents come before their children."""
+    """All of them in their order, except that parents come before their children."""
     by_key = {each.entry.key: each for each in adopted}
     come: set[int] = set()
     for each in adopted:
@@ -104,7 +107,7 @@ def _parents_first(adopted: list[_Adopted]) -> Iterator[_Adopted]:
 
 
 def confirmed(slot: Slot, header: SpanHeader | None) -> bool:
-    """Whether the span's header says the same as the slot. While the span is being filled, it does not yet."""
+    """Whether the span's header agrees with the slot. It does not while the span is being filled."""
     return header is not None and (header.key, header.span_id, header.payload_bytes, header.tree_bytes) == (
         slot.key,
         slot.span_id,

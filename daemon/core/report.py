@@ -1,4 +1,5 @@
-"""What status says of the store. Reads, and changes nothing; costs the same however many entries there are."""
+"""The store's part of the status. Changes nothing; the cost does not depend on the number of entries. Owns only the
+form."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def status(store: Store, now: float) -> dict[str, Any]:
-    """Sizes in bytes, counts, and the counters since the daemon began."""
+    """Sizes in bytes, counts, and the counters since the daemon started."""
     memory, ring, puts = store.memory, store.memory.ring, store.intake.puts
     return {
         "epoch": store.epoch,
@@ -33,7 +34,7 @@ def status(store: Store, now: float) -> dict[str, Any]:
         "largest_free_bytes": ring.largest_free_bytes,
         "holes": ring.hole_count,
         "resident_bytes": store.residency.resident_bytes,
-        # Less than the ring's own: what is still being punched is resident.
+        # Less than the ring's own sum: pages that are still being punched are resident.
         "withdrawn_bytes": store.residency.punched_bytes,
         "withdrawn_extents": ring.withdrawn_count,
         "regrow_error": store.residency.error,
@@ -88,7 +89,7 @@ def by_uid(store: Store, besides: Iterable[int]) -> dict[int, dict[str, int]]:
 
 
 def _pressed(pressed: Pressed) -> dict[str, Any] | None:
-    """What pressure demands now; None where it demands nothing."""
+    """The demands of the last Pressed; None without any."""
     return None if pressed == Pressed() else asdict(pressed)
 
 
@@ -106,9 +107,8 @@ def _prefix(store: Store, entry: SpanEntry) -> dict[str, Any] | None:
 
 
 def entry(store: Store, entry: SpanEntry) -> dict[str, Any]:
-    """One entry. `key` and `namespace` are hexadecimal, times Unix seconds. `prefix`: for a block of a
-    cached sequence its first token, its number of tokens, its parent's key and its number of children; else None.
-    """
+    """One entry. `key` and `namespace` are hexadecimal, times are Unix seconds. `prefix`: for a block of a cached
+    sequence its first token, its number of tokens, its parent's key and its number of children; otherwise None."""
     zero_s = store.unix_at_zero_s
     expires_at = entry.expires_at
     return {

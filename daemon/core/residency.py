@@ -1,17 +1,19 @@
-"""How many bytes of the ring are in memory: given back to the system down to a target, taken back up to it, exchanged.
+"""The resident bytes of the ring: returned to the system down to a target, taken back up to it, exchanged.
 
-    over the target:  hole ─ withdrawn from the map → Punch → Punched: the pages are gone
-    under the target: withdrawn extent ─ Allocate → Allocated: a hole again; with an error it stays withdrawn
+    over the target:  hole ─ withdrawn from the map → Punch → Punched: the pages are the system's
+    under the target: withdrawn extent ─ Allocate → Allocated: a hole again; after an error it stays withdrawn
 
-The target is the least of the byte budget rounded up to a page, of what pressure leaves, and, after memory could not be
-had, of what there is. Owns the target, the effects under way, and exchanges. Does not choose entries: where holes do
-not suffice `victims_bytes` says how many bytes of pages entries have to give.
+The target is the least of three values: the byte budget rounded up to a page; the limit set under pressure; and, after
+a failed allocation, the bytes resident at that time.
 
-An exchange makes room for a put where only withdrawn extents are in the way: as many bytes are given back elsewhere
-first, so that the target holds at every moment; then those that the put needs are taken back.
+Owns the target, the pending effects, and exchanges. Does not choose entries: if holes do not suffice, `victims_bytes`
+says how many bytes of pages entries must give.
 
-Invariants: what is being punched or allocated is withdrawn, so nothing is ever placed in it; no Allocate while a Punch
-is under way; one Allocate at a time, no effect over PIECE_BYTES, PUNCHES_MAX at a time.
+An exchange makes room for a put if only withdrawn extents are in its way: first as many bytes are returned elsewhere,
+so that the target holds at every moment; then the bytes that the put needs are taken back.
+
+Invariants: bytes that are being punched or allocated are withdrawn, so no span is ever placed in them. No Allocate
+starts during a Punch. At most one Allocate and PUNCHES_MAX Punches are pending, each of at most PIECE_BYTES.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ RETRY_S_MAX: Final = 30.0
 
 @dataclass(slots=True)
 class Exchange:
-    """A stretch of the ring without spans, and what of it is yet to be taken back: (offset, bytes)."""
+    """A stretch of the ring without spans. `missing`: the extents in it that are still to be taken back, as (offset,
+    bytes)."""
 
     low: int
     high: int
@@ -47,7 +50,7 @@ class Exchange:
 
 
 class Residency:
-    """What of `memory`'s ring is in memory."""
+    """Controls which bytes of `memory`'s ring are resident."""
 
     def __init__(self, memory: SpanTable, outbox: StoreOutbox) -> None:
         self._memory = memory
@@ -64,27 +67,27 @@ class Residency:
         self._holes_left = True
         self._searched_at: tuple[int, int, int] | None = None
         self.unrestricted = False
-        """Whether all of the ring was in memory, and might be, after the last `step`."""
+        """Whether, after the last `step`, the whole ring was resident and was allowed to be."""
         self.error = ""
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the ring whose pages are there, those included that are on their way out."""
+        """Bytes of the ring whose pages are in memory, those being punched included."""
         return self._kept_bytes + sum(self._punching.values())
 
     @property
     def punched_bytes(self) -> int:
-        """Bytes of the ring that the system has back."""
+        """Bytes of the ring that were returned to the system."""
         return self._ring.capacity_bytes - self.resident_bytes
 
     @property
     def pressure_bytes_max(self) -> int | None:
-        """What pressure leaves; None: all."""
+        """The limit under pressure; None: no limit."""
         return self._pressure_bytes_max
 
     @property
     def desired_bytes(self) -> int:
-        """What the ring would have in memory if it could be had."""
+        """The bytes that would be resident if every allocation succeeded."""
         most = min(self._memory.budget.max_bytes, self._ring.capacity_bytes)
         if self._pressure_bytes_max is not None:
             most = min(most, self._pressure_bytes_max)
@@ -92,7 +95,7 @@ class Residency:
 
     @property
     def excess_bytes(self) -> int:
-        """What is to be withdrawn yet, for the target and for an exchange."""
+        """Bytes that are still to be withdrawn, for the target and for an exchange."""
         if self._is_unrestricted:
             return 0
         reserved = self._exchange.missing_bytes if self._exchange is not None else 0
@@ -100,23 +103,23 @@ class Residency:
 
     @property
     def victims_bytes(self) -> int:
-        """Of that, what no hole gives: as many bytes of pages have to come from entries."""
+        """The excess bytes that no hole can give. Entries must give as many bytes of pages."""
         return 0 if self._holes_left else self.excess_bytes
 
     @property
     def reason(self) -> str:
-        """Why entries have to give them, as evictions are counted."""
+        """The reason for which entries must give pages, as evictions are counted."""
         pressed = self._pressure_bytes_max is not None and self._pressure_bytes_max < self._memory.budget.max_bytes
         return "pressure" if pressed and self._kept_bytes > self._target_bytes else "capacity"
 
     @property
     def over_target(self) -> bool:
-        """Whether more is in memory than may be, whatever an exchange wants besides."""
+        """Whether more bytes are resident than the target, regardless of an exchange."""
         return not self._is_unrestricted and self.resident_bytes > self._target_bytes
 
     @property
     def regrowing(self) -> bool:
-        """Whether pages are being taken back, or could be now, that are wanted for good."""
+        """Whether pages are being taken back permanently, or can be now."""
         if self._exchange is not None or self._is_unrestricted:
             return False
         return self._allocating is not None or self._regrowth_bytes > 0
@@ -126,19 +129,19 @@ class Residency:
         return self._exchange is not None
 
     def wanted_bytes(self, ring_bytes: int) -> int:
-        """What the ring would have in memory unpressed, `ring_bytes` being its size once grown."""
+        """The bytes that would be resident without pressure. `ring_bytes`: the ring's final size."""
         return min(self._paged(min(self._memory.budget.max_bytes, ring_bytes)), ring_bytes)
 
     def next_timer(self) -> float | None:
-        """When memory that could not be had is asked for again."""
+        """When a failed allocation is tried again."""
         return self._retry_at
 
     def press(self, resident_bytes_max: int | None) -> None:
-        """What pressure leaves from now on."""
+        """Sets the limit under pressure."""
         self._pressure_bytes_max = resident_bytes_max
 
     def step(self, now: float) -> None:
-        """Asks for what the target demands: pages back to the system, or from it."""
+        """Requests what the target demands: pages returned to the system, or taken back from it."""
         was_unrestricted, self.unrestricted = self.unrestricted, self._is_unrestricted
         if was_unrestricted and self.unrestricted:
             return
@@ -164,11 +167,11 @@ class Residency:
             self._allocate(*piece)
 
     def punched(self, offset: int) -> None:
-        """A Punch was carried out."""
+        """Processes the end of a Punch."""
         del self._punching[offset]
 
     def allocated(self, offset: int, error: TensordError | None, now: float) -> None:
-        """An Allocate was carried out, or could not be."""
+        """Processes the end of an Allocate, successful or not."""
         assert self._allocating is not None and self._allocating[0] == offset, offset
         _, size = self._allocating
         self._allocating = None
@@ -187,16 +190,17 @@ class Residency:
             self._exchange.failed = self.error
 
     def exchange(self, low: int, high: int, size_bytes: int) -> None:
-        """Begins to take back what is withdrawn of [low, high), where no span stands, for a put of `size_bytes`."""
+        """Begins to take back the withdrawn extents of [low, high), which contains no span, for a put of
+        `size_bytes`."""
         low, high = self._ring.narrowed(low, high, size_bytes)
         missing = self._ring.withdrawn_within(low, high)
         if self._allocating is not None:
-            # That comes back anyway.
+            # The extent being allocated comes back anyway.
             missing = _without(missing, *self._allocating)
         self._exchange = Exchange(low, high, deque(missing))
 
     def exchange_progress(self) -> str:
-        """ "none" under way, "moving", "done" or "failed"."""
+        """ "none", "moving", "done" or "failed"."""
         exchange = self._exchange
         if exchange is None:
             return "none"
@@ -205,7 +209,7 @@ class Residency:
         return "moving" if exchange.missing or self._allocating is not None else "done"
 
     def drop_exchange(self) -> None:
-        """Nobody needs its room any more. What was taken back stays."""
+        """Ends the exchange, whose room is no longer needed. Bytes taken back stay."""
         self._exchange = None
 
     def check_invariants(self) -> None:
@@ -228,7 +232,7 @@ class Residency:
 
     @property
     def _is_unrestricted(self) -> bool:
-        """Whether all of the ring is in memory, and may be: most often so, and asked several times an event."""
+        """Whether the whole ring is resident and may be. That is mostly so, and it is asked several times an event."""
         return (
             self._pressure_bytes_max is None
             and self._available_bytes is None
@@ -250,7 +254,7 @@ class Residency:
 
     @property
     def _regrowth_bytes(self) -> int:
-        """Whole pages that may be taken back now."""
+        """Bytes of whole pages that may be taken back now."""
         page = self._ring.page_bytes
         room = max(0, self._target_bytes - self.resident_bytes) // page * page
         return min(room, self.punched_bytes)
@@ -274,7 +278,7 @@ class Residency:
         self._outbox.add(Allocate(offset, size_bytes))
 
     def _clear_failure(self) -> None:
-        """No more is wished for than there is: whatever could not be had does not matter."""
+        """No more bytes are desired than are resident, so a failed allocation no longer matters."""
         self._retry_at = self._available_bytes = None
         self._retry_s, self._piece_bytes, self.error = RETRY_S_MIN, PIECE_BYTES, ""
 
@@ -285,7 +289,7 @@ class Residency:
 
 
 def _without(extents: list[tuple[int, int]], offset: int, size_bytes: int) -> list[tuple[int, int]]:
-    """The extents, less [offset, offset + size_bytes)."""
+    """The extents without [offset, offset + size_bytes)."""
     left = []
     for low, much in extents:
         for begin, end in ((low, min(low + much, offset)), (max(low, offset + size_bytes), low + much)):

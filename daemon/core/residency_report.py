@@ -1,7 +1,9 @@
-"""What the governor is told of the ring's memory: what the ring holds, what it would hold, and whether that is settled.
+"""Reports the ring's resident bytes to the governor: present bytes, wanted bytes, and whether they have settled.
 
-Owns the last report, and sends another one only where something changed or the governor asked. During an exchange of
-pages nothing is told: when the exchange ends, the ring holds as much as before it.
+Owns the last report. Sends a report only if a value has changed or the governor asked. Does not own the values. No
+report is sent during an exchange of pages: when the exchange ends, as many bytes are resident as before.
+
+Invariant: two reports in a row differ, unless the governor asked.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from .span_table import SpanTable
 
 
 class ResidencyReport:
-    """Reports at the end of an event."""
+    """Reports at the end of each event."""
 
     def __init__(self, memory: SpanTable, residency: Residency, idle_sweep: IdleSweep, outbox: StoreOutbox) -> None:
         self._memory = memory
@@ -25,21 +27,21 @@ class ResidencyReport:
         self._last_of: tuple[int, int, int, bool] | None = None
 
     def ask(self) -> None:
-        """The next report is sent, also if it is the same as the last."""
+        """Makes the next report be sent even if nothing has changed."""
         self._last = self._last_of = None
 
     def report(self, ring_bytes: int, *, stuck: bool) -> None:
-        """Sends what has changed.
+        """Sends a report if a value has changed.
 
         Args:
-            ring_bytes: the ring's size once it has grown.
-            stuck: whether no entry that may go would give back the pages that are too many.
+            ring_bytes: the ring's final size.
+            stuck: no evictable entry can give the excess pages.
         """
         residency, walking = self._residency, self._idle_sweep.walking
         if residency.exchanging:
             return
         if residency.unrestricted:
-            # The way of nearly every event: all of the ring is in memory, as it was after the last event.
+            # Nearly every event: the whole ring is resident, as after the last event.
             of = (self._memory.ring.capacity_bytes, self._memory.budget.max_bytes, ring_bytes, walking)
             if of == self._last_of:
                 return

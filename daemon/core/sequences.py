@@ -1,20 +1,20 @@
-"""Cached sequences among the entries: which block is whose parent, and the index by which their prefixes are matched.
+"""The blocks of cached sequences among the entries: their parents and children, and the index that matches prefixes.
 
-A block is of no use without its parent, so blocks go leaf first: `eviction_order` tells policies which may go.
-Whoever chooses victims otherwise asks `leaves_first` for what has to go before an entry, and `before` for what stays
-because of what comes after it.
+A block is useless without its parent, so blocks are evicted leaf first: `eviction_order` tells policies which blocks
+are evictable. Code that chooses victims otherwise asks `leaves_first` for the descendants that must go before an entry,
+and `ancestors` for the blocks that stay because of their descendants.
 
-There is one book of what follows what: the links between entries, here. The prefix index has nodes of its own, ordered
-by text, and is told of every change; it cannot be merged with the links, since a snapshot has a link and no node, and
-after a restart an entry is linked before its node is rebuilt.
+The links between entries are the one record of parents and children. The prefix index has nodes of its own, ordered by
+text, and is told of every change. It cannot be merged with the links: a snapshot has a link and no node, and after a
+restart an entry is linked before its node is rebuilt.
 
-Owns the links between entries (`parent`, `child_count` and the list of them), the keys that puts on their way follow,
-and the prefix index, which after a restart is rebuilt block by block while the store serves already. Does not own who
-is published or pinned; Memory tells of every entry that comes, hides, comes back or leaves.
+Owns the links between entries (`parent`, `child_count` and the list of children), the parent keys of puts in flight,
+and the prefix index. After a restart, the index is rebuilt block by block while the store already serves. Does not own
+which entries are published or pinned: `span_table` reports every entry that is added, hidden, republished or removed.
 
-Invariants: a block is linked from its publication until it leaves; it is matched only while it is published, and so is
-all that it follows; `child_count` counts the published ones. A block whose parent has left is matched no more, and is
-on its own way out (`expiry`).
+Invariants: a block is linked from its publication until its removal. It is matched only while it and all its ancestors
+are published. `child_count` counts the published children. A block whose parent was removed is matched no more, and is
+about to end (`expiry`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sequences:
     def __init__(self, read: Read, seed: int) -> None:
         self.index = PrefixIndex(read, seed)
         self.changes = 0
-        """Rises whenever other entries than before are awaited."""
+        """Rises whenever the set of awaited entries changes."""
         self._read = read
         self._first_blocks: dict[bytes, dict[SpanEntry, None]] = {}
         self._followed: dict[bytes, int] = {}
@@ -51,23 +51,23 @@ class Sequences:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many blocks and snapshots are stored."""
+        """The number of stored blocks and snapshots."""
         return self._count
 
     @property
     def rebuilding(self) -> int:
-        """Blocks that are not in the index yet, after a restart."""
+        """The number of blocks that are not in the index yet after a restart."""
         return len(self._rebuilding)
 
     @property
     def rebuild_due(self) -> bool:
-        """Whether `rebuild` has something to do now; not while a scan decides about the next one."""
+        """Whether `rebuild` has a block to add now. It has none while a scan decides about the next block."""
         return any(map(_is_published, islice(self._rebuilding, 1)))
 
-    # ---- puts on their way
+    # ---- puts in flight
 
     def follow(self, key: bytes) -> None:
-        """A put that follows `key` is on its way: the entry of that key stays until `unfollow`."""
+        """A put of a child of `key` is in flight: the entry of that key stays until `unfollow`."""
         self._followed[key] = self._followed.get(key, 0) + 1
         self.changes += 1
 
@@ -79,22 +79,22 @@ class Sequences:
         self.changes += 1
 
     def is_awaited(self, entry: SpanEntry) -> bool:
-        """Whether something that is to follow the entry is on its way."""
+        """Whether a put of a child of the entry is in flight."""
         return entry.key in self._followed
 
     @property
     def followed(self) -> Iterable[bytes]:
-        """The keys that puts on their way follow."""
+        """The parent keys of puts in flight."""
         return self._followed
 
-    # ---- entries, as Memory tells of them
+    # ---- changes of entries, as `span_table` reports them
 
     def begin(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
         """Links a block that is about to be published.
 
         Raises:
-            BadPrefix: it does not continue what it says it continues.
-            ParentGone: what it follows is not in the index.
+            BadPrefix: the block does not continue its parent.
+            ParentGone: the parent is not in the index.
         """
         if parent is not None and not self._restored(parent):
             raise ParentGone("the parent block is not indexed yet after a restart: put it again in a while")
@@ -102,22 +102,22 @@ class Sequences:
         self._link(entry, parent)
 
     def found(self, entry: SpanEntry, record: PrefixRecord, parent: SpanEntry | None) -> None:
-        """Links a block that a former daemon left. It is matched once the index is rebuilt."""
+        """Links a block that an earlier daemon left. It is matched once the index contains it."""
         self._rebuilding[entry] = record
         self._link(entry, parent)
 
     def hidden(self, entry: SpanEntry) -> None:
-        """It was unpublished, and may come back."""
+        """The entry was unpublished, and may be republished."""
         if not entry.prefix_bytes:
             return
-        assert not entry.child_count, "hidden before what follows it"
+        assert not entry.child_count, "hidden before its children"
         if entry.parent is not None:
             entry.parent.child_count -= 1
         if entry not in self._rebuilding:
             self.index.hide(entry.key)
 
     def shown(self, entry: SpanEntry) -> None:
-        """It came back."""
+        """The entry was republished."""
         if not entry.prefix_bytes:
             return
         if self.is_awaited(entry):
@@ -128,7 +128,7 @@ class Sequences:
             self.index.show(entry.key)
 
     def left(self, entry: SpanEntry, *, published: bool) -> None:
-        """It is stored no more; `published`: until now it was. Nothing that follows it is matched from now on."""
+        """The entry was removed; `published`: it was published until now. Its descendants are matched no more."""
         if not entry.prefix_bytes:
             return
         if published and entry.parent is not None:
@@ -137,12 +137,12 @@ class Sequences:
         if self._rebuilding.pop(entry, None) is None:
             self.index.remove(entry.key)
 
-    # ---- what has to go, or to stay, together
+    # ---- entries that must go, or stay, together
 
     def leaves_first(self, entry: SpanEntry, done: Collection[SpanEntry]) -> Iterator[SpanEntry]:
-        """The published entries that follow `entry`, each after all that follows it, and then `entry` itself.
+        """The published descendants of `entry`, each after all its own descendants, and `entry` last.
 
-        Nothing of `done` comes, nor what follows it: that is done too. The caller may add what came to `done`.
+        Skips the entries of `done` and their descendants. The caller may add the yielded entries to `done`.
         """
         if entry in done:
             return
@@ -160,7 +160,7 @@ class Sequences:
                 ahead.append(child.newest_child)
 
     def ancestors(self, entries: Iterable[SpanEntry | None]) -> set[SpanEntry]:
-        """All that the entries follow, directly or not."""
+        """All ancestors of the entries."""
         found: set[SpanEntry] = set()
         for entry in entries if self._count else ():
             before = entry.parent if entry is not None else None
@@ -170,7 +170,7 @@ class Sequences:
         return found
 
     def hidden_ancestors(self, entry: SpanEntry) -> list[SpanEntry] | None:
-        """The hidden blocks before a hidden one, the nearest first; None if a block before it is gone."""
+        """The hidden ancestors of a hidden block, the nearest first. None if an ancestor was removed."""
         hidden: list[SpanEntry] = []
         before = entry.parent
         while before is not None and before.state is not EntryState.LIVE:
@@ -181,7 +181,7 @@ class Sequences:
         return hidden
 
     def first_blocks(self, tag: bytes, up_to: int, most: int) -> list[SpanEntry]:
-        """Up to `most` first blocks of a namespace, oldest first, none published after the `up_to`-th entry."""
+        """Up to `most` first blocks of a namespace's sequences, oldest first, up to the `up_to`-th published entry."""
         heads = self._first_blocks.get(tag, {})
         return list(islice(takewhile(lambda entry: entry.sequence <= up_to, heads), most))
 
@@ -197,16 +197,16 @@ class Sequences:
             return None
 
     def rebuild(self) -> list[SpanEntry]:
-        """Puts a slice of what was found back into the index.
+        """Puts the next slice of recovered blocks into the index.
 
         Returns:
-            Those that turned out not to continue what they say they continue. They are not matched.
+            The blocks that do not continue their parents. They are not matched.
         """
         first = islice(takewhile(_is_published, self._rebuilding), REBUILD_SLICE)
         return [entry for entry in list(first) if not self._rebuild(entry)]
 
     def check_invariants(self, entries: Iterable[SpanEntry]) -> None:
-        """Asserts what the module's docstring promises, of all that are stored."""
+        """Asserts what the module's docstring promises, for all stored entries."""
         blocks = {entry for entry in entries if entry.prefix_bytes}
         assert len(blocks) == self._count
         assert {head for heads in self._first_blocks.values() for head in heads} == {
@@ -225,7 +225,7 @@ class Sequences:
         self.index.check_invariants()
 
     def _restored(self, entry: SpanEntry) -> bool:
-        """Whether the entry is in the index, into which it is put, with all before it, unless that would take long."""
+        """Whether the entry is in the index. Adds it and its ancestors, unless they are more than PATH_MAX."""
         path: list[SpanEntry] = []
         before: SpanEntry | None = entry
         while before is not None and before in self._rebuilding:
@@ -234,7 +234,7 @@ class Sequences:
         return len(path) <= PATH_MAX and all(map(self._rebuild, reversed(path)))
 
     def _rebuild(self, entry: SpanEntry) -> bool:
-        """Whether it could be put into the index."""
+        """Adds a recovered block to the index; whether that succeeded."""
         record = self._rebuilding[entry]
         try:
             self.index.add(entry.key, record, self._text_at(entry, record))

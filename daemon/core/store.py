@@ -1,24 +1,26 @@
-"""The store's core: what is stored, what is on its way, who computes what. Events in, effects out; time is an argument.
+"""The store's core: entries, puts in flight, claims. Events in, effects out; time is an argument.
 
-    handle(event, now) ─┬─ dispatch  which part carries out an event
+    handle(event, now) ─┬─ dispatch  chooses the part that carries out the event
                         ├─ intake    puts: Commit, parts, room, copies
-                        │     └─ publication  a put whose copies are whole becomes an entry
+                        │     └─ publication  turns a completely copied put into an entry
                         ├─ requests  every other message of a client
-                        ├─ claims    who computes a missing key
-                        ├─ expiry    time to live, pins by message, explicit ends
+                        ├─ claims    which client computes a missing key
+                        ├─ expiry    time to live, pins by message, ends of entries
                         ├─ sweeps    Clear, Invalidate and EvictPrefixes, in slices
                         ├─ matching  the longest cached prefix, and the uses that follow from it
-                        ├─ idle_sweep  what is idle goes when memory is short, in slices
-                        ├─ residency pages of the ring: given back, taken back
+                        ├─ idle_sweep  evicts idle entries under pressure, in slices
+                        ├─ residency pages of the ring: punched out, taken back
                         └─ reclaim   room: Drain, victims by policy, then Scan, Scanned, free
-                                      └─ span_table  ring and index: every span's state
-                                           └─ sequences  what follows what, in the prefix index
+                                      └─ span_table  the state of every span
+                                           ├─ allocated_spans  bytes, slots and ids of spans
+                                           └─ sequences  parents and children, and the prefix index
 
-`handle` is the only mutator. Queries (`status`, `entries`, `entry`, `why`, `gone`, `next_timer`) change nothing.
+Owns the order of the steps of an event. Does not own shared memory, sockets or threads.
 
-No event takes long, whatever is stored: each does a bounded amount of work (a slice of 256 entries, a scan's 256
-spans, 1,024 of the coldest looked at) and leaves the rest to the next Tick, which `next_timer` then asks for at once;
-the caller may handle other events in between.
+Invariants: `handle` and `recover` are the only mutators of entries. Queries (`status`, `entries`, `entry`, `why`,
+`gone`, `next_timer`) change nothing. No event takes long, whatever is stored: each does a bounded amount of work (a
+slice of 256 entries, a scan's 96 spans, 256 examined entries a walk) and leaves the rest to the next Tick. `next_timer`
+then asks for a Tick at once, and the caller may handle other events before it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from .sequences import Read, Sequences
 from .sweeps import SLICE
 
 ROWS_MAX: Final = 256
-"""Entries that one question is told: 2 to 3 ms."""
+"""Entries in one answer: 2 to 3 ms."""
 MAKES_ROOM: Final[frozenset[type[Event]]] = frozenset({Moved, Drained, Scanned, Punched, Allocated})
 """The outcomes that the put at the head of the queue may wait for."""
 
@@ -51,14 +53,14 @@ def _no_bytes(offset: int, size_bytes: int) -> bytes:
 
 
 class Store:
-    """One ring's entries.
+    """The entries of one ring.
 
     Args:
-        unix_at_zero_s: the Unix time at time 0, for what people are shown. Whoever asks for entries sets it anew, since
+        unix_at_zero_s: the Unix time at time 0, for times shown to people. The caller of a query sets it anew, since
             the wall clock may have been set meanwhile.
-        read: (offset, bytes) → what stands there in the ring; without it no cached sequences can be stored.
-        seed: of the prefix index: random, and nobody else's.
-        quotas: what one uid may have; without it, all.
+        read: (offset, bytes) → the ring's bytes; without it no cached sequences can be stored.
+        seed: of the prefix index; random and secret.
+        quotas: the limits on one uid; None: no limits.
     """
 
     def __init__(
@@ -102,42 +104,42 @@ class Store:
         return self._parts.limits
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Changes the store as `event` says, at time `now` (seconds, never less than before, by a clock that the next
-        daemon of this memory goes by too).
+        """Changes the store as `event` says, at time `now`: seconds by a clock that never goes back and that the next
+        daemon of this memory uses too.
 
-        The steps and their order are the same for every event. Step 3 comes again after step 4; no other step comes
-        twice. What a step leaves over waits for the next Tick.
+        The steps and their order are the same for every event. Step 3 is repeated after step 4; no other step is
+        repeated. The next Tick continues unfinished work.
 
         Returns:
-            What is to be done, in this order.
+            The effects to carry out, in this order.
         """
         self._outbox.now = now
         # 1. The event is carried out.
         self._dispatch.carry_out(event, now)
-        # 2. What follows an ended entry ends too, a slice of it; a sweep that is through is answered.
+        # 2. A slice of the descendants of ended entries ends; a sweep that has ended is answered.
         if self._expiry.ending:
             self._expiry.end_children(SLICE)
         if self.sweeps:
             self.sweeps.answer()
-        # 3. Before any put, what is in memory is brought to what may be. Step 4 is decided before that: reconciling
-        #    ends the search that it goes on with.
+        # 3. Resident bytes and budgets are reconciled before any put is placed. `may_fit` is taken first: reconciling
+        #    clears the state that it depends on.
         may_fit = self._may_fit(event)
         self._reconcile(now)
-        # 4. Puts that wait are placed, and victims are chosen for the first that does not fit.
+        # 4. Waiting puts are placed, and victims are chosen for the first one that does not fit.
         if may_fit:
             self.intake.serve(now)
             self._reconcile(now)
-        # 5. What was unpublished until here is looked at by one scan.
+        # 5. One scan is requested for all spans unpublished so far.
         self._reclaim.scan_if_due()
-        # 6. Clients that left are forgotten once their puts have ended.
+        # 6. Clients that have left are forgotten once their puts have ended.
         if self._dispatch.leaving:
             self._dispatch.forget_left()
-        # 7. The governor is told what the ring holds.
+        # 7. The ring's resident bytes are reported to the governor.
         self._parts.residency_report.report(self.intake.ring_bytes, stuck=self._reclaim.stuck)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
-        """When a Tick is due; not after the last event's time where the store put work off."""
+        """When the next Tick is due. Not after the time of the last event if work was postponed."""
         if any(
             (
                 self.sweeps,
@@ -162,14 +164,14 @@ class Store:
         return min((timer for timer in timers if timer is not None), default=None)
 
     def recover(self, records: Iterable[Recovered], now: float, missing: Iterable[tuple[int, int]] = ()) -> None:
-        """Takes over what a former daemon left: once, before the first event.
+        """Takes over the memory of an earlier daemon: once, before the first event.
 
-        `missing` are the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory:
-        they are withdrawn, and taken back as far as may be.
+        `missing`: the stretches (offset, bytes) of the ring, whole pages in ascending order, that are not in memory.
+        They are withdrawn, and taken back as far as the limits allow.
 
-        `records` has every allocated slot. A published one becomes an entry, any other waits for a scan; so does one
-        whose header does not agree with its slot, which is unpublished. Entries become known to the policy in the
-        order of their creation, but blocks of sequences come after their parents.
+        `records` has every allocated slot. A published slot becomes an entry; any other waits for a scan. A published
+        slot whose span header disagrees is unpublished and waits for a scan too. The policy learns of the entries in
+        the order of their last use, except that parents come before their children.
         """
         for offset, size_bytes in missing:
             withdrawn = self.memory.ring.withdraw(offset, size_bytes)
@@ -179,39 +181,41 @@ class Store:
         self._reclaim.scan_soon(now)
 
     def evict_only_for_puts(self) -> None:
-        """The daemon is about to end: room is made for puts alone. Budgets are the next daemon's to meet."""
+        """The daemon is about to end: from now on entries are evicted for puts only. The next daemon enforces the
+        budgets."""
         self._reclaim.evict_only_for_puts()
 
     def status(self, now: float | None = None) -> dict[str, Any]:
-        """Sizes and counters, without walking entries. `now`: by the store's clock, else the last event's time."""
+        """Sizes and counters, without a walk over entries. `now`: by the store's clock; None: the last event's time."""
         return report.status(self, self._outbox.now if now is None else now)
 
     def entries(
         self, after: bytes | None, count: int, namespace: bytes | None = None
     ) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Entries behind the key `after`, in an order of their own: up to `count`, or ROWS_MAX.
+        """Entries after the key `after`, in a fixed order: up to `count`, or ROWS_MAX.
 
         Returns:
-            The entries, and the key behind which to go on; None where nothing more comes.
+            The entries, and the key from which to continue; None at the end.
         """
         found, behind = self.memory.entries.page(after, min(count, ROWS_MAX), namespace)
         return [report.entry(self, entry) for entry in found], behind
 
     def entry(self, key: bytes) -> dict[str, Any] | None:
-        """What is known of one entry."""
+        """The description of one entry."""
         found = self.memory.entries.find(key)
         return None if found is None else report.entry(self, found)
 
     def why(self, key: bytes, now: float) -> dict[str, Any]:
-        """Why a key's entry stays, or went (`why`)."""
+        """Why a key's entry stays in the ring, or left it (`why`)."""
         return why.why(self, key, now)
 
     def gone(self, key: bytes, digits: int, most: int) -> list[bytes]:
-        """Up to `most` keys of entries that went, the latest first, whose first hexadecimal digits are the key's."""
+        """Up to `most` keys of removed entries with the same first hexadecimal digits as the key, the latest removal
+        first."""
         return self.removal_history.beginning(key, digits, most)
 
     def by_uid(self, besides: Iterable[int] = ()) -> dict[int, dict[str, int]]:
-        """What each uid has here of what all share: every uid that has anything, and those named."""
+        """The amounts that each uid has of shared resources: for every uid that has any, and for those of `besides`."""
         return report.by_uid(self, besides)
 
     def check_invariants(self) -> None:
@@ -232,12 +236,12 @@ class Store:
             assert not (live and self.claims.claimed(entry.key)), "a claim on what is there"
 
     def _may_fit(self, event: Event) -> bool:
-        """Whether a put that waits may fit since the event, or a search for its room is to go on."""
+        """Whether a waiting put may fit after this event, or a search for its room is to be continued."""
         goes_on = self.intake.searching and isinstance(event, Tick)
         return type(event) in MAKES_ROOM or goes_on or self._reclaim.searching or self.intake.changed
 
     def _reconcile(self, now: float) -> None:
-        """Asks for pages, or gives them back; then chooses victims for pages and budgets, unless what is idle goes
-        first."""
+        """Requests or returns pages, then chooses victims for pages and budgets. Idle entries go first if a walk for
+        them is in progress."""
         self.residency.step(now)
         self._reclaim.reconcile(now, idle_first=self.idle_sweep.walking)

@@ -1,7 +1,6 @@
-"""What has happened to device entries since the daemon began, counted as it happens.
+"""The governor's counters since the daemon started, kept up to date so that status walks nothing.
 
-Invariant (checked by whoever knows what is resident):
-registered == resident + offloaded + dropped + released + gone_with_owner.
+Invariant (checked by Devices and Governor): registered == resident + offloaded + dropped + released + gone_with_owner.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class GovernorCounters:
-    """Only ever rising. `refused` by the error's code, `transitions` by the mode that was entered.
+    """Monotonic counters. `refused` by the error's code, `transitions` by the mode entered.
 
-    `renewed`: registrations of what was there; `promoted`: those of what had been offloaded, among `registered`.
-    `used`: uses that owners told of. `freed_bytes` is what they say their drivers got back.
+    `renewed`: registrations of registered keys. `promoted`: registrations of offloaded keys, a part of `registered`.
+    `used`: uses that owners reported. `freed_bytes`: bytes that owners report their drivers got back.
     """
 
     registered: int = 0

@@ -1,7 +1,9 @@
-"""What becomes of ordered entries: gone, remembered if it was to the host tier, kept, or back, if nobody answered.
+"""Processes acknowledgements of orders, and their absence: entries are gone, remembered, kept, or resident again.
 
-Owns: how an acknowledgement changes table, pass, memory of what was offloaded, and counters, and what its lack does.
-Does not own: whether one is valid, nor when an owner is late (`DeviceOrders`).
+Owns how an acknowledgement changes the table, the pass, the memory of offloaded entries, and the counters; and how a
+missed deadline does. Does not own whether an acknowledgement is valid, nor when an owner is late (`DeviceOrders`).
+
+Invariant: every row of an acknowledgement leaves its order.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def carry_out(
     kept_until: float,
     now: float,
 ) -> None:
-    """Takes an acknowledgement. `rows`: one for each key offloaded, dropped, kept, all of them under the order."""
+    """Processes an acknowledgement. `rows`: one for each key offloaded, dropped, kept, all of them under the order."""
     device, table, counters = order.device, order.device.table, outbox.counters
     gone = len(message.offloaded) + len(message.dropped)
     offloaded, dropped, kept = np.split(rows, [len(message.offloaded), gone])
@@ -43,14 +45,15 @@ def carry_out(
     promotions.remembered.add(device.name, order.owner.client, table, offloaded, now)
     orders.detach(device, rows, now)
     table.remove(rows[:gone])
-    # Kept ones are in use where they are. Those whose owner was late are resident already.
+    # Kept entries are in use. If their owner was late, they are resident already.
     table.take_back(kept[table.state[kept] == ORDERED], kept_until)
     table.not_before[kept] = kept_until
     device.coldest.thaw(kept_until)
 
 
 def take_back(owner: Owner, rows: Rows, outbox: GovernorOutbox, until: float) -> None:
-    """An owner is late with these rows: nothing is known to have gone, and they are let alone until then."""
+    """Makes the rows of a late owner resident again: they are not known to be gone. They are not ordered before
+    `until`."""
     device = owner.device
     device.table.take_back(rows, until)
     outbox.counters.timed_out += len(rows)

@@ -1,13 +1,13 @@
-"""Orders to owners: their numbers, what is open of them, when an owner is late.
+"""Orders to owners: their numbers, their open keys, and the owners' deadlines.
 
-Owns: order records, the queue of those not sent yet, owners' deadlines. Does not own: what is ordered away, nor what
-becomes of rows that were acknowledged.
+Owns the order records, the queue of unsent orders, and the deadlines. Does not own the choice of entries, nor what
+happens to acknowledged rows.
 
-A pass over many entries is ordered at once, in columns, and told to owners slice by slice: `send` tells a few.
-Entries that are late are resident again, and stay known under their order: an owner that comes round later is heard.
+The orders of a large pass are made at once, in columns, and sent in slices: `send` sends a few. Entries of a late owner
+are resident again and stay known under their order, so a late acknowledgement is accepted.
 
-Invariants: numbers rise and are not used again; an order is known as long as a row stands under it; an owner has a
-deadline as long as it has an open order.
+Invariants: numbers rise and are never used twice. An order is known while a row is under it. An owner has a deadline
+while it has an open order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SLOTS_OF_16_BITS = 1 << 15
 
 @dataclass(slots=True)
 class OpenOrder:
-    """An order. `rows`: what it names, until it is sent; `count`: rows under it; `open`: neither done nor late."""
+    """An order. `rows`: the rows that it names, until it is sent; `count`: the rows under it; `open`: neither done nor
+    late."""
 
     number: int
     device: DeviceRecord
@@ -47,7 +48,7 @@ class OpenOrder:
 
 
 class DeviceOrders:
-    """All devices' orders that anything is left of."""
+    """The orders of all devices that still have rows."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
@@ -58,27 +59,27 @@ class DeviceOrders:
         self._due: Deadlines[Owner] = Deadlines()
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """For orders from now on."""
+        """Applies to later orders."""
         self._limits = limits
 
     @property
     def unsent(self) -> bool:
-        """Whether `send` has something to do."""
+        """Whether `send` has an order to send."""
         return bool(self._unsent)
 
     def next_timer(self) -> float | None:
-        """When the first owner is late."""
+        """The deadline of the first owner."""
         return self._due.next_timer()
 
     def number(self) -> int:
-        """A number for an order that is not acknowledged."""
+        """The next number, for an order without an acknowledgement."""
         self._last += 1
         return self._last
 
     def give(
         self, device: DeviceRecord, rows: Rows, host_accepts: bool, reason: str, now: float, part_of: Pass | None = None
     ) -> None:
-        """Orders resident rows away, each to its owner, as offload or drop."""
+        """Orders resident rows away, each from its owner, as offload or drop."""
         if not len(rows):
             return
         table = device.table
@@ -111,11 +112,11 @@ class DeviceOrders:
         if part_of is not None:
             part_of.open_orders += len(turns)
             part_of.ordered += len(rows)
-        # Every owner's first order goes before anybody's second.
+        # Every owner's first order is sent before any owner's second.
         self._unsent.extend(number for _, number in sorted(turns))
 
     def send(self, most: int) -> None:
-        """Tells owners up to `most` orders."""
+        """Sends up to `most` orders to owners."""
         for _ in range(most):
             if not self._unsent:
                 return
@@ -129,7 +130,7 @@ class DeviceOrders:
             self.tell(order.owner.client, words, size_bytes)
 
     def tell(self, client: int, order: messages.Order, size_bytes: int) -> None:
-        """One order goes out, and whoever watches hears of it."""
+        """Sends one order, and announces it to watchers."""
         self._outbox.send(client, order)
         self._outbox.announce(
             "order",
@@ -143,11 +144,11 @@ class DeviceOrders:
         )
 
     def find(self, client: int, message: messages.AcknowledgeOrder) -> tuple[OpenOrder, Rows]:
-        """The order that is acknowledged, and a row for each key: offloaded, dropped, kept.
+        """The acknowledged order, and a row for each key: offloaded, dropped, kept.
 
         Raises:
-            UnknownOrder: not an order to this client on this device, or a key that is not of it, or not any more; or
-                bytes freed for no key at all.
+            UnknownOrder: the order is not one to this client on this device; a key is not, or no longer, of the order;
+                or bytes were freed without any key.
         """
         order = self._open.get(message.order)
         if order is None or order.owner.client != client or order.device.name != message.device:
@@ -171,12 +172,12 @@ class DeviceOrders:
         return order, rows
 
     def extend_deadline(self, owner: Owner, now: float) -> None:
-        """The owner carried a part of its orders out: it has its time anew for what is open still."""
+        """Restarts the deadline of an owner that acknowledged a part of its orders."""
         if owner.orders:
             self._due.set(owner, now + self._limits.ack_s)
 
     def detach(self, device: DeviceRecord, rows: Rows, now: float) -> None:
-        """These rows no longer stand under their orders, whether open or late."""
+        """Removes these rows from their orders, open or late."""
         numbers = device.table.order[rows]
         numbers = numbers[numbers > 0]
         for number, count in runs(numbers):
@@ -188,7 +189,8 @@ class DeviceOrders:
         device.table.order[rows] = 0
 
     def take_late(self, now: float) -> tuple[Owner, Rows] | None:
-        """One owner whose time is up: its orders are late, and these rows are ordered away under them."""
+        """One owner that missed its deadline, and its rows that are still ordered away. Its orders are no longer
+        open."""
         owner = self._due.pop_due(now)
         if owner is None:
             return None

@@ -1,10 +1,11 @@
-"""Entries that were offloaded, remembered so that they are promoted before they are needed.
+"""Remembers offloaded entries, and asks their clients to promote them before they are needed.
 
-Owns: what was offloaded lately, by device, key and agent, which of it was asked for, what to ask for next. Does not
-own: orders.
+Owns the recently offloaded entries by device, key and agent, those that were asked for, and what to ask for next. Does
+not own orders.
 
-Invariants: at most `remembered_max` entries, the oldest of a device forgotten first; none that is registered, none
-whose owner left; one that was asked for and is not in the gauge yet counts as used.
+Invariants: at most `remembered_max` entries are remembered; the oldest of a device are forgotten first. A remembered
+entry is not registered, and its client is connected. An entry that was asked for and is not in the gauge yet counts as
+used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FORGET_SHARE: Final = 64
 
 
 class Trace(NamedTuple):
-    """What an entry was when it left. `client`: whose it was, and who is asked to bring it back."""
+    """The description of an offloaded entry. `client`: its owner, which is asked to bring it back."""
 
     client: int
     size_bytes: int
@@ -38,9 +39,10 @@ class Trace(NamedTuple):
 
 
 class Remembered:
-    """Offloaded entries of each device, in columns, as those that are there; `owner` is the client's number here.
+    """Offloaded entries of each device, in columns like registered ones; `owner` is the client's number here.
 
-    When there are too many, a device's oldest are forgotten, a few more than needed, so that it is not at once again.
+    If there are too many, a device's oldest entries are forgotten, and a few more than needed, so that the next
+    addition does not forget again.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,28 +53,27 @@ class Remembered:
         return sum(map(len, self._tables.values()))
 
     def add(self, device: str, client: int, table: Table, rows: Rows, now: float) -> None:
-        """Rows of the device's table were offloaded by the client."""
+        """Remembers rows of the device's table that the client has offloaded."""
         if len(rows):
             self._tables.setdefault(device, Table()).copy(table, rows, client, now)
             self._forget_oldest(device)
 
     def find(self, device: str, key: bytes) -> Trace | None:
-        """What is remembered of a key."""
+        """The description of a remembered key; None if it is not remembered."""
         table = self._tables.get(device)
         row = table.find(key) if table else None
         return None if table is None or row is None else _trace(table, row)
 
     def forget(self, device: str, key: bytes) -> None:
-        """A key that is remembered is so no longer."""
+        """Forgets a remembered key."""
         table = self._tables[device]
         row = table.find(key)
         assert row is not None
         self._remove(device, np.array([row]))
 
     def up_next(self, device: DeviceRecord, agents: Sequence[str], now: float, most: int) -> list[tuple[bytes, Trace]]:
-        """Up to `most` entries of these agents, the first agent's first and of each its oldest, that may be asked for
-        now, of clients that are there.
-        """
+        """Up to `most` entries of these agents that may be asked for now, of clients that respond. The first agent's
+        come first, and of each agent the oldest."""
         table = self._tables.get(device.name)
         numbers = [number for number in map(table.agents.number, agents) if number] if table else []
         if table is None or not numbers:
@@ -92,12 +93,12 @@ class Remembered:
         return [(key, _trace(table, row)) for key, row in zip(keys, rows[chosen].tolist(), strict=True)]
 
     def client_left(self, client: int) -> None:
-        """Nobody has its entries in mind any more."""
+        """Forgets the client's entries."""
         for device, table in list(self._tables.items()):
             self._remove(device, table.where(owner=client))
 
     def put_off(self, device: str, keys: Sequence[bytes], until: float) -> None:
-        """These keys, all of them remembered, were asked for, and are not to be before that time."""
+        """These remembered keys were asked for, and are not asked for again before `until`."""
         table = self._tables[device]
         table.not_before[table.rows(keys)] = until
 
@@ -109,7 +110,7 @@ class Remembered:
             assert len(table), "an empty table was kept"
 
     def _forget_oldest(self, device: str) -> None:
-        """The device that there is too much for now forgets its own."""
+        """Forgets the oldest entries of this device until the limit holds."""
         excess = len(self) - self._most
         if excess <= 0:
             return
@@ -143,7 +144,7 @@ class _Asked:
 
 
 class Promotions:
-    """What was offloaded from each open device, and what of it is on its way back."""
+    """The entries offloaded from each open device, and those that were asked for."""
 
     def __init__(self, limits: GovernorLimits, outlook: Outlook) -> None:
         self.remembered = Remembered(limits.remembered_max)
@@ -155,11 +156,11 @@ class Promotions:
         self._asked[device] = {}
 
     def closed(self, device: str) -> None:
-        """Nobody is there any more to ask."""
+        """The device has no owner left to ask."""
         del self._asked[device]
 
     def registered(self, device: str, key: bytes, now: float) -> Trace | None:
-        """A key is there, asked for or not. What was remembered of it, which is forgotten."""
+        """Records that a key is registered, asked for or not. Returns and forgets its description."""
         asked = self._asked[device].get(key)
         if asked is not None:
             asked.registered_at = now
@@ -169,7 +170,7 @@ class Promotions:
         return trace
 
     def released(self, device: str, client: int, keys: Sequence[bytes]) -> None:
-        """A client deleted these: it is not to get them again."""
+        """Forgets keys that their client deleted, so that they are not asked for."""
         for key in keys:
             trace = self.remembered.find(device, key)
             if trace is not None and trace.client == client:
@@ -178,9 +179,8 @@ class Promotions:
     def take(
         self, device: DeviceRecord, circumstances: Circumstances, limits: GovernorLimits, now: float
     ) -> dict[int, list[tuple[bytes, Trace]]]:
-        """What to ask of whom now, nearest agents' first: as much as keeps the device under its pressure threshold and
-        its budgets, `keys_per_request_max` entries at most.
-        """
+        """The entries to ask for now, by client, the nearest agents' first: as many as keep the device under its
+        pressure threshold and its budgets, at most `keys_per_request_max`."""
         asked = self._asked[device.name] = {
             key: asked
             for key, asked in self._asked[device.name].items()

@@ -1,9 +1,9 @@
-"""One device: its table, who owns what of it, and the pass that is under way.
+"""The record of one device: its table of entries, its owners, and its current pass.
 
-Owns: owners' slots, and which rows may be ordered away now. Does not own: what is ordered (passes), order numbers
-(device_orders), promotion.
+Owns the owners' slots, and which rows may be ordered away now. Does not own what is ordered (passes), order numbers
+(device_orders), or promotion.
 
-Invariants: a slot has one owner at a time; every row that is not free is of a slot that has one.
+Invariants: a slot has one owner at a time; every row that is not free belongs to a slot with an owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _RETURNS_MAX: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A client's entries on one device. `orders`: open ones; `unresponsive`: it was late, and silent since."""
+    """A client's entries on one device. `orders`: its open orders; `unresponsive`: it missed a deadline and has sent
+    nothing since."""
 
     device: DeviceRecord
     client: int
@@ -36,10 +37,11 @@ class Owner:
 
 
 class ColdestRows:
-    """The least recently used rows that may go, found ahead, so that a registration over budget does not rank a table.
+    """The least recently used rows that may go, found in advance, so that a registration over budget need not rank the
+    whole table.
 
-    What is used, ordered away or removed meanwhile is passed over; what is new is warmer. Only rows that may go
-    *again* could be missed: the list ends when the first of them may (`thaw`).
+    Rows that were used, ordered away or removed since are skipped; new rows are warmer than those listed. Only rows
+    that may go *again* could be missed: the list ends when the first of them may (`thaw`).
     """
 
     def __init__(self) -> None:
@@ -48,11 +50,12 @@ class ColdestRows:
         self._thaws_at = -math.inf
 
     def thaw(self, at: float) -> None:
-        """From then on, rows may go that cannot before; -inf: from now on."""
+        """Rows may go from `at` on that may not go before; -inf: from now on."""
         self._thaws_at = min(self._thaws_at, at)
 
     def ahead(self, device: DeviceRecord, now: float) -> Iterator[Rows]:
-        """Rows, the coldest first: few, then more, at last all that may go. Each time from the first on."""
+        """The rows, coldest first: few, then more, finally all that may go. Each yield starts with the first row
+        again."""
         stale = now >= self._thaws_at
         if not stale:
             for count in (_HEAD, len(self._rows)):
@@ -84,7 +87,7 @@ class ColdestRows:
 
 
 class DeviceRecord:
-    """State to read; what changes a device's rows goes through Devices."""
+    """State to read. Changes of a device's rows go through Devices."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -99,7 +102,7 @@ class DeviceRecord:
         self._returned: deque[tuple[float, int]] = deque(maxlen=_RETURNS_MAX)
 
     def open(self, client: int) -> None:
-        """The client is an owner here; it may have been."""
+        """Makes the client an owner here, if it is not one already."""
         if client in self.owners:
             return
         slot = next((slot for slot, owner in enumerate(self._slots) if owner is None), len(self._slots))
@@ -107,17 +110,17 @@ class DeviceRecord:
         self._slots[slot : slot + 1] = [owner]
 
     def close(self, client: int) -> None:
-        """The client is no owner any more, and has no rows."""
+        """Ends the ownership of a client without rows."""
         self._slots[self.owners.pop(client).slot] = None
 
     def owner_of_slot(self, slot: int) -> Owner:
-        """Whose rows have this slot."""
+        """The owner of the rows with this slot."""
         owner = self._slots[slot]
         assert owner is not None
         return owner
 
     def may_go(self, rows: Rows | slice, now: float) -> Mask:
-        """A bool a row: resident, not kept lately, of an owner that answers."""
+        """One bool for each row: it is resident, was not kept recently, and its owner responds."""
         table = self.table
         mask: Mask = (table.state[rows] == RESIDENT) & (table.not_before[rows] <= now)
         silent = [owner is not None and owner.unresponsive for owner in self._slots]
@@ -126,17 +129,17 @@ class DeviceRecord:
         return mask
 
     def returned(self, freed_bytes: int, now: float) -> None:
-        """Drivers got memory back; samples that were begun before do not show it."""
+        """Records memory that drivers got back. Samples begun before do not show it."""
         if freed_bytes:
             self._returned.append((now, freed_bytes))
 
     def leaving_bytes(self, circumstances: Circumstances) -> int:
-        """What the sample shows as used and is on its way out, or gone."""
+        """Bytes that the sample shows as used, and that are ordered away or already freed."""
         unseen = sum(freed for at, freed in self._returned if at >= circumstances.began_at)
         return self.table.ordered_bytes + unseen
 
     def settle(self, circumstances: Circumstances) -> None:
-        """Takes a sample: ends a pass that is over, and being stuck, if it shows that."""
+        """Processes a sample: ends a pass that is over, and ends `stuck` if the sample shows a fall."""
         while self._returned and self._returned[0][0] < circumstances.began_at:
             self._returned.popleft()
         fall = STUCK_FALL * circumstances.total_bytes
@@ -148,7 +151,7 @@ class DeviceRecord:
             self.current_pass = None
 
     def status(self) -> dict[str, Any]:
-        """The device in plain values."""
+        """The device for status, in plain values."""
         table = self.table
         return {
             "device": self.name,
@@ -162,7 +165,7 @@ class DeviceRecord:
         }
 
     def owners_status(self) -> list[dict[str, Any]]:
-        """Each owner in plain values."""
+        """Each owner for status, in plain values."""
         return [
             {
                 "client": owner.client,
@@ -179,4 +182,4 @@ class DeviceRecord:
         assert {o.slot: o for o in self.owners.values()} == {s: o for s, o in enumerate(self._slots) if o is not None}
         live = self.table.state[: self.table.end] != FREE
         slots = set(self.table.owner[: self.table.end][live].tolist())
-        assert slots <= {owner.slot for owner in self.owners.values()}, "rows of nobody"
+        assert slots <= {owner.slot for owner in self.owners.values()}, "rows without an owner"

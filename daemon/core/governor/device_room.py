@@ -1,9 +1,9 @@
-"""Room for a registration: a device's budgets, and which entries must go for it.
+"""Makes room for a registration: checks a device's budgets and chooses the entries that must go.
 
-Owns: max_bytes, max_tokens, max_entries, the floor as a limit on what may go for them, and why there is no room. Does
-not own: orders.
+Owns the checks of max_bytes, max_tokens and max_entries, the floor as a limit on what may go, and the refusals. Does
+not own orders.
 
-Nothing here changes a table, or repeats itself: a refusal is known after one look at each row at most.
+Invariant: nothing here changes a table. A refusal is found after at most one look at each row.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def victims(
     limits: GovernorLimits,
     now: float,
 ) -> Rows:
-    """The rows to order away so that an entry fits, least recently used first; `row`: the one it has already.
+    """The rows to order away so that an entry fits, least recently used first. `row`: the entry's present row, if any.
 
     Raises:
-        DeviceFull: all that may go would not make room; the budget is named.
-        BelowFloor: it would, but what stays would be less than the queueing floor.
+        DeviceFull: evicting every entry that may go would not make room; the text names the budget.
+        BelowFloor: it would, but the rest would be below the queueing floor.
     """
     _alone(message, limits)
     table = device.table
     nothing = np.zeros(0, np.int64)
     if row is not None and table.state[row] == ORDERED:
-        return nothing  # on its way out, however large
+        return nothing  # ordered away already, whatever its size
     known_bytes, known_tokens = (0, 0) if row is None else (int(table.size_bytes[row]), int(table.tokens[row]))
     after_bytes = table.bytes - table.ordered_bytes - known_bytes + message.size_bytes
     after = Amounts(
@@ -73,7 +73,7 @@ def victims(
 
 
 def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> bool:
-    """Whether so much more fits into every budget with nothing going for it."""
+    """Whether these amounts fit every budget without an eviction."""
     table = device.table
     after = Amounts(
         table.bytes - table.ordered_bytes + more.bytes,
@@ -84,7 +84,7 @@ def has_room(device: DeviceRecord, more: Amounts, limits: GovernorLimits) -> boo
 
 
 def lacking(after: Amounts, limits: GovernorLimits) -> Amounts:
-    """By how much each budget would be passed."""
+    """By how much each budget would be exceeded."""
     return Amounts(
         0 if limits.max_bytes is None else max(0, after.bytes - limits.max_bytes),
         0 if limits.max_tokens is None else max(0, after.tokens - limits.max_tokens),
@@ -105,7 +105,7 @@ def _look(device: DeviceRecord, row: int | None, needs: Amounts, spare_bytes: in
 
 
 def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
-    """An entry that would not fit if it were the only one."""
+    """Refuses an entry that would not fit even alone."""
     if limits.max_bytes is not None and message.size_bytes > limits.max_bytes:
         raise DeviceFull(f"size_bytes = {message.size_bytes} alone is over max_bytes = {limits.max_bytes}: raise it")
     if limits.max_tokens is not None and message.tokens > limits.max_tokens:
@@ -113,7 +113,7 @@ def _alone(message: messages.RegisterEntry, limits: GovernorLimits) -> None:
 
 
 def _lack(after: Amounts, limits: GovernorLimits) -> str:
-    """Which budgets would be passed, in words."""
+    """The budgets that would be exceeded, in words."""
     passed = [
         f"{name} = {most} would be passed ({would_be} with this entry)"
         for name, most, would_be in (

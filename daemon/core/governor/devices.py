@@ -1,17 +1,17 @@
-"""The device tier's registry: who owns which entries, which of them go, what their owners said to that.
+"""The registry of the device tier: the entries of all owners, the orders to evict them, and the acknowledgements.
 
-Owns: devices, their tables, orders and their acknowledgements, passes from sample to sample, promotion. Does not own:
-modes, workflows, reservations, queueing: the governor gives a device's `Circumstances` with each sample and request.
+Owns devices, their tables, orders and acknowledgements, passes from sample to sample, promotion. Does not own modes,
+workflows, reservations or queueing: the governor passes a device's `Circumstances` with each sample and request.
 
     registered ──→ resident ──order──→ ordered ──acknowledged──→ gone (offloaded: remembered)
                        ↑                  │
                        └─── kept, late ───┘
 
-A pass is cut in slices: `sampled` does the first, and of a small table all; `tick`, for which `next_timer` asks without
-delay, goes on with it, and tells owners a few orders at a time.
+A pass is done in slices. `sampled` does the first slice, and all of a small table; `tick`, which `next_timer` requests
+at once, does the next one, and sends a few orders at a time.
 
-Invariants: registered == resident + offloaded + dropped + released + gone_with_owner; a refused request changes
-nothing; at most one pass of a device is under way.
+Invariants: registered == resident + offloaded + dropped + released + gone_with_owner. A refused request changes
+nothing. A device has at most one current pass.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .table import Rows, runs
 __all__ = ["Circumstances", "Devices", "Outlook", "PassPlan"]
 
 ORDERS_A_SLICE: Final = 4
-"""So many orders are told at a time, of keys_per_request_max keys each."""
+"""Orders sent at a time, of keys_per_request_max keys each."""
 ROWS_A_SLICE: Final = 16_384
-"""So many rows are ordered away at a time."""
+"""Rows ordered away at a time."""
 _DONE: Final = object()
 
 
@@ -59,21 +59,21 @@ class Devices:
 
     @property
     def remembered(self) -> int:
-        """Offloaded entries that may be promoted."""
+        """The number of offloaded entries that may be promoted."""
         return len(self._promotions.remembered)
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """For what happens from now on."""
+        """Applies from now on."""
         self._limits = limits
         self._orders.change_limits(limits)
 
     # ---- clients
 
     def open(self, client: int, device: str) -> None:
-        """The client may register entries on a device.
+        """Lets the client register entries on a device.
 
         Raises:
-            LimitReached: devices_max, named, would be passed.
+            LimitReached: devices_max would be exceeded; the text names it.
         """
         known = self._devices.get(device)
         if known is None:
@@ -87,20 +87,20 @@ class Devices:
         known.open(client)
 
     def is_open(self, client: int, device: str) -> bool:
-        """Whether the client may register entries on it, and so has something to say of it."""
+        """Whether the client may register entries on the device, and so may report about it."""
         return self._owner(client, device) is not None
 
     def register(
         self, client: int, message: messages.RegisterEntry, circumstances: Circumstances, now: float
     ) -> messages.Registered:
-        """An entry is there, new or as another version of itself. Entries may be ordered away for it.
+        """Registers a new entry, or a new version of a registered one. Other entries may be ordered away for it.
 
         Raises:
             NoGauge: the client has not opened the device.
-            OwnedElsewhere: another client has the key registered on it.
-            UnderPressure: the device takes nothing new in.
-            DeviceFull: a budget would be passed, whatever may go now.
-            BelowFloor: only what the queueing floor needs could go.
+            OwnedElsewhere: another client has registered the key on the device.
+            UnderPressure: the device accepts no new entries.
+            DeviceFull: a budget would be exceeded even after evicting every entry that may go.
+            BelowFloor: only entries that the queueing floor protects could go.
         """
         self._now = now
         device = self._devices.get(message.device)
@@ -119,7 +119,7 @@ class Devices:
         if row is None and circumstances.refuses:
             raise UnderPressure(circumstances.refuses)
         rows = device_room.victims(device, row, message, circumstances, self._limits, now)
-        # What the host does not take, the owner drops.
+        # The owner drops the entries that the host does not accept.
         self._orders.give(device, rows, circumstances.host_accepts, "budget", now)
         self._orders.send(ORDERS_A_SLICE)
         self._answers(owner)
@@ -132,7 +132,7 @@ class Devices:
         return messages.Registered(message.id, renewed=row is not None)
 
     def use(self, client: int, message: messages.UseEntries, now: float) -> None:
-        """A use for each time that one of the client's keys stands there; others are passed over."""
+        """Counts one use for each time that a key is listed. Keys that are not the client's are ignored."""
         self._now = now
         owner = self._owner(client, message.device)
         if owner is None:
@@ -145,7 +145,7 @@ class Devices:
         self._answers(owner)
 
     def release(self, client: int, message: messages.ReleaseEntries, now: float) -> int:
-        """The client deleted entries: how many of these were registered as its own."""
+        """Removes entries that the client deleted. Returns how many of them were registered by it."""
         self._now = now
         owner = self._owner(client, message.device)
         if owner is None:
@@ -160,10 +160,10 @@ class Devices:
         return len(rows)
 
     def acknowledge(self, client: int, message: messages.AcknowledgeOrder, now: float) -> None:
-        """An owner says what became of an order's entries, though it may be late.
+        """Processes an owner's acknowledgement of an order, even a late one.
 
         Raises:
-            UnknownOrder: the order or a key of it is not known as one of the client's.
+            UnknownOrder: the order, or one of the keys, is not the client's.
         """
         self._now = now
         order, rows = self._orders.find(client, message)
@@ -173,7 +173,7 @@ class Devices:
             self._orders.extend_deadline(order.owner, now)
 
     def client_left(self, client: int, now: float) -> None:
-        """Its entries went with it."""
+        """Removes the client's entries, which ended with it."""
         self._now = now
         for device in list(self._devices.values()):
             owner = device.owners.get(client)
@@ -191,7 +191,8 @@ class Devices:
     # ---- gauges
 
     def sampled(self, name: str, circumstances: Circumstances, now: float) -> None:
-        """A new sample of a device: its last pass may be settled, its next begin; entries may be promoted."""
+        """Processes a new sample of a device: the current pass may end, the next one begin, and entries may be
+        promoted."""
         self._now = now
         device = self._devices.get(name)
         if device is None:
@@ -208,17 +209,17 @@ class Devices:
         self._orders.send(ORDERS_A_SLICE)
 
     def mode_changed(self, name: str, now: float) -> None:
-        """The next pass is another kind of pass, and no repetition."""
+        """Ends `stuck`: the next pass is of another kind, and repeats nothing."""
         device = self._devices.get(name)
         if device is not None:
             self._unstick(device)
 
     def gauge_gone(self, name: str, now: float) -> None:
-        """Nobody knows how full the device is any more. What was ordered stays ordered."""
+        """The device's fill level is unknown from now on. Orders stay in force."""
         self.mode_changed(name, now)
 
     def plan(self, name: str, circumstances: Circumstances, now: float) -> PassPlan:
-        """What a pass would order now; nothing changes."""
+        """What a pass would order now. Changes nothing."""
         device = self._devices.get(name)
         if device is None:
             return PassPlan()
@@ -228,11 +229,11 @@ class Devices:
     # ---- time
 
     def next_timer(self) -> float | None:
-        """When `tick` has something to do: at once where orders are still to be told."""
+        """When `tick` is due: at once while orders wait to be sent."""
         return self._now if self._work or self._orders.unsent else self._orders.next_timer()
 
     def tick(self, now: float) -> None:
-        """Tells owners the next few orders, and finds out who is late."""
+        """Sends the next orders, continues a pass, and processes missed deadlines."""
         self._now = now
         if self._work:
             if next(self._work[0], _DONE) is _DONE:
@@ -247,11 +248,11 @@ class Devices:
     # ---- questions
 
     def status(self) -> list[dict[str, Any]]:
-        """A row a device."""
+        """One row for each device."""
         return [device.status() for device in self._devices.values()]
 
     def owners(self) -> list[dict[str, Any]]:
-        """A row an owner and device."""
+        """One row for each owner and device."""
         clients = self._outbox.clients
         rows = [row for device in self._devices.values() for row in device.owners_status()]
         return [
@@ -277,7 +278,7 @@ class Devices:
         return known.owners.get(client) if known else None
 
     def _answers(self, owner: Owner) -> None:
-        """The owner said something that shows it is at work."""
+        """Records that the owner responds."""
         if owner.unresponsive:
             owner.unresponsive = False
             owner.device.coldest.thaw(self._now)
@@ -322,7 +323,7 @@ class Devices:
         device.current_pass = Pass(circumstances.used_bytes, lowers)
         slices = self._slices(device, device.current_pass, circumstances)
         if len(device.table) > SORTED_WHOLE:
-            # A pass that has nobody to take is over before its first pause.
+            # A pass without an entry to evict ends before its first pause.
             if next(slices, "over") is None:
                 self._work.append(slices)
             return
@@ -330,7 +331,7 @@ class Devices:
             pass
 
     def _slices(self, device: DeviceRecord, current_pass: Pass, circumstances: Circumstances) -> Iterator[None]:
-        """One pass: rows are chosen, then ordered away, as far as they are then what they were."""
+        """One pass: chooses rows, then orders them away as far as they have not changed meanwhile."""
         table, last_serial = device.table, device.table.last_serial
         rows = yield from self._choose(device, circumstances, self._now)
         for begin in range(0, len(rows), ROWS_A_SLICE):

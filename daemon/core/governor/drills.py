@@ -1,10 +1,12 @@
-"""Made-up readings: what would follow from one, or what does, while whoever drills is there.
+"""Drills: made-up readings that show what would follow from them, or that act until the client leaves.
 
-Owns: shadow modes, one for each client and gauge that it asks about. Does not own the modes that count (tiers), nor
-what a pass orders (devices) or a ring gives back (host): it asks them, and changes nothing of theirs.
+Owns the shadow modes, one for each client and gauge that it asks about. Does not own the actual modes (tiers), the
+orders of a pass (devices) or the ring's memory (host): it queries these parts and changes nothing of theirs.
 
-A shadow begins where its gauge stands, and goes on from each of its client's readings to the next: so a file of
-readings plays as it would for real, hysteresis included.
+A shadow starts in its gauge's mode and continues from one reading of its client to the next. So a file of readings
+plays as it would in reality, hysteresis included.
+
+Invariant: every shadow belongs to a connected client.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from .tiers import Changes, Gauge, Tiers
 
 
 def sample_of(message: messages.Drill, now: float) -> Sample:
-    """The made-up reading as if a gauge had given it."""
+    """The made-up reading in the form of a gauge's reading."""
     tier = Tier.HOST if message.gauge == HOST_GAUGE else Tier.DEVICE
     return Sample(message.gauge, tier, message.used_bytes, message.total_bytes, "drill", now)
 
 
 class Drills:
-    """Answers Drill. `circumstances` says how a device stands by a gauge."""
+    """Answers Drill. `circumstances`: gives a device's circumstances by a gauge."""
 
     def __init__(
         self,
@@ -49,17 +51,17 @@ class Drills:
         self._shadows: dict[int, dict[str, Gauge]] = {}
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """For readings from now on."""
+        """Applies to later readings."""
         self._limits = limits
         for shadows in self._shadows.values():
             for gauge in shadows.values():
                 gauge.state.change_thresholds(limits.thresholds)
 
     def ask(self, client: int, message: messages.Drill, now: float) -> messages.Drilled:
-        """What would follow. Only the shadow goes on.
+        """What would follow from the reading. Only the shadow changes.
 
         Raises:
-            LimitReached: the client asks about one gauge too many; devices_max is named.
+            LimitReached: the client asks about too many gauges; the text names devices_max.
         """
         shadows = self._shadows.get(client, {})
         gauge = shadows.get(message.gauge)
@@ -75,11 +77,11 @@ class Drills:
         return self._drilled(message, before, gauge, now)
 
     def act(self, client: int, message: messages.Drill, now: float) -> tuple[messages.Drilled, Changes]:
-        """The reading takes the gauge's place. What is told is what a pass is about to order.
+        """The reading replaces the gauge's own. The answer says what a pass is about to order.
 
         Raises:
             OwnedElsewhere: another client drills that gauge.
-            LimitReached: there are as many gauges as there may be; devices_max is named.
+            LimitReached: there are as many gauges as allowed; the text names devices_max.
         """
         driller = self._tiers.driller(message.gauge)
         if driller not in (None, client):
@@ -93,11 +95,11 @@ class Drills:
         return self._drilled(message, before, changes.fresh[0], now), changes
 
     def client_left(self, client: int) -> None:
-        """Its shadows end."""
+        """Ends the client's shadows."""
         self._shadows.pop(client, None)
 
     def check_invariants(self, clients: set[int]) -> None:
-        """Asserts that shadows are those of clients that are there."""
+        """Asserts that all shadows belong to connected clients."""
         assert self._shadows.keys() <= clients
         assert all(self._shadows.values())
 
@@ -123,7 +125,7 @@ class Drills:
             before,
             gauge.to_message(),
             plan.offload_entries,
-            # Sums of what owners claim need not be a size that can be said.
+            # Sums of sizes that owners claim may exceed the largest size of a message.
             min(plan.offload_bytes, SIZE_BYTES_MAX),
             plan.drop_entries,
             min(plan.drop_bytes, SIZE_BYTES_MAX),

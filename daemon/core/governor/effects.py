@@ -1,4 +1,4 @@
-"""What the governor asks for. The actor carries effects out in the order given."""
+"""The governor's effects. The actor carries them out in the order given. Owns the forms only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..host_memory import Pressed
 
 @dataclass(frozen=True, slots=True)
 class GovernorLog:
-    """One line for the operator: every transition, and every owner that does not answer."""
+    """One log line for the operator: a transition, a stuck device, or an owner that does not respond."""
 
     level: str
     event: str

@@ -1,7 +1,8 @@
-"""What can happen to the governor. `Governor.handle(event, now)` takes one at a time; time is an argument.
+"""The governor's events. `Governor.handle(event, now)` takes one at a time; time is an argument.
 
-The actor that feeds them promises what the store's does: GovernorClientJoined comes before anything else of a client,
-GovernorClientLeft last, numbers are not used again, the order of one client's messages is kept.
+Owns the forms only. The actor that delivers them guarantees the same as the store's: GovernorClientJoined comes before
+any other event of a client, GovernorClientLeft last; a client number is never used twice; the messages of one client
+stay in order.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from ..host_memory import HostHolds
 from .limits import GovernorLimits
 
 OWNERS_EVERY_S: Final = 2.0
-"""Owners of tensors say so often what they see of their device, however often gauges are read."""
+"""How often owners of tensors report what they see of their device, however often gauges are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorClientJoined:
-    """A client that may say something from now on."""
+    """A client has connected and may send messages."""
 
     client: int
     name: str
@@ -30,14 +31,14 @@ class GovernorClientJoined:
 
 @dataclass(frozen=True, slots=True)
 class GovernorClientLeft:
-    """Its connection is gone, and with it all that it had registered."""
+    """The client's connection has ended, and with it all its registrations."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorReceived:
-    """A validated request of a client; a GaugeRequest goes to the gauges instead."""
+    """A validated request of a client. A GaugeRequest goes to the gauges instead."""
 
     client: int
     message: messages.GovernorRequest
@@ -45,10 +46,10 @@ class GovernorReceived:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One gauge's reading. `began_at`: when it was begun; what was freed later cannot show in it.
+    """One gauge's reading. `began_at`: when reading began; memory freed later cannot show in it.
 
-    `source` names where it comes from; `stale`: that has failed three times or more, and this is its last value.
-    `shown`: what status shows besides (memory stalls of the host).
+    `source`: the name of its source. `stale`: the source has failed three times or more, and this is its last value.
+    `shown`: further values for status (memory stalls of the host).
     """
 
     gauge: str
@@ -63,21 +64,21 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """All gauges that there are, as they were read together. One that is not among them any more is gone."""
+    """The readings of all gauges, taken together. A gauge without a reading has vanished."""
 
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorLimitsChanged:
-    """The configuration was read again."""
+    """The configuration was reloaded."""
 
     limits: GovernorLimits
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorTick:
-    """Time has passed, or the governor asked to go on (`next_timer`)."""
+    """Time has passed, or the governor asked to continue (`next_timer`)."""
 
 
 Event = (

@@ -1,9 +1,9 @@
-"""Queueing floors: how many blocks each device needs so that its requests do not queue up without end.
+"""Queueing floors: how many blocks each device needs so that its queue of requests stays bounded.
 
-Owns: one queueing controller a device, made when a client first says something of its requests; a second one while a
+Owns one queueing controller for each device, created at the first report about its requests, and a second one while a
 changed window fills. Does not own the formula (`policy.queueing`), nor what a floor forbids (devices).
 
-Invariant: a changed window lowers no floor before it has been seen for its whole length.
+Invariant: a changed window lowers no floor before its whole length was observed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .limits import GovernorLimits
 
 @dataclass(slots=True)
 class Floor:
-    """One device's. `former` counts by the window of before, until `since` + window_s."""
+    """One device's floor. `former` counts by the earlier window, until `since` + window_s."""
 
     controller: QueueingController
     former: QueueingController | None = None
@@ -28,14 +28,14 @@ class Floor:
 
 
 class Floors:
-    """What clients say of their inference requests, by device."""
+    """The reported inference requests by device."""
 
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
         self._floors: dict[str, Floor] = {}
 
     def change_limits(self, limits: GovernorLimits, now: float) -> None:
-        """Another window begins beside the one that there is."""
+        """Starts a changed window beside the present one."""
         if limits.window_s != self._limits.window_s:
             for floor in self._floors.values():
                 former = floor.former or floor.controller
@@ -43,21 +43,21 @@ class Floors:
         self._limits = limits
 
     def devices(self) -> set[str]:
-        """Those of which clients have said something."""
+        """The devices with reported requests."""
         return set(self._floors)
 
     def arrived(self, message: messages.RequestsArrived, now: float) -> None:
-        """Raises LimitReached for one device too many; devices_max is named."""
+        """Counts arrived requests. Raises LimitReached for one device too many; the text names devices_max."""
         for controller in self._controllers(message.device, now):
             controller.record_request_arrival(now, message.count)
 
     def completed(self, message: messages.RequestCompleted, now: float) -> None:
-        """Raises LimitReached for one device too many; devices_max is named."""
+        """Counts a completed request. Raises LimitReached for one device too many; the text names devices_max."""
         for controller in self._controllers(message.device, now):
             controller.record_request_completion(now, message.service_s, message.blocks)
 
     def blocks(self, device: str, now: float) -> int:
-        """Fewer than so many a device's entries must not take up; 0: nothing is known."""
+        """The number of blocks that a device's entries must keep; 0 if no requests were reported."""
         floor = self._floors.get(device)
         if floor is None:
             return 0
@@ -67,7 +67,7 @@ class Floors:
         return max(blocks, floor.former.get_minimum_stable_blocks(now))
 
     def metrics(self, device: str, capacity_blocks: int, now: float) -> dict[str, Any]:
-        """For status; empty where nothing is known."""
+        """For status; empty without reported requests."""
         floor = self._floors.get(device)
         return {} if floor is None else dict(floor.controller.export_metrics(now, capacity_blocks or None))
 

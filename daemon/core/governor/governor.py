@@ -1,18 +1,20 @@
-"""The governor's core: who gives memory back, and when. Events in, effects out; time is an argument.
+"""The governor's core: which clients must return memory, and when. Events in, effects out; time is an argument.
 
-    handle(event, now) ─┬─ tiers          readings to modes, and who is told
+    handle(event, now) ─┬─ tiers          readings, modes, and subscribers
                         ├─ devices        entries of all owners, orders, budgets
-                        ├─ reservations   free memory that is set aside
-                        ├─ workflows      how soon an agent's entries are needed again
-                        ├─ floors         blocks below which queues would grow without end
-                        ├─ host           what the ring may keep, and when puts are refused
-                        └─ drills         readings that are made up
+                        ├─ reservations   reserved free memory
+                        ├─ workflows      how soon an agent's entries are needed
+                        ├─ floors         the blocks that keep queues bounded
+                        ├─ host           how much the ring may keep, and when puts are refused
+                        └─ drills         made-up readings
 
-`handle` is the only mutator; whatever a part needs of another is handed to it here. Queries (`status`, `modes`,
-`next_timer`, `sample_every_s`) change nothing. A request that is refused changes nothing but the count of refusals.
+Owns the connections between these parts: each part gets from here what it needs of another. Does not own gauges or
+sockets.
 
-No event takes long, whatever is registered: a pass over many entries goes on at the next Tick, which `next_timer` then
-asks for at once; the caller may handle other events in between.
+Invariants: `handle` is the only mutator. Queries (`status`, `modes`, `next_timer`, `sample_every_s`) change nothing. A
+refused request changes nothing but the count of refusals. No event takes long, whatever is registered: the next Tick
+continues a pass over many entries. `next_timer` then asks for a Tick at once, and the caller may handle other events
+before it.
 """
 
 from __future__ import annotations
@@ -53,13 +55,12 @@ from .workflows import Workflows
 DUE_MAX: Final = 128
 """Reservations that one Tick ends."""
 OWNERS_SOURCE: Final = "owners"
-"""The source of a gauge that knows what owners of tensors report, and nothing else."""
+"""The source of a gauge that is known only from the reports of tensor owners."""
 
 
 class Governor:
-    """All tiers of one daemon. `unix_at_zero_s` is the Unix time at monotonic time 0. Whoever asks for the status sets
-    it anew, since the wall clock may have been set meanwhile.
-    """
+    """All tiers of one daemon. `unix_at_zero_s`: the Unix time at monotonic time 0. The caller of `status` sets it
+    anew, since the wall clock may have been set meanwhile."""
 
     def __init__(self, limits: GovernorLimits, unix_at_zero_s: float = 0.0) -> None:
         self.limits = limits
@@ -101,46 +102,47 @@ class Governor:
         self._requests = handlers(messages.GovernorRequest, requests)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Changes what the governor knows as `event` says, at monotonic time `now` (seconds).
+        """Processes `event` at monotonic time `now` (seconds).
 
         Returns:
-            What is to be done, in this order.
+            The effects to carry out, in this order.
         """
         self._now = now
         self._handlers[type(event)](event, now)
         return self._outbox.take()
 
     def next_timer(self) -> float | None:
-        """When a Tick is due; not after the last event's time where a pass was put off."""
+        """When the next Tick is due. Not after the time of the last event if a pass was postponed."""
         timers = (self.devices.next_timer(), self.reservations.next_timer())
         return min((timer for timer in timers if timer is not None), default=None)
 
     @property
     def sample_every_s(self) -> float:
-        """How often the gauges are to be read: more often while any tier is at pressure or above."""
+        """The interval between readings of the gauges: shorter while any tier is at pressure or above."""
         return self.limits.sample_pressed_s if self.tiers.pressed else self.limits.sample_s
 
     @property
     def clients(self) -> dict[int, GovernorClient]:
-        """Who is there."""
+        """The connected clients."""
         return self._outbox.clients
 
     @property
     def counters(self) -> GovernorCounters:
-        """What has happened since the daemon began."""
+        """Counters since the daemon started."""
         return self._outbox.counters
 
     def modes(self) -> list[messages.TierState]:
-        """Every gauge as it stands."""
+        """The state of every gauge."""
         return self.tiers.to_messages()
 
     def reading_wanted_s(self, device: str) -> float:
-        """How often the owner of tensors on `device` is to say what it sees of it; 0: there is a gauge for that."""
+        """How often the owner of tensors on `device` must report what it sees of the device; 0: the device has a
+        gauge."""
         gauge = self.tiers.find(device)
         return OWNERS_EVERY_S if gauge is None or gauge.sample.source == OWNERS_SOURCE else 0.0
 
     def status(self) -> dict[str, Any]:
-        """Everything that is known, as of the last event, without walking entries."""
+        """Everything known as of the last event, without a walk over entries."""
         return report.status(self, self._now)
 
     def check_invariants(self) -> None:
@@ -182,7 +184,7 @@ class Governor:
         try:
             self._requests[type(message)](event.client, message, now)
         except TensordError as error:
-            # Handlers raise before they change anything. Some messages have no id, since nobody waits for an answer.
+            # Handlers raise before they change anything. Messages without an answer have no id.
             self._outbox.refuse(event.client, id_of(message), error)
 
     def _sampled(self, event: Sampled, now: float) -> None:
@@ -287,7 +289,7 @@ class Governor:
         self._follow(self.tiers.set_workflow(len(self.workflows) > 0, now), now)
 
     def _follow(self, changes: Changes, now: float) -> None:
-        """Tells every part what has become of gauges, all of which stand as they do now."""
+        """Passes changes of gauges, which are in their new state already, to every part."""
         fresh = {gauge.sample.gauge for gauge in changes.fresh}
         for gauge in changes.gone:
             if gauge.sample.tier is Tier.HOST:
@@ -311,7 +313,7 @@ class Governor:
         return gauge if gauge is not None and gauge.sample.tier is Tier.DEVICE else None
 
     def _unknown(self, device: str, now: float) -> Circumstances:
-        """How a device stands whose size nobody knows: its budgets limit it, and its floor."""
+        """The circumstances of a device of unknown size: only its budgets and its floor limit it."""
         return Circumstances(
             mode=Mode.RELAXED,
             used_bytes=0,

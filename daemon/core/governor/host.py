@@ -1,16 +1,16 @@
-"""The host tier under pressure: how much of its ring the store may keep in memory, and when it must refuse.
+"""The host tier under pressure: how much of its ring the store may keep in memory, and when it must refuse puts.
 
-Owns: what the store was last asked for (Pressed), and whether it is done with that. Does not own how the ring shrinks.
+Owns the last Pressed sent to the store, and whether the store has settled since. Does not own how the ring shrinks.
 
-    pressure or above   the ring gives back what is over the threshold: resident - (used - pressure), in whole MiB
-    emergency           besides, what is idle goes, and puts are refused, at once; both end with the mode
-    below pressure      it takes back as much as leaves used below pressure - hysteresis; no limit once that is all
+    pressure or above   the ring returns the bytes over the threshold: resident - (used - pressure), in whole MiB
+    emergency           besides, idle entries are evicted and puts are refused, at once; both end with the mode
+    below pressure      the ring takes back what leaves used below pressure - hysteresis; no limit once that is all
 
-Each step waits until the store has done the last one and a reading was begun after that: before it, the gauge shows
-memory that is given back already, or misses what was just taken, and every step would be made twice. What is given back
-stops at the threshold and what is taken back stops `hysteresis` below it, so that neither causes the other.
+Each step waits until the store has settled after the last one and a reading was begun after that. An earlier reading
+still shows memory that was returned already, or does not show what was just taken, so every step would be made twice.
+The ring shrinks to the threshold and grows to `hysteresis` below it, so that neither causes the other.
 
-Invariant: `refuse` and `idle_s` are asked for exactly while the gauge's level is emergency.
+Invariant: `refuse` and `idle_s` are set exactly while the gauge's level is emergency.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MIB: Final = 1 << 20
 
 
 def accepts_offload(gauge: Gauge | None) -> bool:
-    """Whether the host tier is one to offload to: below pressure, or not known to be full."""
+    """Whether entries may be offloaded to the host tier: it is below pressure, or its fill level is unknown."""
     return gauge is None or not gauge.pressed
 
 
 class Host:
-    """What the store is asked for, from reading to reading."""
+    """The demands on the store, from reading to reading."""
 
     def __init__(self, limits: GovernorLimits, outbox: GovernorOutbox) -> None:
         self._limits = limits
@@ -45,20 +45,20 @@ class Host:
 
     @property
     def resident_bytes(self) -> int:
-        """What the store last said that it keeps in memory; 0 before that."""
+        """The resident bytes by the store's last report; 0 before the first."""
         return 0 if self._holds is None else self._holds.resident_bytes
 
     @property
     def wanted_bytes(self) -> int:
-        """What it would keep without pressure."""
+        """The bytes that would be resident without pressure."""
         return 0 if self._holds is None else self._holds.wanted_bytes
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """For readings from now on."""
+        """Applies to later readings."""
         self._limits = limits
 
     def holds(self, event: HostHolds, now: float) -> None:
-        """The store says what it keeps. A reading begun before this does not show it."""
+        """Takes the store's report. A reading begun before it does not show it."""
         last, self._holds = self._holds, event
         moved = last is None or last.resident_bytes != event.resident_bytes
         if not event.settled:
@@ -67,25 +67,25 @@ class Host:
             self._settled_since = now
 
     def mode_changed(self, gauge: Gauge, now: float) -> None:
-        """Emergency is entered, or left: neither waits for the store."""
+        """Emergency begins or ends: neither waits for the store."""
         self._ask(self._with_emergency(self.press, gauge), now)
 
     def sampled(self, gauge: Gauge, now: float) -> None:
-        """A new reading: the next step, if the last is done and shows in it."""
+        """Processes a new reading: makes the next step if the store has settled and the reading shows it."""
         press = self._with_emergency(self.press, gauge)
         if self._settled_since is not None and gauge.sample.began_at > self._settled_since:
             press = replace(press, resident_bytes_max=self._resident_bytes_max(gauge))
             if press.idle_s is not None and now - self._pressed_at >= press.idle_s:
-                # What was not idle at the last Pressed may be by now.
+                # Entries may have become idle since the last Pressed.
                 self._send(press, now)
         self._ask(press, now)
 
     def gauge_gone(self, now: float) -> None:
-        """Nobody knows how full the host is: as if it were not under pressure."""
+        """The host's fill level is unknown from now on: no pressure is assumed."""
         self._ask(Pressed(), now)
 
     def over_bytes(self, gauge: Gauge) -> int:
-        """What a ring that is in memory as now would give back at such a reading."""
+        """The bytes that the ring, resident as now, would return at such a reading."""
         if not gauge.pressed:
             return 0
         sample = gauge.sample
@@ -93,7 +93,7 @@ class Host:
         return min(self.resident_bytes, max(0, -(-over_bytes // MIB) * MIB))
 
     def check_invariants(self) -> None:
-        """Asserts what can be seen without a gauge."""
+        """Asserts the invariants that need no gauge."""
         assert self.press.refuse == (self.press.idle_s is not None) == bool(self.press.reason)
         assert self._holds is not None or self.press.resident_bytes_max is None
         assert self._settled_since is None or (self._holds is not None and self._holds.settled)

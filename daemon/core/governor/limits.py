@@ -1,4 +1,4 @@
-"""The governor's limits, each under the name that it has in the configuration and in refusals."""
+"""The governor's limits, each under its name in the configuration and in refusals. Owns the values only."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class GovernorLimits:
     window_s: float = 60.0
 
     def capacity_blocks(self, total_bytes: int | None) -> int:
-        """What entries on a device of `total_bytes` may come to, in blocks of the queueing floor.
+        """The capacity of a device of `total_bytes` for entries, in blocks of the queueing floor.
 
-        None: nobody knows its size; then the budget is it, and 0 stands for no budget either.
+        None: the size is unknown, and the budget is the capacity; 0: there is no budget either.
         """
         known = [most for most in (self.max_bytes, total_bytes) if most is not None]
         return min(known, default=0) // self.block_bytes

@@ -1,4 +1,5 @@
-"""The governor's outbox: the effects of one event, as they are collected, and who is there to be told."""
+"""The governor's outbox: the effects of one event, and the connected clients. Owns both; `daemon.core.outbox` has the
+rules."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .effects import Effect, GovernorLog
 
 @dataclass(frozen=True, slots=True)
 class GovernorClient:
-    """Who is on the other side."""
+    """The peer of a connection."""
 
     name: str
     pid: int
@@ -26,5 +27,5 @@ class GovernorOutbox(Outbox[GovernorClient, Effect]):
         super().__init__(self.counters.refused)
 
     def log(self, level: str, event: str, **fields: Any) -> None:
-        """Writes one line for the operator."""
+        """Writes one log line for the operator."""
         self.add(GovernorLog(level, event, fields))

@@ -1,7 +1,8 @@
-"""What one pass over a device's entries orders away: the table of modes, and when a next pass may begin.
+"""One pass over a device's entries: the entries that each mode orders away, and when the next pass may begin.
 
-Owns: whom each mode picks, how many, never below the queueing floor; whether what leaves is worth its copy; when a
-pass is over, and that one which lowered nothing is not repeated. Does not own: messages, order numbers, promotion.
+Owns which entries each mode chooses and how many, never below the queueing floor; whether an entry is worth its copy to
+the host; when a pass is over; and that a pass which lowered nothing is not repeated. Does not own messages, order
+numbers or promotion.
 
 Invariant: nothing here changes a table.
 """
@@ -23,14 +24,14 @@ from .limits import GovernorLimits
 from .table import Agents, Mask, Rows, Table, exact_sum
 
 STUCK_FALL: Final = 0.01
-"""A device is stuck no longer when its gauge has fallen by this share of it."""
+"""A device is no longer stuck once its gauge has fallen by this share of the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """How a device stands, as of its last sample, which was begun at `began_at`.
+    """The circumstances of a device by its last sample, which was begun at `began_at`.
 
-    `host_accepts`: the host tier is below pressure. `refuses`: why nothing new is registered; empty: it is.
+    `host_accepts`: the host tier is below pressure. `refuses`: why new entries are refused; empty if they are accepted.
     """
 
     mode: Mode
@@ -44,22 +45,22 @@ class Circumstances:
 
 
 class Outlook(Protocol):
-    """What workflows say of agents. `version` changes whenever a distance may have."""
+    """What workflows know of agents. `version` changes whenever a distance may have changed."""
 
     @property
     def version(self) -> int: ...
 
     def distance(self, agent: str) -> float:
-        """Steps to execution; 2e9 where it has finished, 1e9 where no workflow knows it."""
+        """Steps to execution; 2e9 if the agent has finished, 1e9 if no workflow contains it."""
         ...
 
     def up_next(self, lookahead: int) -> Sequence[str]:
-        """Agents within so many steps, the nearest first."""
+        """The agents within so many steps, the nearest first."""
         ...
 
 
 class Distances:
-    """The outlook of one table's agents by their numbers, asked anew only when it may have changed."""
+    """The distances of one table's agents, by number. Read again only after a possible change."""
 
     def __init__(self) -> None:
         self._known: tuple[int, int] | None = None
@@ -86,11 +87,11 @@ class PassPlan:
 
 @dataclass(slots=True)
 class Pass:
-    """One that has begun and is not settled. `begun`: rows are still being chosen and ordered.
+    """A pass that has begun and is not settled. `begun`: rows are still being chosen and ordered.
 
-    `ordered`: entries so far; `open_orders`: neither acknowledged nor timed out, `closed_at`: the last of them was;
-    `left`: entries that went, `freed_bytes`: what drivers got back for them.
-    `lowers`: it was to bring the gauge down; below pressure a pass takes what is idle, whatever the gauge shows then.
+    `ordered`: entries ordered so far. `open_orders`: orders neither acknowledged nor late; `closed_at`: when the last
+    of them was closed. `left`: entries that are gone; `freed_bytes`: bytes that drivers got back for them. `lowers`:
+    the pass is meant to lower the gauge. Below pressure a pass evicts idle entries whatever the gauge shows afterwards.
     """
 
     used_bytes: int
@@ -103,11 +104,11 @@ class Pass:
     freed_bytes: int = 0
 
     def over(self, circumstances: Circumstances) -> bool:
-        """Whether the sample can show all that the pass has done."""
+        """Whether the sample can show the whole effect of the pass."""
         return not self.begun and self.open_orders == 0 and circumstances.began_at > self.closed_at
 
     def why_stuck(self, circumstances: Circumstances) -> str:
-        """Why another would be in vain, empty if it would not: entries left, and no gauge shows it."""
+        """Why another pass would be useless: entries left, and the gauge did not fall. Empty otherwise."""
         if not self.lowers or not self.left or self.freed_bytes or circumstances.used_bytes < self.used_bytes:
             return ""
         return (
@@ -126,12 +127,12 @@ def choose(
     leaving_bytes: int,
     now: float,
 ) -> ranking.Steps:
-    """The rows that a pass orders away, each once. Those that change between two steps are to be looked at again.
+    """The rows that a pass orders away, each once. The caller rechecks rows that may have changed between two steps.
 
     Args:
-        eligible: a bool a row, up to the table's end.
-        distances: gives steps to execution, one for each number of an agent; asked in workflow_aware only.
-        leaving_bytes: what is on its way out and not in the sample yet; counts as gone.
+        eligible: one bool for each row, up to the table's end.
+        distances: gives steps to execution, one for each agent number; called in workflow_aware only.
+        leaving_bytes: bytes that are leaving and still in the sample; they count as gone.
     """
     spare_bytes = table.bytes - table.ordered_bytes - limits.block_bytes * circumstances.floor_blocks
     if spare_bytes <= 0:
@@ -157,25 +158,25 @@ def choose(
             return np.zeros(0, np.int64)
     rows = np.flatnonzero(eligible & (table.used_at[: table.end] <= now - idle_s))
     if len(rows) > ranking.SORTED_WHOLE and exact_sum(table.size_bytes[rows]) <= spare_bytes:
-        return rows  # all of them, so in no order: to sort so many costs more than the rest of the pass
+        return rows  # all of them, so unordered: sorting so many costs more than the rest of the pass
     return (yield from _above_floor(table, rows, ranking.by_age, math.inf, len(rows), spare_bytes))
 
 
 def lacking_bytes(circumstances: Circumstances, limits: GovernorLimits) -> int:
-    """How much less must be used for the device to lie under the pressure threshold; 0 where it does."""
+    """How many bytes less must be used for the device to be under the pressure threshold; 0 if it is."""
     over = circumstances.used_bytes - limits.thresholds.pressure * circumstances.total_bytes
     return math.floor(over) + 1 if over >= 0 else 0
 
 
 def offloads(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> Mask:
-    """A bool a row: whether it goes to the host tier; the others are dropped."""
+    """One bool for each row: true if it is offloaded to the host tier, false if it is dropped."""
     if not host_accepts:
         return np.zeros(len(rows), np.bool_)
     return ranking.worth_copying(table, rows, limits.copy_bytes_per_s, limits.compute_s_per_token)
 
 
 def reckon(table: Table, rows: Rows, host_accepts: bool, limits: GovernorLimits) -> PassPlan:
-    """What ordering these rows away comes to."""
+    """The amounts of an order for these rows."""
     offload = offloads(table, rows, host_accepts, limits)
     return PassPlan(
         int(offload.sum()),
@@ -193,9 +194,9 @@ def _above_floor(
     most: int,
     spare_bytes: int,
 ) -> ranking.Steps:
-    """The first rows of an order that are enough, and no more than may go.
+    """The first rows of an order that meet the need, within the bytes that may go.
 
-    One that would pass what may go is left out, and those behind it that are small enough are tried once more.
+    The row that would exceed these bytes is left out, and smaller rows after it are tried once more.
     """
     sizes = table.size_bytes[rows]
     taken = yield from ranking.first(order(table, rows), sizes, min(need_bytes, spare_bytes + 1), most)

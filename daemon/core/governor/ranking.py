@@ -1,10 +1,12 @@
-"""Which rows of a table go first: orders, and the beginning of an order that is enough.
+"""Orders over the rows of a table, and the shortest beginning of an order that meets a need.
 
-Owns: the orders by age, by uses a token, and by steps to execution; how to take so many of the first rows without
-sorting all of them. Does not own: which order a mode goes by, nor who may go at all.
+Owns the orders by age, by uses per token, and by steps to execution; and how to take the first rows without sorting all
+of them. Does not own which order a mode uses, nor which rows may go.
 
-A rank is a tuple of criteria, the weightiest first: each gives values for places among the rows that it ranks, of which
-the lowest go first. The lighter ones are looked at where the weightier are equal, and nowhere else.
+A rank is a tuple of criteria, the most significant first. Each criterion gives values for places among the ranked rows;
+the lowest values go first. Less significant criteria are evaluated only for equal values of the more significant ones.
+
+Invariant: nothing here changes a table.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from numpy.typing import NDArray
 from .table import Column, Mask, Rows, Table, exact_sum
 
 Steps: TypeAlias = Generator[None, None, Rows]
-"""Rows or places, found in steps of a few milliseconds at 100,000 rows, so that others get a turn between two."""
+"""Rows or places, found in steps of a few milliseconds at 100,000 rows. Other work may run between two steps."""
 Criterion: TypeAlias = Callable[[Rows], Column]
 Rank: TypeAlias = tuple[Criterion, ...]
 
 SORTED_WHOLE: Final = 4096
-"""So many rows are simply sorted."""
+"""Up to so many rows are simply sorted."""
 _SAMPLE: Final = 4096
 _MARGIN: Final = 96
-"""Places in the sample to either side of where the end is reckoned: 3 standard deviations, were all sizes equal."""
+"""Places in the sample to either side of the estimated end: 3 standard deviations if all sizes are equal."""
 
 
 def by_age(table: Table, rows: Rows) -> Rank:
@@ -36,7 +38,7 @@ def by_age(table: Table, rows: Rows) -> Rank:
 
 
 def by_density(table: Table, rows: Rows) -> Rank:
-    """Fewest uses a token first; then more tokens, more bytes, least recently used."""
+    """Fewest uses per token first; then more tokens, more bytes, least recently used."""
     density = table.uses[rows] / np.maximum(table.tokens[rows], 1)
     return (
         density.__getitem__,
@@ -47,20 +49,21 @@ def by_density(table: Table, rows: Rows) -> Rank:
 
 
 def by_distance(table: Table, rows: Rows, distances: NDArray[np.float64]) -> Rank:
-    """Most steps to execution first, by the agents' `distances`, one a number; then least recently used."""
+    """Most steps to execution first, by the agents' `distances`, one for each number; then least recently used."""
     steps = -distances[table.agent[rows]]
     return (steps.__getitem__, lambda places: table.used_at[rows[places]])
 
 
 def worth_copying(table: Table, rows: Rows, copy_bytes_per_s: int, compute_s_per_token: float) -> Mask:
-    """Whether to copy an entry is quicker than to compute it anew, as far as its tokens say what that costs."""
+    """Whether copying an entry takes no longer than computing it again, as estimated from its tokens. True without
+    tokens."""
     tokens = table.tokens[rows]
     worth: Mask = (tokens == 0) | (table.size_bytes[rows] / copy_bytes_per_s <= tokens * compute_s_per_token)
     return worth
 
 
 def at_once(steps: Steps) -> Rows:
-    """All steps without a break."""
+    """Runs all steps without a pause."""
     while True:
         try:
             next(steps)
@@ -70,14 +73,14 @@ def at_once(steps: Steps) -> Rows:
 
 
 def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Steps:
-    """The fewest of the first whose sizes add up to `need_bytes`, `most` at most; all, if all are not enough.
+    """The fewest first places whose sizes add up to `need_bytes`, at most `most`; all places if they do not suffice.
 
-    Returns places, int64, each once. The last that it took to reach the need or `most` is the last returned; the
-    others come in no certain order beyond SORTED_WHOLE. Ties go by place, lower first.
+    Returns places, int64, each once. The place that reaches the need or `most` comes last; the others are in no certain
+    order beyond SORTED_WHOLE. Ties are ordered by place, lower first.
     """
     places = np.arange(len(sizes))
     taken: list[Rows] = []
-    # Each round works on rows that all go after those in `taken`, and halves them many times over.
+    # Each round works on rows that all come after those in `taken`, and reduces them to a small part.
     while need_bytes > 0 and most > 0 and len(places):
         if len(places) <= SORTED_WHOLE:
             taken.append(_cut(places[_sorted(rank, places)], sizes, need_bytes, most))
@@ -110,7 +113,7 @@ def first(rank: Rank, sizes: Rows, need_bytes: float, most: int) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """So much of each budget, or so much lacking of it; 0 or less: nothing."""
+    """Amounts of each budget, taken or lacking; 0 or less: none."""
 
     bytes: int = 0
     tokens: int = 0
@@ -120,17 +123,17 @@ class Amounts:
         return self.bytes > 0 or self.tokens > 0 or self.entries > 0
 
     def less(self, sizes: Rows, tokens: Rows) -> Amounts:
-        """What is still lacking when these rows have gone."""
+        """The amounts still lacking after these rows have gone."""
         return Amounts(self.bytes - exact_sum(sizes), self.tokens - exact_sum(tokens), self.entries - len(sizes))
 
 
 def enough(sizes: Rows, tokens: Rows, needs: Amounts, spare_bytes: int, rounds: int = 8) -> Rows | None:
-    """The fewest of rows in their order that meet every need and together are no more than `spare_bytes`.
+    """The fewest rows, in order, that meet every need and together are at most `spare_bytes`.
 
-    One that would pass that is left out, and smaller ones behind it are tried, so often as `rounds` says.
+    A row that would exceed these bytes is left out, and smaller rows after it are tried, at most `rounds` times.
 
     Returns:
-        Places, int64; None where these rows do not do.
+        Places, int64; None if these rows do not suffice.
     """
     places = np.arange(len(sizes))
     taken: list[Rows] = []
@@ -138,7 +141,7 @@ def enough(sizes: Rows, tokens: Rows, needs: Amounts, spare_bytes: int, rounds: 
     for _ in range(rounds):
         if not needs:
             break
-        # float64: sums of what clients say need not fit into 64 bits; they are exact up to 2**53.
+        # float64: sums of sizes that clients state may exceed 64 bits; they are exact up to 2**53.
         total = np.cumsum(sizes[places], dtype=np.float64)
         met = (total >= needs.bytes) & (np.cumsum(tokens[places], dtype=np.float64) >= needs.tokens)
         met[: max(0, needs.entries - 1)] = False
@@ -162,7 +165,7 @@ def _bytes(sizes: Rows, places: Rows) -> float:
 
 
 def _sorted(rank: Rank, places: Rows) -> Rows:
-    """How to index `places` so that they stand in order. Only those that are equal are compared further."""
+    """Indices that sort `places`. Only equal values are compared by further criteria."""
     values = rank[0](places)
     order = np.argsort(values, kind="stable")
     values = values[order]
@@ -175,13 +178,13 @@ def _sorted(rank: Rank, places: Rows) -> Rows:
 
 
 def _cut(places: Rows, sizes: Rows, need_bytes: float, most: int) -> Rows:
-    """The beginning of sorted places that is enough."""
+    """The shortest beginning of sorted places that meets the need."""
     enough_at = int(np.searchsorted(np.cumsum(sizes[places], dtype=np.float64), need_bytes)) + 1
     return places[: min(enough_at, most)]
 
 
 def _bounds(rank: Rank, places: Rows, sizes: Rows, need_bytes: float, most: int) -> tuple[int, int]:
-    """Two places between which the end lies in all likelihood, from a sample."""
+    """Two places between which the end most likely lies, estimated from a sample."""
     sample = places[:: max(1, len(places) // _SAMPLE)]
     sample = sample[_sorted(rank, sample)]
     one_stands_for = len(places) / len(sample)
@@ -191,7 +194,7 @@ def _bounds(rank: Rank, places: Rows, sizes: Rows, need_bytes: float, most: int)
 
 
 def _split(rank: Rank, places: Rows, pivot: int) -> tuple[Rows, Rows]:
-    """Places that go before the pivot or are it, and the others."""
+    """The places up to the pivot, and the others."""
     before = _before(rank, places, pivot)
     return places[before], places[~before]
 

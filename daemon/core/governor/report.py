@@ -1,4 +1,5 @@
-"""What status says of the governor. Reads, and changes nothing; costs the same however many entries there are."""
+"""The governor's part of the status. Changes nothing; the cost does not depend on the number of entries. Owns only the
+form."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def status(governor: Governor, now: float) -> dict[str, Any]:
-    """Sizes in bytes, counts, times in seconds; counters since the daemon began."""
+    """Sizes in bytes, counts, times in seconds; counters since the daemon started."""
     host, tiers = governor.host, governor.tiers
     return {
         "gauges": [_gauge(governor, gauge, now) for gauge in tiers],
@@ -62,7 +63,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def _devices(governor: Governor, now: float) -> list[dict[str, Any]]:
-    """Devices with entries, and those of which somebody reserved memory or counts requests."""
+    """The devices with entries, with reservations, or with counted requests."""
     floors, reservations = governor.floors, governor.reservations
     rows = {row["device"]: row for row in governor.devices.status()}
     for device in sorted((floors.devices() | reservations.devices()) - rows.keys()):

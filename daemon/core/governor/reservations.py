@@ -1,13 +1,12 @@
-"""Free memory of devices that clients have set aside, so that two who look at the same gauge do not both take it.
+"""Reservations of a device's free memory, so that two clients that read the same gauge do not both take it.
 
-Owns: who reserved how much of which device and until when. Does not own the gauges: whoever asks says what they show.
+Owns the reservations: client, device, bytes and end. Does not own the gauges: the caller passes the free bytes.
 
-What was reserved goes on counting after its end, until a reading that was begun later: only that one shows what its
-owner has taken meanwhile. Such ended ones are kept as sums, ENDED_MAX a device; beyond that the latest two become one,
-which counts until a reading later than both. Those of at most devices_max devices are kept.
+An ended reservation still counts until a reading that was begun after its end: only that reading shows what its owner
+has taken meanwhile. Ended reservations are kept as sums, at most ENDED_MAX for each device; beyond that the latest two
+become one, which counts until a reading later than both. The sums of at most devices_max devices are kept.
 
-Invariant: when a reservation is granted, it and all that count on its device are no more than what the gauge showed as
-free.
+Invariant: when a reservation is granted, it and all that count on its device are at most what the gauge showed as free.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ENDED_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ReservedMemory:
-    """So many bytes of one device, set aside for one client."""
+    """Bytes of one device that are reserved for one client."""
 
     client: int
     device: str
@@ -34,7 +33,7 @@ class ReservedMemory:
 
 
 class Reservations:
-    """Every reservation by its token. Tokens are not used twice."""
+    """Every reservation by its token. A token is never used twice."""
 
     def __init__(self, limits: GovernorLimits) -> None:
         self._limits = limits
@@ -49,23 +48,23 @@ class Reservations:
         return len(self._active)
 
     def bytes_of(self, device: str) -> int:
-        """What counts as reserved of a device, ended ones among it."""
+        """The bytes that count as reserved on a device, ended reservations included."""
         return self._bytes[device]
 
     def devices(self) -> set[str]:
-        """Devices of which something counts as reserved."""
+        """The devices on which bytes count as reserved."""
         return {device for device, reserved in self._bytes.items() if reserved}
 
     def change_limits(self, limits: GovernorLimits) -> None:
-        """For what is reserved from now on."""
+        """Applies to later reservations."""
         self._limits = limits
 
     def reserve(self, client: int, message: messages.ReserveDevice, free_bytes: int, now: float) -> messages.Reserved:
-        """Sets memory aside. `free_bytes` is what the gauge shows as free, reservations left out.
+        """Reserves memory. `free_bytes`: free bytes by the gauge, without regard to reservations.
 
         Raises:
-            LimitReached: the client has as many as it may; reservations_max is named.
-            DeviceFull: not so much is free and unreserved.
+            LimitReached: the client has as many reservations as allowed; the text names reservations_max.
+            DeviceFull: fewer bytes are free and unreserved.
         """
         held = self._of_client.get(client, ())
         if len(held) >= self._limits.reservations_max:
@@ -90,7 +89,7 @@ class Reservations:
         return messages.Reserved(message.id, token, lasts_s)
 
     def release(self, client: int, token: int, now: float) -> None:
-        """The memory was taken, or is not wanted.
+        """Ends a reservation: the memory was taken, or is not needed.
 
         Raises:
             UnknownOrder: this client has no such reservation.
@@ -101,12 +100,12 @@ class Reservations:
         self._end(token, now)
 
     def client_left(self, client: int, now: float) -> None:
-        """All of its reservations end."""
+        """Ends all reservations of the client."""
         for token in sorted(self._of_client.get(client, ())):
             self._end(token, now)
 
     def sampled(self, device: str, began_at: float) -> None:
-        """A reading shows what was taken of all that ended before it was begun."""
+        """Drops the sums that ended before this reading was begun: the reading shows what was taken of them."""
         ended = self._ended.get(device)
         while ended and ended[0][0] < began_at:
             self._bytes[device] -= ended.popleft()[1]
@@ -124,11 +123,11 @@ class Reservations:
             self._end(token, now)
 
     def next_timer(self) -> float | None:
-        """When `expire` has something to do."""
+        """When `expire` is due."""
         return self._timers.next_timer()
 
     def check_invariants(self) -> None:
-        """Asserts that the sums are those of what stands and what ended."""
+        """Asserts that the sums are those of active and ended reservations."""
         self._timers.check_invariants()
         counted: Counter[str] = Counter()
         held: dict[int, set[int]] = {}
@@ -156,6 +155,6 @@ class Reservations:
             size_bytes += ended.pop()[1]
         ended.append((now, size_bytes))
         if len(self._ended) > self._limits.devices_max:
-            # Of a device whose gauge is gone no reading ever comes.
+            # A device whose gauge has vanished never gets another reading.
             oldest = next(iter(self._ended))
             self._bytes[oldest] -= sum(size for _, size in self._ended.pop(oldest))

@@ -1,14 +1,14 @@
-"""The entries of one device, one row each, in columns.
+"""The table of one device's entries: one row for each, in columns.
 
-Owns: rows, keys, agents' names, and the sums over them, of each owner slot too. Does not own: who an owner slot is,
-what an order number stands for, what goes.
+Owns rows, keys, agents' names, and their sums, also those of each owner slot. Does not own the owner of a slot, the
+meaning of an order number, or the choice of entries to evict.
 
-A row is free, resident, or ordered away. Rows that were freed are used again; columns grow by doubling. `order` names
-the last order that a row stands under, also of a resident row whose owner was late; 0: none. `serial` rises from entry
-to entry: it tells whether a row still has the one that it had.
+A row is free, resident, or ordered away. Freed rows are used again; columns grow by doubling. `order`: the last order
+that the row is under, also of a resident row whose owner was late; 0: none. `serial` rises from entry to entry, and
+tells whether a row still has the same entry.
 
-Invariants: a key has one row, and a row that is not free one key; the sums are those of the columns, exactly (they are
-Python's integers: sizes and tokens are what clients say); an agent's name is kept as long as a row has it.
+Invariants: a key has one row, and a row that is not free has one key. The sums are exactly those of the columns; they
+are Python integers, since clients state the sizes and tokens. An agent's name is kept while a row has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE: Final = 0
 RESIDENT: Final = 1
 ORDERED: Final = 2
 USES_MAX: Final = 1 << 53
-"""Uses are counted up to here: what a float64 tells apart."""
+"""Uses are counted up to the largest count that a float64 represents exactly."""
 
 Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -49,7 +49,7 @@ _COLUMNS: Final[dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Owned:
-    """What an owner slot has. The bytes are those of all its entries."""
+    """The sums of an owner slot. `bytes`: of all its entries."""
 
     entries: int = 0
     bytes: int = 0
@@ -57,9 +57,9 @@ class Owned:
 
 
 class Agents:
-    """Names as small numbers, counted: a name that no row has any more is forgotten, its number used again.
+    """Names as small numbers, with a count of rows. A name without rows is forgotten, and its number is used again.
 
-    Number 0 is the empty name, no agent's. `version` changes whenever a number gets another name.
+    Number 0 is the empty name: no agent. `version` changes whenever a number gets another name.
     """
 
     def __init__(self) -> None:
@@ -73,11 +73,11 @@ class Agents:
         return len(self._numbers)
 
     def number(self, name: str) -> int | None:
-        """The number of a name that rows have."""
+        """The number of a name; None if no row has it."""
         return self._numbers.get(name)
 
     def take(self, name: str, rows: int = 1) -> int:
-        """The number of a name that so many more rows have."""
+        """The number of a name, for so many more rows."""
         if not name:
             return 0
         number = self._numbers.get(name)
@@ -95,7 +95,7 @@ class Agents:
         return number
 
     def give(self, number: int, rows: int = 1) -> None:
-        """So many rows less have it."""
+        """Removes so many rows from the name's count."""
         if not number:
             return
         self._rows[number] -= rows
@@ -113,7 +113,7 @@ class Agents:
 
 
 class Table:
-    """Columns to read, methods to change them. Rows are valid until something is removed."""
+    """Columns to read, and methods to change them. Row numbers are valid until a row is removed."""
 
     keys: NDArray[np.object_]
     owner: NDArray[np.int32]
@@ -144,7 +144,7 @@ class Table:
         return len(self._rows)
 
     def owned(self, owner: int) -> Owned:
-        """What an owner slot has, without a walk."""
+        """The sums of an owner slot, without a walk."""
         return self._owned.get(owner) or Owned()
 
     def find(self, key: bytes) -> int | None:
@@ -152,11 +152,11 @@ class Table:
         return self._rows.get(key)
 
     def rows(self, keys: Sequence[bytes]) -> Rows:
-        """A row a key, int64; -1 for each that is not here."""
+        """The row of each key, int64; -1 for an unknown key."""
         return np.fromiter(map(self._rows.get, keys, repeat(-1)), np.int64, len(keys))
 
     def add(self, key: bytes, owner: int, size_bytes: int, tokens: int, agent: str, uses: int, now: float) -> int:
-        """A row for a key that has none."""
+        """Adds a row for a key without one."""
         row = self._free.pop() if self._free else int(self._take(1)[0])
         self._rows[key] = row
         self.keys[row] = key
@@ -177,7 +177,7 @@ class Table:
         return row
 
     def copy(self, other: Table, rows: Rows, owner: int, now: float) -> None:
-        """Rows of another table, whose keys are not in this one, as new rows of this owner; their uses stay."""
+        """Adds rows of another table, whose keys are not in this one, as rows of this owner. Their uses are kept."""
         keys = other.keys[rows]
         own = self._take(len(rows))
         self._rows.update(zip(keys.tolist(), own.tolist(), strict=True))
@@ -201,7 +201,7 @@ class Table:
         self._own(owner, len(rows), size_bytes)
 
     def replace(self, row: int, size_bytes: int, tokens: int, agent: str) -> None:
-        """What a row says of its entry is something else now; uses, order and all else stay."""
+        """Replaces size, tokens and agent of a row; all else is kept."""
         more_bytes, more_tokens = size_bytes - int(self.size_bytes[row]), tokens - int(self.tokens[row])
         self.bytes += more_bytes
         self.all_tokens += more_tokens
@@ -215,25 +215,25 @@ class Table:
         self.agent[row] = number
 
     def use(self, rows: Rows, now: float) -> None:
-        """A use for each time that a row stands in `rows`."""
+        """Counts one use for each time that a row is in `rows`."""
         np.add.at(self.uses, rows, 1)
         self.uses[rows] = np.minimum(self.uses[rows], USES_MAX)
         self.used_at[rows] = now
 
     def put_under(self, rows: Rows, order: int | Rows) -> None:
-        """Resident rows are ordered away, each under its number in `order`."""
+        """Marks resident rows as ordered away, each by its number in `order`."""
         self._sum_ordered(rows, 1)
         self.state[rows] = ORDERED
         self.order[rows] = order
 
     def take_back(self, rows: Rows, not_before: float) -> None:
-        """Ordered rows are resident again, and not to be ordered before that time. Their order number stays."""
+        """Makes ordered rows resident again; they are not ordered before `not_before`. They keep their order number."""
         self._sum_ordered(rows, -1)
         self.state[rows] = RESIDENT
         self.not_before[rows] = not_before
 
     def remove(self, rows: Rows) -> None:
-        """Frees rows, each named once."""
+        """Frees rows, each listed once."""
         self._sum_ordered(rows[self.state[rows] == ORDERED], -1)
         self.bytes -= exact_sum(self.size_bytes[rows])
         self.all_tokens -= exact_sum(self.tokens[rows])
@@ -255,7 +255,7 @@ class Table:
             self._free.clear()
 
     def where(self, *, owner: int, state: int | None = None) -> Rows:
-        """The rows of an owner slot, in one state or in any but free."""
+        """The rows of an owner slot in one state; None: in any state except free."""
         states = self.state[: self.end]
         mask = states != FREE if state is None else states == state
         return np.flatnonzero(mask & (self.owner[: self.end] == owner))
@@ -284,7 +284,7 @@ class Table:
         assert (self.uses[live] > 0).all() and (self.tokens[live] >= 0).all() and (self.size_bytes[live] > 0).all()
 
     def _take(self, count: int) -> Rows:
-        """So many rows that are not in use."""
+        """So many unused rows."""
         freed = self._free[max(0, len(self._free) - count) :]
         del self._free[len(self._free) - len(freed) :]
         first, self.end = self.end, self.end + count - len(freed)
@@ -312,12 +312,12 @@ class Table:
 
 
 def exact_sum(values: Rows) -> int:
-    """The sum of non-negative int64 values, which need not fit into one."""
+    """The exact sum of non-negative int64 values, even beyond 64 bits."""
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
 
 
 def runs(values: Column) -> list[tuple[int, int]]:
-    """Each number in `values`, and how often it is there. (The first np.unique of a process takes 20 ms.)"""
+    """Each number in `values` with its count. Not np.unique: its first call in a process takes 20 ms."""
     if not len(values):
         return []
     ordered = np.sort(values)

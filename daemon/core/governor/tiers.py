@@ -1,14 +1,14 @@
-"""Every gauge's last reading and mode, and who is told when a mode changes.
+"""The last reading and the mode of every gauge, and the subscribers to changes of mode.
 
-Owns: readings, drilled ones among them, since when a gauge is in its mode, the last transitions, subscribers.
-Does not own: when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
+Owns readings, made-up ones included, the time at which each gauge entered its mode, the last transitions, and
+subscribers. Does not own when a mode is entered (`policy.modes`), nor what follows from it (devices, host).
 
-A gauge has two readings where somebody drills it: the real one goes on being taken, with a mode of its own, and stands
-again as soon as the drill ends. What `find` gives is the drilled one, as long as there is one.
+A gauge that a client drills has two readings. The real one is still taken, with a mode of its own, and is in force
+again as soon as the drill ends. `find` gives the drilled one while there is one.
 
-Invariants: every change of what `find` says of a gauge's mode is told once, as a transition, also that of a gauge that
-is gone (to relaxed). A new gauge is pushed to subscribers also where it is relaxed, which is no transition. A reading
-that is stale, or not newer than the last, changes no mode; one that is older changes nothing.
+Invariants: every change of the mode that `find` gives is announced once as a transition, also that of a vanished gauge
+(to relaxed). A new gauge is pushed to subscribers even if it is relaxed, which is no transition. A reading that is
+stale, or not newer than the last, changes no mode; an older one changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Gauge:
 
     @property
     def share(self) -> float:
-        """Used of the whole; more than 1 where a gauge shows that."""
+        """Used bytes divided by total bytes. May exceed 1."""
         return self.sample.used_bytes / max(self.sample.total_bytes, 1)
 
     @property
@@ -50,16 +50,16 @@ class Gauge:
 
     @property
     def pressed(self) -> bool:
-        """Whether it is at pressure or above."""
+        """Whether the level is pressure or above."""
         return self.state.pressed
 
     @property
     def refuses(self) -> bool:
-        """Whether nothing new is taken in."""
+        """Whether new entries are refused."""
         return self.level is Mode.EMERGENCY
 
     def take(self, sample: Sample) -> bool:
-        """Takes a reading, and says whether it told anything new."""
+        """Takes a reading. True if it is newer and not stale."""
         newer = sample.began_at - self.sample.began_at
         fresh = newer > 0 and not sample.stale
         if newer >= 0 or sample.stale:
@@ -77,7 +77,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What became of gauges. `fresh`: those with a new reading; `moved`: with a new mode; `gone`: that are no more."""
+    """Changed gauges. `fresh`: with a new reading; `moved`: with a new mode; `gone`: vanished."""
 
     fresh: tuple[Gauge, ...] = ()
     moved: tuple[Gauge, ...] = ()
@@ -85,7 +85,7 @@ class Changes:
 
 
 class Tiers:
-    """All gauges by name. Every method that changes something returns what did."""
+    """All gauges by name. Every method that changes gauges returns the changes."""
 
     def __init__(self, thresholds: Thresholds, outbox: GovernorOutbox) -> None:
         self.subscribers: set[int] = set()
@@ -105,11 +105,11 @@ class Tiers:
         return len(self._announced)
 
     def find(self, name: str) -> Gauge | None:
-        """The gauge as it counts now."""
+        """The gauge with the reading in force."""
         return self._drilled.get(name) or self._real.get(name)
 
     def driller(self, name: str) -> int | None:
-        """The client whose drill stands for the gauge."""
+        """The client that drills the gauge."""
         return self._drillers.get(name)
 
     @property
@@ -122,13 +122,13 @@ class Tiers:
         return max(0.0, now - self._announced[name][1])
 
     def new_state(self, tier: Tier) -> TierMode:
-        """The mode of a gauge that was never read."""
+        """The mode of a gauge without any reading."""
         state = TierMode(self.thresholds)
         state.workflow = self._workflow and tier is Tier.DEVICE
         return state
 
     def sampled(self, samples: Iterable[Sample], now: float) -> Changes:
-        """The gauges were read: these are all that there are."""
+        """Takes the readings of all gauges. A gauge without one has vanished."""
         read = {sample.gauge: sample for sample in samples}
         fresh: list[Gauge] = []
         for name, sample in read.items():
@@ -145,7 +145,7 @@ class Tiers:
         return Changes(tuple(fresh), moved, gone)
 
     def drill(self, client: int, sample: Sample, now: float) -> Changes:
-        """`client` says what the gauge shows, from now on until it leaves."""
+        """Replaces a gauge's reading by the client's, until the client leaves."""
         name = sample.gauge
         self._drillers[name] = client
         gauge = self._drilled.get(name)
@@ -158,7 +158,7 @@ class Tiers:
         return Changes((gauge,), self._announce_modes(now))
 
     def client_left(self, client: int, now: float) -> Changes:
-        """Its drills end: what the gauges themselves show stands again."""
+        """Ends the client's drills: the gauges' own readings are in force again."""
         self.subscribers.discard(client)
         ended = [name for name, driller in self._drillers.items() if driller == client]
         gone = []
@@ -173,20 +173,20 @@ class Tiers:
         return Changes((), moved, tuple(gone))
 
     def set_workflow(self, workflow: bool, now: float) -> Changes:
-        """Whether there is a step graph to go by; never for the host's gauge."""
+        """Sets whether there is a step graph. It never applies to the host's gauge."""
         self._workflow = workflow
         for gauge in [*self._real.values(), *self._drilled.values()]:
             gauge.state.workflow = workflow and gauge.sample.tier is Tier.DEVICE
         return Changes((), self._announce_modes(now))
 
     def change_thresholds(self, thresholds: Thresholds) -> None:
-        """For readings from now on."""
+        """Applies to later readings."""
         self.thresholds = thresholds
         for gauge in [*self._real.values(), *self._drilled.values()]:
             gauge.state.change_thresholds(thresholds)
 
     def to_messages(self) -> list[messages.TierState]:
-        """Every gauge, for a client."""
+        """The state of every gauge, for a client."""
         return [gauge.to_message() for gauge in self]
 
     def check_invariants(self) -> None:
@@ -196,7 +196,7 @@ class Tiers:
         for gauge in self:
             name = gauge.sample.gauge
             assert gauge is self.find(name)
-            assert gauge.mode is self._announced[name][0], f"nobody was told that {name} is in {gauge.mode}"
+            assert gauge.mode is self._announced[name][0], f"the mode {gauge.mode} of {name} was not announced"
             assert gauge.state.workflow == (self._workflow and gauge.sample.tier is Tier.DEVICE)
         assert self.subscribers <= self._outbox.clients.keys()
         assert set(self._drillers.values()) <= self._outbox.clients.keys()
@@ -208,7 +208,7 @@ class Tiers:
             is_new = name not in self._announced
             before, _ = self._announced.setdefault(name, (Mode.RELAXED, now))
             if is_new and gauge.mode is before:
-                # A subscriber may know the gauge in another mode, from the daemon before this one.
+                # A subscriber may know another mode of the gauge from before the daemon's restart.
                 self._push(messages.ModeChanged(before, gauge.to_message()))
             if gauge.mode is not before:
                 self._announced[name] = (gauge.mode, now)

@@ -1,16 +1,16 @@
-"""Workflows: who runs which steps, how far each is, and so how soon an agent's entries are needed again.
+"""Workflows: the steps of agents, the present step of each workflow, and so how soon an agent's entries are needed.
 
-Owns: workflows by name, each one client's; agents of those that ended. Does not own what follows from a distance
-(ranking), nor what a step graph says of one step (`ipc.steps`).
+Owns workflows by name, each one client's, and the agents of ended workflows. Does not own what follows from a distance
+(ranking), nor a step graph's properties (`ipc.steps`).
 
-An agent in several workflows is as near as in the nearest of them. One that is in a graph and never again needed is
-FINISHED; so is one of a workflow that ended, as long as others go on, and until it is registered again: its entries
-are the first that nobody waits for. With no workflow at all, nothing is known of anybody.
+The distance of an agent in several workflows is its smallest one. An agent that a graph never runs again is FINISHED.
+So is an agent of an ended workflow, while other workflows exist and until it is registered again: its entries are
+evicted before those of any agent that is waited for. Without any workflow, every agent is UNKNOWN.
 
-Any number of workflows may share their agents. So each agent has its distance in each of its workflows; of a workflow
-that changed they are reckoned anew when somebody asks next, in one pass over its own steps and no others'.
+Workflows may share agents. Each agent therefore has a distance in each of its workflows. After a change of one
+workflow, its distances are computed at the next query, in one pass over its own steps only.
 
-Invariants: a workflow's step only rises. Every answer is of the current steps; `version` counts their changes.
+Invariants: a workflow's step only rises. Every answer refers to the present steps; `version` counts their changes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ....ipc.steps import AgentStepGraph
 FINISHED: Final = 2e9
 UNKNOWN: Final = 1e9
 FARTHEST: Final = UNKNOWN - 1
-"""A step further away than this counts as this far."""
+"""The largest distance: a step further away counts as this far."""
 ENDED_AGENTS_MAX: Final = 65_536
-"""Agents of ended workflows that are remembered; the first to have ended are forgotten, and are unknown then."""
+"""Agents of ended workflows that are remembered. The earliest ended are forgotten, and are UNKNOWN then."""
 
 
 @dataclass(slots=True)
 class WorkflowProgress:
-    """One client's steps, and how far it is."""
+    """One client's step graph, and its present step."""
 
     client: int
     graph: AgentStepGraph
@@ -43,7 +43,7 @@ class WorkflowProgress:
 
 
 class Workflows:
-    """All workflows by name. Also the outlook that entries are ranked by."""
+    """All workflows by name. They are also the outlook by which entries are ranked."""
 
     def __init__(self, workflows_max: int, workflow_steps_max: int) -> None:
         self.version = 0
@@ -60,20 +60,20 @@ class Workflows:
         return len(self._workflows)
 
     def change_limits(self, workflows_max: int, workflow_steps_max: int) -> None:
-        """For workflows registered from now on."""
+        """Applies to workflows registered from now on."""
         self._workflows_max = workflows_max
         self._workflow_steps_max = workflow_steps_max
 
     def register(self, client: int, name: str, steps: Sequence[messages.Step]) -> int:
-        """Steps of a new workflow, or other ones for one that this client has, which keeps its place.
+        """Registers a workflow, or replaces the steps of this client's workflow, which stays at its present step.
 
         Returns:
-            The step that it is at.
+            The present step.
 
         Raises:
-            BadGraph: the steps are no graph that can be run, or the name is another client's.
-            LimitReached: there are as many workflows, or steps of all of them, as there may be; workflows_max or
-                workflow_steps_max is named.
+            BadGraph: the steps are no graph that can be run, or another client has the name.
+            LimitReached: there are as many workflows, or steps of all workflows, as allowed; the text names
+                workflows_max or workflow_steps_max.
         """
         known = self._workflows.get(name)
         if known is not None and known.client != client:
@@ -104,10 +104,10 @@ class Workflows:
         return step
 
     def advance(self, client: int, name: str, step: int) -> None:
-        """The workflow is at `step` now.
+        """Sets the workflow's present step.
 
         Raises:
-            BadStep: this client has no such workflow, or it is further already.
+            BadStep: this client has no such workflow, or it is at a later step.
         """
         workflow = self._of_client(client, name)
         if step < workflow.step:
@@ -118,7 +118,7 @@ class Workflows:
             self._changed()
 
     def end(self, client: int, name: str) -> None:
-        """The workflow is over.
+        """Ends the workflow.
 
         Raises:
             BadStep: this client has no such workflow.
@@ -127,14 +127,14 @@ class Workflows:
         self._end(name)
 
     def client_left(self, client: int) -> list[str]:
-        """All of its workflows are over; their names."""
+        """Ends all workflows of the client; their names."""
         names = [name for name, workflow in self._workflows.items() if workflow.client == client]
         for name in names:
             self._end(name)
         return names
 
     def distance(self, agent: str) -> float:
-        """Steps until the agent runs, in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
+        """Steps until the agent runs in the workflow where it runs soonest; or FINISHED, or UNKNOWN."""
         if self._outdated:
             self._update_distances()
         found = self._distances.get(agent)
@@ -147,7 +147,7 @@ class Workflows:
         return FINISHED if agent in self._ended else UNKNOWN
 
     def up_next(self, lookahead: int) -> Sequence[str]:
-        """Agents that run within `lookahead` steps, the nearest first, each once."""
+        """The agents that run within `lookahead` steps, the nearest first, each once."""
         found = self._up_next.get(lookahead)
         if found is None:
             agents = {
@@ -159,7 +159,7 @@ class Workflows:
         return found
 
     def status(self) -> list[dict[str, Any]]:
-        """One row a workflow; `agents` and `steps` are counts."""
+        """One row for each workflow; `agents` and `steps` are counts."""
         return [
             {
                 "workflow": name,
@@ -196,7 +196,7 @@ class Workflows:
         return workflow
 
     def _update_distances(self) -> None:
-        """The distances of workflows that changed."""
+        """Computes the distances of changed workflows."""
         for name in self._outdated:
             workflow = self._workflows[name]
             ahead = workflow.graph.steps_to_execution(workflow.step)
@@ -211,7 +211,7 @@ class Workflows:
                 if distance <= nearest:
                     self._distances[agent] = distance
                 elif former == nearest:
-                    del self._distances[agent]  # it went further away: another workflow may be the nearest now
+                    del self._distances[agent]  # its distance grew: another workflow may be the nearest now
         self._outdated.clear()
 
     def _end(self, name: str) -> None:
@@ -221,7 +221,7 @@ class Workflows:
         self._changed()
 
     def _leave(self, name: str, workflow: WorkflowProgress) -> None:
-        """Agents that are in no graph any more have ended."""
+        """Removes a workflow from the tables by agent. Agents that are in no other graph have ended."""
         self._steps -= workflow.graph.size()
         self._outdated.pop(name, None)
         for agent in workflow.agents:
