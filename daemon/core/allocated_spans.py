@@ -23,7 +23,7 @@ from .entries import EntryState, SpanEntry
 from .holdings import Holding, Holdings
 
 
-class Reservation(NamedTuple):
+class ReservedSpan(NamedTuple):
     """Bytes of the ring and a slot of the index, reserved for a new span."""
 
     span_id: int
@@ -77,7 +77,7 @@ class AllocatedSpans:
 
     def reserve(
         self, key: bytes, size_bytes: int, tree_bytes: int, payload_bytes: int, hole: int | None = None
-    ) -> Reservation | None:
+    ) -> ReservedSpan | None:
         """Takes `size_bytes` of the ring and a slot for a new span; `add` follows at once.
 
         Args:
@@ -98,7 +98,7 @@ class AllocatedSpans:
             self._ring.free(offset)
             return None
         self._spans_made = number & SPAN_COUNTER_MASK
-        return Reservation(number, slot, offset)
+        return ReservedSpan(number, slot, offset)
 
     def adopt(self, entry: SpanEntry) -> bool:
         """Takes over a span that an earlier daemon allocated; its slot exists.
