@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .client.caches.dp_mode import Recommendation as Recommendation
     from .client.caches.dp_mode import recommend_dp_mode as recommend_dp_mode
     from .client.caches.encoder import EncoderCacheManager as EncoderCacheManager
-    from .client.caches.encoder import EncoderInput as EncoderInput
-    from .client.caches.encoder import EncoderRequest as EncoderRequest
     from .client.caches.encoder import compute_encoder_budget as compute_encoder_budget
+    from .client.caches.encoder_request import EncoderInput as EncoderInput
+    from .client.caches.encoder_request import EncoderRequest as EncoderRequest
     from .client.caches.processor import Feature as Feature
     from .client.caches.processor import ProcessorCache as ProcessorCache
     from .client.caches.processor import Reference as Reference
     from .client.caches.visual import VisualCache as VisualCache
-    from .client.caches.visual import VisualResult as VisualResult
+    from .client.caches.visual_result import VisualResult as VisualResult
     from .client.core.aio import AsyncClient as AsyncClient
     from .client.core.cache import Client as Client
     from .client.core.claim import Claim as Claim
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .client.core.workflow import Workflow as Workflow
     from .client.device.cache import DeviceCache as DeviceCache
     from .client.device.entries import DeviceLease as DeviceLease
-    from .client.device.entries import Registration as Registration
+    from .client.device.registration import Registration as Registration
     from .client.prefix.cache import PrefixCache as PrefixCache
     from .client.prefix.layers import NormalLayer as NormalLayer
     from .client.prefix.layers import RecurrentLayer as RecurrentLayer
@@ -74,8 +74,8 @@ _PLACES = {
     "DeviceLease": ".client.device.entries",
     "DeviceReservation": ".client.core.device_reservation",
     "EncoderCacheManager": ".client.caches.encoder",
-    "EncoderInput": ".client.caches.encoder",
-    "EncoderRequest": ".client.caches.encoder",
+    "EncoderInput": ".client.caches.encoder_request",
+    "EncoderRequest": ".client.caches.encoder_request",
     "Entry": ".client.core.view",
     "Feature": ".client.caches.processor",
     "Lease": ".client.core.lease",
@@ -92,7 +92,7 @@ _PLACES = {
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
     "Reference": ".client.caches.processor",
-    "Registration": ".client.device.entries",
+    "Registration": ".client.device.registration",
     "Reservation": ".client.core.reservation",
     "Reuse": ".client.core.view",
     "RingReader": ".client.core.ring_reader",
@@ -104,7 +104,7 @@ _PLACES = {
     "Tier": ".ipc.modes",
     "TierState": ".ipc.messages",
     "VisualCache": ".client.caches.visual",
-    "VisualResult": ".client.caches.visual",
+    "VisualResult": ".client.caches.visual_result",
     "Workflow": ".client.core.workflow",
     "compute_encoder_budget": ".client.caches.encoder",
     "recommend_dp_mode": ".client.caches.dp_mode",

@@ -3,7 +3,7 @@
 Owns: the account of needed and freeable outputs, the order in which freeable ones are evicted, and this engine's pins
 of needed ones. Does not own: the outputs. The engine keeps them in its own memory or reads them in the ring, and drops
 those that `get_freed_ids` names. An output is identified by its key; so inputs, requests and (through the ring)
-processes share it.
+processes share it. Requests and their inputs: encoder_request.py.
 Invariants: used, freeable and free tokens add up to the cache's size. An output that a request needs is never evicted
 here. If it is in the ring, a lease pins it there from `allocate` (or from the first call after it was stored) until no
 request needs it, so that other engines' puts do not evict it. Only `allocate` evicts. Queries change nothing. Only
@@ -12,66 +12,19 @@ request needs it, so that other engines' puts do not evict it. Only `allocate` e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, TokensDiffer, UsageError
+from ...errors import BadConfiguration, ObjectTooLarge, StoreFull, UsageError
 from ...ipc.schema import NUMBER_MAX
-from ..core.fields import check_count, check_key
+from ..core.fields import check_count
+from .encoder_request import EncoderInput, EncoderRequest, check_same, input_of
 
 if TYPE_CHECKING:
     from ..core.cache import Client
     from ..core.lease import Lease
     from ..core.puts import Put
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """An image, sound or video of a request.
-
-    Args:
-        key: 32 bytes that identify the content and the encoder, as `Namespace.key` makes them.
-        tokens: how many embeddings the encoder makes of it.
-
-    Raises:
-        BadKey: `key` is not 32 bytes.
-        UsageError: `tokens` is not a whole number from 0.
-
-    Example:
-        >>> tensord.EncoderInput(key, 576).tokens
-        576
-    """
-
-    key: bytes
-    tokens: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", check_key(self.key))
-        object.__setattr__(self, "tokens", check_count("tokens", self.tokens, NUMBER_MAX))
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderRequest:
-    """A request and its inputs. Calls name an input by its index. An input may occur more than once.
-
-    Raises:
-        TokensDiffer: two inputs have the same key and different token counts.
-
-    Example:
-        >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
-        >>> len(request.inputs)
-        1
-    """
-
-    request_id: str
-    inputs: Sequence[EncoderInput]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", tuple(self.inputs))
-        known: dict[bytes, int] = {}
-        for given in self.inputs:
-            _check_same(given, known.setdefault(given.key, given.tokens))
 
 
 @dataclass(slots=True)
@@ -141,7 +94,7 @@ class EncoderCacheManager:
             UsageError: the request has no such input.
             TokensDiffer: the key is allocated with another number of tokens.
         """
-        wanted = _input(request, input_id)
+        wanted = input_of(request, input_id)
         return self._known(wanted) is not None or (self._cache is not None and self._cache.contains(wanted.key))
 
     def can_allocate(
@@ -160,7 +113,7 @@ class EncoderCacheManager:
         Raises:
             UsageError, TokensDiffer: as for `has_cache`.
         """
-        wanted = _input(request, input_id)
+        wanted = input_of(request, input_id)
         known = self._known(wanted)
         if known is not None and known.requests:
             return True
@@ -188,7 +141,7 @@ class EncoderCacheManager:
             ObjectTooLarge: the input has more tokens than the cache.
             StoreFull: running requests need the room; nothing changes.
         """
-        wanted = _input(request, input_id)
+        wanted = input_of(request, input_id)
         known = self._known(wanted)
         allocated = self._allocated.get(request.request_id, {})
         if input_id in allocated:
@@ -225,7 +178,7 @@ class EncoderCacheManager:
         Raises:
             UsageError: the request has no such input.
         """
-        wanted = _input(request, input_id)
+        wanted = input_of(request, input_id)
         if self._cache is None or self._allocated.get(request.request_id, {}).get(input_id) != wanted.key:
             return None
         known = self._outputs[wanted.key]
@@ -251,7 +204,7 @@ class EncoderCacheManager:
             UsageError: the request has no such input.
             UnsupportedLeaf: `tree` is not a valid payload.
         """
-        wanted = _input(request, input_id)
+        wanted = input_of(request, input_id)
         if self._cache is None:
             return None
         put = self._cache.put(wanted.key, tree, tokens=wanted.tokens, timeout_s=timeout_s)
@@ -322,7 +275,7 @@ class EncoderCacheManager:
     def _known(self, wanted: EncoderInput) -> _Output | None:
         known = self._outputs.get(wanted.key)
         if known is not None:
-            _check_same(wanted, known.tokens)
+            check_same(wanted, known.tokens)
         return known
 
     def _make_room(self, request: EncoderRequest, input_id: int, tokens: int) -> list[bytes]:
@@ -402,25 +355,3 @@ def compute_encoder_budget(
             f"input is disabled; raise batch_tokens_max to {most}, or enable chunked input"
         )
     return max(compute_tokens, most), max(cache_tokens, most)
-
-
-def _input(request: EncoderRequest, input_id: int) -> EncoderInput:
-    """The input with this index; negative indices are not allowed.
-
-    Raises:
-        UsageError: the request has no such input.
-    """
-    inputs = request.inputs
-    if not 0 <= input_id < len(inputs):
-        raise UsageError(
-            f"request {request.request_id!r} has no input {input_id}; it has {len(inputs)}, counted from 0"
-        )
-    return inputs[input_id]
-
-
-def _check_same(wanted: EncoderInput, tokens: int) -> None:
-    if wanted.tokens != tokens:
-        raise TokensDiffer(
-            f"key {wanted.key.hex()[:16]}… has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "
-            "one content and one encoder; make keys with Namespace.key, of the content itself"
-        )

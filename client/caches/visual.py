@@ -1,7 +1,8 @@
 """Embeddings of images, audio and video, by a hash of their raw bytes: looked up, stored within budgets, and counted.
 
-Owns: the key of an image, the fields stored beside its embedding, and the statistics. Does not own: the budgets over
-this process's entries (budget.py), nor the ring. The daemon evicts by its own policy, whatever the budgets say.
+Owns: the key of an image, and the statistics. Does not own: what is stored for an embedding (visual_result.py), the
+budgets over this process's entries (budget.py), nor the ring. The daemon evicts by its own policy, whatever the budgets
+say.
 Invariants: a lookup sends no message. A store waits for no eviction. The budgets evict nothing below the floor; entries
 that clients hold come after others, and entries whose put is in flight come last. Leases on evicted entries stay valid.
 """
@@ -10,139 +11,27 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 from weakref import WeakSet
 
 import numpy as np
 
 from ...errors import BelowFloor, ObjectTooLarge, UsageError
-from ...shm.header import NODES_MAX
 from ..core import requests
 from ..core.cache import Client
 from ..core.fields import check_count, check_name
-from ..core.lease import Lease
 from ..core.namespace import Content, Namespace
 from ..core.puts import Put
 from .budget import Budget, TrackedPut
-from .dp_mode import Recommendation, Resolution, check_resolution, recommend_dp_mode
-from .measures import array_bytes
-
-if TYPE_CHECKING:
-    from ..core.view import Reuse
-
-__all__ = ["VisualCache", "VisualResult", "embedding_bytes"]
+from .dp_mode import Resolution, recommend_dp_mode
+from .visual_result import VisualResult, embedding_bytes, embedding_payload, stored_embedding
 
 Modality = Literal["image", "audio", "video"]
 
 ENTRIES_MAX: Final = 4096
 BYTES_MAX: Final = 1 << 30
 _LIMIT_MAX: Final = 1 << 62
-_ENCODER_CHARS_MAX: Final = 256
 _KIND: Final = "visual"
-
-
-class VisualResult:
-    """The result of a lookup. A hit pins the entry for as long as the result, or a view of the embedding, lives.
-
-    Attributes:
-        key: the embedding's key, 32 bytes.
-        reuse: how many clients hold the entry and how often it was used, updated about once a second; None on a miss.
-        created_at: when it was stored, in Unix seconds; None on a miss, or if it was evicted during the lookup.
-        resolution: the stored (width, height) in pixels; None on a miss, or if none was stored.
-        encoder: the stored name of the encoder; empty on a miss.
-        bytes_saved: bytes of the embedding that need not be computed again; 0 on a miss.
-        recommendation: whether to encode data parallel; None for audio.
-
-    Example:
-        >>> result = tensord.VisualCache(cache, ns).lookup("image", b"the bytes of a picture")
-        >>> result.hit, result.bytes_saved
-        (False, 0)
-    """
-
-    __slots__ = (
-        "_embedding",
-        "_lease",
-        "bytes_saved",
-        "created_at",
-        "encoder",
-        "key",
-        "recommendation",
-        "resolution",
-        "reuse",
-    )
-
-    def __init__(
-        self,
-        key: bytes,
-        found: _Found | None,
-        reuse: Reuse | None,
-        created_at: float | None,
-        recommendation: Recommendation | None,
-    ) -> None:
-        self.key = key
-        self.reuse = reuse
-        self.created_at = created_at
-        self.recommendation = recommendation
-        self.resolution = found.resolution if found is not None else None
-        self.encoder = found.encoder if found is not None else ""
-        self.bytes_saved = embedding_bytes(found.embedding) if found is not None else 0
-        self._lease = found.lease if found is not None else None
-        self._embedding = found.embedding if found is not None else None
-
-    @property
-    def hit(self) -> bool:
-        """Whether there is an embedding. False once the result was released."""
-        return self._lease is not None
-
-    @property
-    def embedding(self) -> Any:
-        """The embedding as it was stored. Its arrays are read-only numpy views.
-
-        Raises:
-            ValueError: the lookup missed, or the result was released.
-        """
-        self._held()
-        return self._embedding
-
-    def torch(self, *, copy: bool = True) -> Any:
-        """Returns the embedding with torch tensors for leaves; `copy` as for `Lease.torch`.
-
-        Raises:
-            ValueError: the lookup missed, or the result was released.
-            UnsupportedLeaf: a leaf has a dtype that torch lacks.
-        """
-        return self._held().torch(copy=copy)["embedding"]
-
-    @property
-    def access_count(self) -> int:
-        """How often all processes used the entry, updated about once a second; 0 on a miss."""
-        return 0 if self.reuse is None else self.reuse.uses
-
-    def release(self) -> None:
-        """Drops the result's pin. Views that were taken before stay valid."""
-        self._lease = self._embedding = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _held(self) -> Lease:
-        if self._lease is None:
-            raise ValueError("this result has no embedding: the lookup missed, or the result was released")
-        return self._lease
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An entry in the format of `store`."""
-
-    lease: Lease
-    embedding: Any
-    resolution: tuple[int, int] | None
-    encoder: str
 
 
 class VisualCache:
@@ -216,7 +105,7 @@ class VisualCache:
         """
         key = self.key(modality, raw)
         recommendation = recommend_dp_mode(batch_images, resolution, self._encoder_depth)
-        found = _found(self._cache.get(key))
+        found = stored_embedding(self._cache.get(key))
         entry = reuse = None
         if found is not None:
             entry, reuse = self._cache.peek(key), self._cache.reuse(key)
@@ -288,40 +177,19 @@ class VisualCache:
             UnsupportedLeaf: the embedding is not a valid payload.
         """
         key = self.key(modality, raw)
-        check_name("encoder", encoder, _ENCODER_CHARS_MAX, 0)
-        sides = None if resolution is None else list(check_resolution(resolution))
-        size_bytes = embedding_bytes(embedding)
+        payload = embedding_payload(embedding, resolution, encoder)
+        tracked = TrackedPut(embedding_bytes(embedding))
         put = Put(key)
         self._evict_due()
         if self._cache.contains(key):
             put.settle("existed")
             return put
-        most = self._budget.bytes_max
-        if size_bytes > most:
-            put.settle(
-                "refused", ObjectTooLarge(f"the embedding has {size_bytes} bytes, bytes_max is {most}; raise it")
-            )
-            return put
-        tracked = TrackedPut(size_bytes)
-        while True:
-            with self._lock:
-                other = self._budget.find(key)
-                if other is None or not other.is_under_way:
-                    try:
-                        self._budget.make_room(size_bytes)
-                    except BelowFloor as refusal:
-                        put.settle("refused", refusal)
-                        return put
-                    self._budget.add(key, tracked)
-                    break
-            # Another thread is storing it. Waiting for its copy takes no longer than a second copy; or it gives up.
-            other.begun.wait()
-            if other.put is not None:
-                return other.put
-        body = {"embedding": embedding, "resolution": sides, "encoder": encoder}
+        other = self._entered(put, tracked)
+        if other is not None:
+            return other
         try:
             self._evict_due()
-            tracked.put = self._cache.put(key, body, tokens=tokens, ttl_s=ttl_s)
+            tracked.put = self._cache.put(key, payload, tokens=tokens, ttl_s=ttl_s)
         except BaseException:
             with self._lock:
                 if self._budget.find(key) is tracked:
@@ -330,6 +198,32 @@ class VisualCache:
         finally:
             tracked.begun.set()
         return tracked.put
+
+    def _entered(self, put: Put, tracked: TrackedPut) -> Put | None:
+        """Enters an entry into the account before it is stored. Returns None if the caller has to store it; otherwise
+        `put`, refused, or the put of another thread that stores it.
+        """
+        size_bytes, most = tracked.size_bytes, self._budget.bytes_max
+        if size_bytes > most:
+            put.settle(
+                "refused", ObjectTooLarge(f"the embedding has {size_bytes} bytes, bytes_max is {most}; raise it")
+            )
+            return put
+        while True:
+            with self._lock:
+                other = self._budget.find(put.key)
+                if other is None or not other.is_under_way:
+                    try:
+                        self._budget.make_room(size_bytes)
+                    except BelowFloor as refusal:
+                        put.settle("refused", refusal)
+                        return put
+                    self._budget.add(put.key, tracked)
+                    return None
+            # Another thread is storing it. Waiting for its copy takes no longer than a second copy; or it gives up.
+            other.begun.wait()
+            if other.put is not None:
+                return other.put
 
     def clear(self) -> int:
         """Removes all entries of the namespace, from all clients, and resets the statistics.
@@ -426,30 +320,6 @@ class VisualCache:
         self._lock = threading.Lock()
         self._budget.forget_all()
         self._reset_statistics()
-
-
-def embedding_bytes(tree: Any) -> int:
-    """Bytes of a tree's arrays, tensors and byte strings, of any shape, dtype and depth. Scalars and text count 0.
-
-    A leaf that occurs twice counts twice, as when it is stored. A tree that is too large to store, or that contains
-    itself, is counted up to the largest number of nodes that can be stored.
-    """
-    return array_bytes(tree, nodes_max=NODES_MAX)
-
-
-def _found(lease: Lease | None) -> _Found | None:
-    """The entry in the format of `store`; None if the payload has another format."""
-    if lease is None:
-        return None
-    body = lease.tree
-    if not isinstance(body, dict) or "embedding" not in body:
-        return None
-    try:
-        resolution = None if body.get("resolution") is None else check_resolution(body["resolution"])
-        check_name("encoder", body.get("encoder"), _ENCODER_CHARS_MAX, 0)
-    except UsageError:
-        return None
-    return _Found(lease, body["embedding"], resolution, body["encoder"])
 
 
 _caches: Final[WeakSet[VisualCache]] = WeakSet()

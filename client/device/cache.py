@@ -21,8 +21,9 @@ from ..core.aside import aside
 from ..core.device_reservation import DeviceReservation
 from ..core.fields import check_count, check_key, check_name, check_seconds, check_timeout
 from ..core.lease import Lease
-from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, Registration, ToHost
+from .entries import DeviceEntries, DeviceEntry, DeviceLease, DeviceTally, ToHost
 from .interface import Device
+from .registration import Registration
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """The entries of one device in this process, and the leases on them.
 
 Owns: the table from keys to tensors and their state, the uses not reported to the daemon yet, and the keys whose state
-the daemon does not know yet. Does not own: the communication with the daemon (upkeep.py), the device.
+the daemon does not know yet. Does not own: the communication with the daemon (upkeep.py), a put's state
+(registration.py), the device.
 
 Invariants: only the owner's delete or put removes an entry with a live lease. Every access to the tables holds `lock`,
 briefly, and never while waiting for a device or a daemon. A lease is returned without the lock, since a finalizer may
@@ -17,15 +18,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Literal, Protocol, Self
 
-from ...errors import DaemonUnavailable, TensordError, TimedOut
-from ...ipc.schema import DURATION_S_MAX
-from ..core.fields import check_timeout
+from ...errors import DaemonUnavailable
 from ..core.lease import Lease
 from ..core.puts import PutState
-from ..core.waiting import LockEvent
 from .interface import Device, Mark
+from .registration import Registration
 
-RegistrationState = Literal["sent", "registered", "refused", "lost"]
 DeviceTier = Literal["device", "host"]
 _MARKS: Final = 4
 _leases = count(1)
@@ -49,58 +47,6 @@ class HostCopy(Protocol):
 
 ToHost = Callable[[Any], HostCopy]
 """Stores the copy of an entry's tree, which is in host memory, in the host tier."""
-
-
-class Registration:
-    """The result of a put. `state` is one of
-
-    - "sent": `get` finds the tensors in this process; the daemon has not answered yet, or there is none.
-    - "registered": the daemon counts the entry, and will order its eviction.
-    - "refused": the daemon refused the entry, `error` says why; the cache holds no reference to the tensors.
-    - "lost": the entry was deleted, replaced or evicted, or the cache was closed, before the daemon knew the entry.
-
-    Example:
-        >>> import tempfile
-        >>> from tensord.testing.fake_vram import FakeCard, FakeVram
-        >>> device = FakeVram(FakeCard(tempfile.mkdtemp(), "card0", 1 << 20))    # TorchDevice(0): a real card
-        >>> with tensord.DeviceCache(cache, device) as held:
-        ...     held.put(key, device.upload(np.zeros(4))).wait().state
-        'registered'
-    """
-
-    __slots__ = ("_settled", "error", "key", "state")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.state: RegistrationState = "sent"
-        self.error: TensordError | None = None
-        self._settled = LockEvent()
-
-    def wait(self, timeout_s: float | None = None) -> Self:
-        """Waits until the state is not "sent" any more.
-
-        Raises:
-            TimedOut: the state is still "sent" after `timeout_s` seconds; the tensors stay.
-        """
-        if not self._settled.wait(check_timeout(timeout_s, DURATION_S_MAX)):
-            name = self.key.hex()[:16]
-            raise TimedOut(f"the registration of {name}… was not answered within {timeout_s:.3g} s; the tensors stay")
-        return self
-
-    def settle(self, state: RegistrationState, error: TensordError | None = None) -> None:
-        """Sets the final state. For the library."""
-        # The error first: a thread that sees "refused" finds its reason.
-        self.error = error
-        self.state = state
-        self._settled.set()
-
-    def disown(self) -> None:
-        """Ends the registration in the child of a fork. Takes no lock, since a thread of the parent may hold it."""
-        self._settled = LockEvent()
-        self.settle("lost", DaemonUnavailable("this process was forked off: the tensors are its parent's"))
-
-    def __repr__(self) -> str:
-        return f"Registration({self.key.hex()[:16]}…, {self.state}{f', {self.error!r}' if self.error else ''})"
 
 
 @dataclass(slots=True, eq=False)

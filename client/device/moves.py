@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceFull, TensordError, TimedOut
 from ..core.lease import Lease
-from .entries import DeviceEntries, DeviceEntry, HostCopy, Registration
+from .entries import DeviceEntries, DeviceEntry, HostCopy
 from .interface import Device, Mark
+from .registration import Registration
 
 if TYPE_CHECKING:
     from ..core.cache import Client

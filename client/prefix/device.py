@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..core.cache import Client
     from ..core.namespace import Namespace
     from ..device.cache import DeviceCache
-    from ..device.entries import Registration
+    from ..device.registration import Registration
 
 __all__ = ["DevicePut", "DeviceSequences"]
 

@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import tensord
-from tensord.client.caches.encoder import (
-    EncoderCacheManager,
-    EncoderInput,
-    EncoderRequest,
-    compute_encoder_budget,
-)
+from tensord.client.caches.encoder import EncoderCacheManager, compute_encoder_budget
+from tensord.client.caches.encoder_request import EncoderInput, EncoderRequest
 from tensord.errors import (
     BadConfiguration,
     BadKey,

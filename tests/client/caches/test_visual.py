@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import tensord
-from tensord.client.caches.visual import VisualCache, embedding_bytes
+from tensord.client.caches.visual import VisualCache
+from tensord.client.caches.visual_result import embedding_bytes
 from tensord.errors import BelowFloor, ObjectTooLarge, UnsupportedLeaf, UsageError
 
 from ...daemon_process import COUNTING_OFTEN, MIB, PATIENCE_S, Daemon, until

@@ -12,7 +12,7 @@ import pytest
 
 from tensord.client.core.put_options import PutOptions
 from tensord.client.core.puts import Put, PutSender
-from tensord.client.device.entries import Registration
+from tensord.client.device.registration import Registration
 from tensord.errors import DaemonUnavailable, ProtocolError, StoreFull, TensordError, UsageError
 from tensord.ipc import messages
 from tensord.ipc.schema import ClientLimits

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
+from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
+from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.core.governor.events import GovernorTick, Sample, Sampled
 from tensord.ipc.modes import Tier

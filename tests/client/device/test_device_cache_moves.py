@@ -10,9 +10,10 @@ import pytest
 
 from tensord.client.core.puts import Put
 from tensord.client.device import orders
-from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease, Registration
+from tensord.client.device.entries import DeviceEntries, DeviceEntry, DeviceLease
 from tensord.client.device.interface import Mark
 from tensord.client.device.moves import MoveResult, Moves
+from tensord.client.device.registration import Registration
 from tensord.client.device.upkeep import Upkeep
 from tensord.daemon.core.governor.events import Sample, Sampled
 from tensord.ipc import messages

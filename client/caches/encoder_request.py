@@ -1,0 +1,89 @@
+"""A request and its inputs, as the encoder cache takes them.
+
+Owns: the checks of keys, token counts and indices. Does not own: what a request needs at a time (encoder.py).
+Invariants: within a request, and in a cache, one key has one number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import TokensDiffer, UsageError
+from ...ipc.schema import NUMBER_MAX
+from ..core.fields import check_count, check_key
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """An image, sound or video of a request.
+
+    Args:
+        key: 32 bytes that identify the content and the encoder, as `Namespace.key` makes them.
+        tokens: how many embeddings the encoder makes of it.
+
+    Raises:
+        BadKey: `key` is not 32 bytes.
+        UsageError: `tokens` is not a whole number from 0.
+
+    Example:
+        >>> tensord.EncoderInput(key, 576).tokens
+        576
+    """
+
+    key: bytes
+    tokens: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", check_key(self.key))
+        object.__setattr__(self, "tokens", check_count("tokens", self.tokens, NUMBER_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderRequest:
+    """A request and its inputs. Calls name an input by its index. An input may occur more than once.
+
+    Raises:
+        TokensDiffer: two inputs have the same key and different token counts.
+
+    Example:
+        >>> request = tensord.EncoderRequest("request-1", [tensord.EncoderInput(key, 576)])
+        >>> len(request.inputs)
+        1
+    """
+
+    request_id: str
+    inputs: Sequence[EncoderInput]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        known: dict[bytes, int] = {}
+        for given in self.inputs:
+            check_same(given, known.setdefault(given.key, given.tokens))
+
+
+def input_of(request: EncoderRequest, input_id: int) -> EncoderInput:
+    """The input with this index; negative indices are not allowed.
+
+    Raises:
+        UsageError: the request has no such input.
+    """
+    inputs = request.inputs
+    if not 0 <= input_id < len(inputs):
+        raise UsageError(
+            f"request {request.request_id!r} has no input {input_id}; it has {len(inputs)}, counted from 0"
+        )
+    return inputs[input_id]
+
+
+def check_same(wanted: EncoderInput, tokens: int) -> None:
+    """Checks that an input has as many tokens as its key stands for.
+
+    Raises:
+        TokensDiffer: the input has another number.
+    """
+    if wanted.tokens != tokens:
+        raise TokensDiffer(
+            f"key {wanted.key.hex()[:16]}… has {tokens} tokens, but the input has {wanted.tokens}: a key stands for "
+            "one content and one encoder; make keys with Namespace.key, of the content itself"
+        )
