@@ -98,7 +98,8 @@ class Sender:
     def __init__(self, peer: str, folder: Path, megabytes: float) -> None:
         from vllm.multimodal.cache import ShmObjectStoreSenderCache
 
-        from tensord.client.vllm.processor import TensordSenderCache, install
+        from tensord.client.vllm.processor import TensordSenderCache
+        from tensord.client.vllm.processor_factories import install
 
         install()
         config = vllm_config(folder)

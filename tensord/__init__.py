@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .client.caches.encoder_request import EncoderRequest as EncoderRequest
     from .client.caches.processor import Feature as Feature
     from .client.caches.processor import ProcessorCache as ProcessorCache
-    from .client.caches.processor import Reference as Reference
+    from .client.caches.references import Reference as Reference
     from .client.caches.visual import VisualCache as VisualCache
     from .client.caches.visual_result import VisualResult as VisualResult
     from .client.core.aio import AsyncClient as AsyncClient
@@ -91,7 +91,7 @@ _PLACES = {
     "Put": ".client.core.puts",
     "Recommendation": ".client.caches.dp_mode",
     "RecurrentLayer": ".client.prefix.layers",
-    "Reference": ".client.caches.processor",
+    "Reference": ".client.caches.references",
     "Registration": ".client.device.registration",
     "Reservation": ".client.core.reservation",
     "Reuse": ".client.core.view",

@@ -9,83 +9,38 @@ both.
                sent = cache.get_and_update(trees, hashes)            # a Reference, or the tree itself
     receiver   features = cache.get_and_update_features([Feature(hash, data) for hash, data in zip(hashes, received)])
 
-Owns: the outcome of each item, and the counts. Does not own: the entries (the daemon's), nor how long a sender holds
-them (holds.py).
+Owns: the outcome of each item. Does not own: the entries (the daemon's), their format (processor_payload.py), which of
+them a sender may refer to (sender_entries.py) and for how long it holds them (holds.py), its puts (sender_puts.py).
 Invariants: neither side mirrors the state of the other. A sender refers only to entries that it holds pinned, long
 enough for the receiver to read them. A receiver that misses an entry raises one `ReferenceLost` for the whole request;
 then the sender calls `invalidate` and sends trees.
-
-A sender waits for the daemon's answer to a put, which says that the entry is visible. This takes milliseconds; sending
-the tree instead would take a copy too. If the answer is late, the tree is sent and the put goes on. Until it is
-answered, no other item is put. So a daemon that does not answer costs one such wait, not one for each item.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 from weakref import WeakSet
 
-import numpy as np
-
-from ...errors import (
-    BelowFloor,
-    LimitReached,
-    ObjectTooLarge,
-    ReferenceLost,
-    StoreFull,
-    TensordError,
-    TimedOut,
-    Unavailable,
-    UnderPressure,
-    UnsupportedLeaf,
-    UsageError,
-)
-from ...shm.header import NODES_MAX
-from ...shm.recipe import Recipe
+from ...errors import ReferenceLost, UsageError
 from ..core.cache import Client
 from ..core.fields import check_seconds
-from ..core.lease import ArrayLease, Lease
+from ..core.lease import Lease
 from ..core.namespace import Namespace
-from ..core.puts import Put
 from .holds import HeldLeases
 from .loans import Lender
-from .measures import item_bytes, leaf_count
-from .private import private_view
+from .processor_counts import ItemCounts, Stats
+from .processor_payload import Copy, Hash, checked_tree, item_key, stored_tree, viewed_tree
 from .references import Reader, Reference
+from .sender_entries import SenderEntries
+from .sender_puts import SenderPuts
 
-__all__ = ["Feature", "ProcessorCache", "Reference", "Stats", "item_bytes", "leaf_count"]
-
-Hash = str | bytes
-Copy = bool | Literal["on_write"]
-
-# The payload has the tree and its hash. The receiver checks the hash, since the reference comes from another process.
-_HASH: Final = "hash"
-_TREE: Final = "tree"
-_KIND: Final = "processor"
-# Bytes that a daemon copies in a second on a loaded machine, at least. A large tree's answer may take this much longer.
-_SLOW_BYTES_PER_S: Final = 1 << 30
-_HELD_SHARE: Final = 4
 _KEYS_KEPT: Final = 4096
-# From this many lost items at once, all items count as missing: the receiver maps another ring, and gets trees.
-_DISTRUSTED_ALL: Final = 64
-_REFUSALS: Final[tuple[tuple[type[TensordError], str], ...]] = (
-    (ObjectTooLarge, "too_large"),
-    (UnderPressure, "pressure"),
-    (StoreFull, "full"),
-    (BelowFloor, "full"),
-    (LimitReached, "full"),
-    (UnsupportedLeaf, "unsupported"),
-    (TimedOut, "late"),
-    (Unavailable, "no_daemon"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +60,6 @@ class Feature:
 
     hash: Hash
     data: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Counts of lookups. `passed_through`: how many items were sent as trees, by reason:
-
-    - "too_large": larger than object_bytes_max or the ring; "unsupported": a leaf of an unsupported type
-    - "full": no room besides pinned entries; "pressure": the host is in emergency; "refused": the daemon refused it for
-      another reason
-    - "no_daemon"; "late": no answer in time, or an earlier put is still unanswered
-    - "held": no room in the sender's holds; "invalidated": a receiver missed it recently
-    - "gone": it was held, and cleared meanwhile
-    - "mismatch": the tree stored under its hash is not one that this sender's processor makes
-    """
-
-    hits: int = 0
-    total: int = 0
-    passed_through: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def hit_ratio(self) -> float:
-        """Hits divided by lookups; 0 without lookups."""
-        return self.hits / self.total if self.total else 0.0
-
-    def since(self, before: Stats) -> Stats:
-        """The counts since `before`."""
-        passed = {reason: count - before.passed_through.get(reason, 0) for reason, count in self.passed_through.items()}
-        return Stats(
-            self.hits - before.hits,
-            self.total - before.total,
-            {reason: count for reason, count in passed.items() if count},
-        )
 
 
 class ProcessorCache:
@@ -190,22 +113,16 @@ class ProcessorCache:
             raise UsageError(f'copy is {copy!r}; it must be False, True or "on_write"')
         self.namespace = namespace
         self._client = cache
-        self._put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._copy = copy
-        self._bytes_max = bytes_max
+        put_wait_s = check_seconds("put_wait_s", put_wait_s)
         self._holds = HeldLeases(entries_max, sys.maxsize if bytes_max is None else bytes_max, seconds)
+        self._entries = SenderEntries(cache, self._holds, ring_share=bytes_max is None, accepts=accepts)
+        self._puts = SenderPuts(cache, self._entries, put_wait_s)
         self._lender = Lender(seconds) if lend else None
         self._reader = Reader(cache)
-        self._accepts = accepts
-        self._accepted: set[Recipe] = set()
-        self._lock = threading.Lock()
-        self._late: list[tuple[Put, float]] = []
-        self._distrusted: dict[bytes, float] = {}
-        self._hits = self._total = 0
-        self._passed: Counter[str] = Counter()
-        self._reported = Stats()
+        self._counts = ItemCounts()
         _everywhere.add(self)
-        self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(_key_of, namespace))
+        self.key: Callable[[Hash], bytes] = lru_cache(_KEYS_KEPT)(partial(item_key, namespace))
 
     # ---- the sender
 
@@ -215,11 +132,11 @@ class ProcessorCache:
         Items with True are held for this thread until it calls `get_and_update` with them, or `release`, or for
         `seconds`. So they are not evicted while the other items are processed. An item that cannot be held is False.
         """
-        return [self._is_held(self.key(hash)) for hash in hashes]
+        return [self._entries.hold(self.key(hash)) for hash in hashes]
 
     def touch(self, hashes: Iterable[Hash]) -> int:
         """Counts a use of each stored item, and holds it as `is_cached` does. Returns how many are stored."""
-        return sum(self._use(self.key(hash)) is not None for hash in hashes)
+        return sum(self._entries.use(self.key(hash)) is not None for hash in hashes)
 
     def get_and_update(self, items: Sequence[Any], hashes: Sequence[Hash]) -> list[Any]:
         """Returns the data to send for each item: a Reference if it is stored, or its tree, passed through.
@@ -237,7 +154,7 @@ class ProcessorCache:
         if len(items) != len(hashes):
             raise UsageError(f"{len(items)} items with {len(hashes)} hashes; pass one hash for each item")
         keys = [self.key(hash) for hash in hashes]
-        found = {key: self._use(key) for key in dict.fromkeys(keys)}
+        found = {key: self._entries.use(key) for key in dict.fromkeys(keys)}
         trees = {
             key: (hash, item)
             for hash, key, item in zip(hashes, keys, items, strict=True)
@@ -248,11 +165,11 @@ class ProcessorCache:
         lost = [
             hash
             for hash, key in zip(hashes, keys, strict=True)
-            if found[key] is None and key not in trees and _tree_of(leases[key], copy=False) is None
+            if found[key] is None and key not in trees and stored_tree(leases[key]) is None
         ]
         if lost:
             raise _lost(lost)
-        reasons = self._store(trees)
+        reasons = self._puts.store(trees)
         sent = [
             self._sent(
                 key, trees[key][1] if key in trees else item, leases[key], found[key] is not None, reasons.get(key)
@@ -270,9 +187,7 @@ class ProcessorCache:
 
     def held(self, hash: Hash) -> Any:
         """The tree that is held under `hash`, with read-only numpy views for leaves; None if none is held."""
-        lease = self._holds.get(self.key(hash))
-        payload = lease.tree if lease is not None else None
-        return payload.get(_TREE) if isinstance(payload, dict) else None
+        return viewed_tree(self._holds.get(self.key(hash)))
 
     def release(self) -> None:
         """Ends the holds of `is_cached` and `touch` for this thread. Entries that were referred to stay
@@ -288,17 +203,11 @@ class ProcessorCache:
         """
         until = time.monotonic() + self._holds.seconds
         for hash in hashes:
-            key = self.key(hash)
-            self._holds.recall(key)
-            with self._lock:
-                self._distrusted.pop(key, None)
-                self._distrusted[key] = until
+            self._entries.distrust(self.key(hash), until)
 
     def pass_through(self, reason: str) -> None:
         """Counts an item that the caller sends as a tree without a lookup."""
-        with self._lock:
-            self._total += 1
-            self._passed[reason] += 1
+        self._counts.sent(False, reason)
 
     # ---- the receiver
 
@@ -325,13 +234,11 @@ class ProcessorCache:
             for feature, lease in zip(asked, leases, strict=True)
             if lease is None and (feature.data is None or isinstance(feature.data, Reference))
         ]
-        with self._lock:
-            self._total += len(asked)
-            self._hits += sum(lease is not None for lease in leases)
+        self._counts.received(len(asked), sum(lease is not None for lease in leases))
         if lost:
             raise ReferenceLost(f"{lost} are not stored any more; let the sender send their trees", lost)
         return [
-            feature if lease is None else replace(feature, data=self._tree(feature.hash, lease))
+            feature if lease is None else replace(feature, data=checked_tree(feature.hash, lease, self._copy))
             for feature, lease in zip(asked, leases, strict=True)
         ]
 
@@ -341,21 +248,12 @@ class ProcessorCache:
         """Returns the counts of `get_and_update` and `get_and_update_features` since the start, or since `clear`; with
         `delta` since the last call with `delta`.
         """
-        with self._lock:
-            stats = Stats(self._hits, self._total, dict(self._passed))
-            if not delta:
-                return stats
-            reported, self._reported = self._reported, stats
-            return stats.since(reported)
+        return self._counts.stats(delta)
 
     def forget(self) -> None:
         """Drops all holds and resets the counts. Entries stay stored."""
-        self._holds.clear()
-        with self._lock:
-            self._distrusted.clear()
-            self._hits = self._total = 0
-            self._passed.clear()
-            self._reported = Stats()
+        self._entries.forget()
+        self._counts.reset()
 
     def clear(self) -> int:
         """Calls `forget`, and removes all entries of the namespace, from all clients. Returns how many there were.
@@ -365,6 +263,13 @@ class ProcessorCache:
         """
         self.forget()
         return self._client.clear(self.namespace)
+
+    @property
+    def owed_s(self) -> float:
+        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if there is
+        none.
+        """
+        return self._puts.owed_s
 
     @property
     def held_bytes(self) -> int:
@@ -390,100 +295,11 @@ class ProcessorCache:
             self._lender.close()
 
     def after_fork_in_child(self) -> None:
-        """A thread of the parent may have held the lock. For the library."""
-        self._lock = threading.Lock()
+        """Threads of the parent may have held the locks. For the library."""
+        self._entries.after_fork_in_child()
+        self._counts.after_fork_in_child()
 
     # ---- internal
-
-    def _is_held(self, key: bytes) -> bool:
-        if self._is_distrusted(key):
-            return False
-        lease = self._client.hold(key)
-        return lease is not None and self._fits(lease) and self._promise(key, lease)
-
-    def _use(self, key: bytes) -> Lease | None:
-        """Counts a use of a stored entry, and holds it."""
-        if self._is_distrusted(key):
-            return None
-        lease = self._client.get(key)
-        return lease if lease is not None and self._fits(lease) and self._promise(key, lease) else None
-
-    def _fits(self, lease: Lease) -> bool:
-        if self._accepts is None or lease._recipe in self._accepted:
-            return True
-        if not self._accepts(_tree_of(lease, copy=False)):
-            return False
-        if len(self._accepted) >= _KEYS_KEPT:
-            self._accepted.clear()
-        self._accepted.add(lease._recipe)
-        return True
-
-    def _promise(self, key: bytes, lease: Lease) -> bool:
-        view = self._client.link.view
-        if self._bytes_max is None and view is not None:
-            self._holds.bytes_max = max(1, view.ring_bytes // _HELD_SHARE)
-        return self._holds.promise(key, lease)
-
-    def _is_distrusted(self, key: bytes) -> bool:
-        distrusted = self._distrusted
-        if not distrusted:
-            return False
-        now = time.monotonic()
-        with self._lock:
-            while distrusted and next(iter(distrusted.values())) <= now:
-                del distrusted[next(iter(distrusted))]
-            return key in distrusted or len(distrusted) >= _DISTRUSTED_ALL
-
-    @property
-    def owed_s(self) -> float:
-        """For how many seconds the daemon has not answered a put that is not waited for any more; 0 if
-        there is none.
-        """
-        self._late = [(put, began) for put, began in self._late if put.state == "sent"]
-        return max((time.monotonic() - began for _, began in self._late), default=0.0)
-
-    def _store(self, trees: Mapping[bytes, tuple[Hash, Any]]) -> dict[bytes, str]:
-        """Puts these trees, and waits until they are visible. Returns by key why a tree was not stored."""
-        reasons: dict[bytes, str] = {}
-        puts: list[Put] = []
-        owing = bool(self.owed_s)
-        # One time limit for all of them, so that a daemon without room is waited for once.
-        wait_s = self._put_wait_s
-        began = time.monotonic()
-        for key, (hash, tree) in trees.items():
-            if self._is_distrusted(key) and self._client.contains(key):
-                reasons[key] = "invalidated"
-                continue
-            if owing:
-                reasons[key] = "late"
-                continue
-            found = self._client.hold(key) if self._accepts is not None else None
-            if found is not None and not self._fits(found):
-                reasons[key] = "mismatch"
-                continue
-            stored = {_HASH: np.frombuffer(_hash_bytes(hash), np.uint8), _TREE: tree}
-            try:
-                wait_s += item_bytes(tree, nodes_max=NODES_MAX) / _SLOW_BYTES_PER_S
-                put = self._client.put(key, stored, timeout_s=max(0.0, began + wait_s - time.monotonic()))
-                puts.append(put)
-                owing = isinstance(put.error, TimedOut | LimitReached)
-            except Exception as error:
-                # An exception of a leaf's own library (a tensor without memory, a lost device) must not fail the
-                # request.
-                reasons[key] = _reason(error)
-        # The wait begins here, unless it began with an earlier unanswered put. Copying until here does not count:
-        # sending the tree would have cost a copy too.
-        deadline = (began if owing else time.monotonic()) + wait_s
-        for put in puts:
-            try:
-                put.wait(max(0.0, deadline - time.monotonic()))
-            except TimedOut:
-                self._late.append((put, began))
-            if put.state not in ("stored", "existed"):
-                reasons[put.key] = _reason(put.error)
-            elif not self._is_held(put.key):
-                reasons[put.key] = "invalidated" if self._is_distrusted(put.key) else "held"
-        return reasons
 
     def _sent(self, key: bytes, item: Any, lease: Lease | None, was_there: bool, reason: str | None) -> Any:
         """The data to send for one item, and its count. None without a count if neither the item nor its lease has a
@@ -496,14 +312,10 @@ class ProcessorCache:
         if reason is None and reference is None:
             reason = "gone" if item is None else "held"
         if reason is not None:
-            item = _tree_of(lease, copy=True) if item is None else item
+            item = stored_tree(lease, copy=True) if item is None else item
             if item is None:
                 return None
-        with self._lock:
-            self._total += 1
-            self._hits += was_there
-            if reason is not None:
-                self._passed[reason] += 1
+        self._counts.sent(was_there, reason)
         return item if reference is None else reference
 
     def _lent(self, key: bytes) -> Reference | None:
@@ -523,43 +335,6 @@ class ProcessorCache:
             return self._client.get(self.key(feature.hash))
         return self._reader.lease(feature.data) if isinstance(feature.data, Reference) else None
 
-    def _tree(self, hash: Hash, lease: Lease) -> Any:
-        payload = _payload(lease, copy=self._copy)
-        named = payload.get(_HASH)
-        if (
-            payload.keys() != {_HASH, _TREE}
-            or not isinstance(named, np.ndarray)
-            or named.tobytes() != _hash_bytes(hash)
-        ):
-            raise UsageError(
-                f"the entry referred to as {hash!r} was not stored under that hash; send this item's own reference"
-            )
-        return payload[_TREE]
-
-
-def _key_of(namespace: Namespace, hash: Hash) -> bytes:
-    return namespace.key(_KIND, "", _hash_bytes(hash))
-
-
-def _hash_bytes(hash: Hash) -> bytes:
-    return hash.encode("utf-8", "surrogatepass") if isinstance(hash, str) else hash
-
-
-def _payload(lease: Lease, copy: Copy) -> dict[str, Any]:
-    """The payload of a lease's entry, its leaves as they were put; empty if it is not in this module's format."""
-    if isinstance(lease, ArrayLease):
-        return {}
-    root = private_view(lease._root) if copy == "on_write" else lease._root
-    payload = lease._recipe.value(root, copy=copy is True)
-    if not isinstance(payload, dict):
-        return {}
-    return _owned(payload) if copy is True else payload
-
-
-def _tree_of(lease: Lease | None, copy: bool) -> Any:
-    """The tree of a lease's entry; None if there is none."""
-    return None if lease is None else _payload(lease, copy).get(_TREE)
-
 
 def _lost(hashes: list[Hash]) -> ReferenceLost:
     return ReferenceLost(
@@ -567,25 +342,6 @@ def _lost(hashes: list[Hash]) -> ReferenceLost:
         "that are False",
         hashes,
     )
-
-
-def _owned(node: Any) -> Any:
-    """The same tree with arrays that own their memory."""
-    if isinstance(node, dict):
-        return {key: _owned(child) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)(map(_owned, node))
-    return node.copy() if isinstance(node, np.ndarray) else node
-
-
-def _reason(error: BaseException | None) -> str:
-    """The reason for passing an item through, from the error of its put."""
-    if error is None:
-        return "late"
-    for kind, reason in _REFUSALS:
-        if isinstance(error, kind):
-            return reason
-    return "refused" if isinstance(error, TensordError) else "unsupported"
 
 
 _everywhere: Final[WeakSet[ProcessorCache]] = WeakSet()

@@ -37,9 +37,9 @@ def register() -> None:
     if _CONNECTOR not in ECConnectorFactory._registry:
         ECConnectorFactory.register_connector(_CONNECTOR, "tensord.client.vllm.connector", _CONNECTOR)
     if _is_on(PROCESSOR_CACHE):
-        from . import processor
+        from .processor_factories import install
 
-        processor.install()
+        install()
 
 
 def log_with_vllm() -> None:

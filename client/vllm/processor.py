@@ -1,7 +1,8 @@
 """vLLM's processor cache on tensord: the sender in each frontend process, the receiver in each engine core.
 
 Owns: the classes that vLLM calls, and the hash under which an item is stored. Does not own: the form of items
-(items.py), nor their storage (caches/processor.py).
+(items.py) and of references (processor_reference.py), the storage (caches/processor.py), nor how vLLM comes to use
+these classes (processor_factories.py).
 
 vLLM's own cache works with exactly one frontend, whose cache the engine mirrors. With several API processes or data
 parallel engines each frontend has a separate cache. Here any number of frontends and engines share items by content.
@@ -15,58 +16,44 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, wraps
-from itertools import pairwise
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import torch
 from prometheus_client import Counter
 from vllm.config import VllmConfig
-from vllm.multimodal.cache import (
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    MultiModalCacheMissError,
-    MultiModalProcessorOnlyCache,
-    factories,
-)
-from vllm.multimodal.inputs import (
-    MultiModalBatchedField,
-    MultiModalFeatureSpec,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
-)
+from vllm.multimodal.cache import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache, MultiModalCacheMissError
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.platforms import current_platform
 from vllm.utils.cache import CacheInfo
 
-from ...errors import BadConfiguration, ReferenceLost, TensordError, UnsupportedLeaf, UsageError
-from ...shm.layout import KEY_BYTES
-from ..caches.loans import LOAN_BYTES
-from ..caches.processor import Copy, Feature, ProcessorCache, Reference
+from ...errors import ReferenceLost, TensordError, UnsupportedLeaf, UsageError
+from ..caches.processor import ProcessorCache
+from ..caches.processor_payload import Copy
+from ..caches.references import Reference
 from ..core.cache import Client
-from ..core.ring_mapping import HANDLE_BYTES
 from ..identity.content import DIGEST_ATTRIBUTE, content_digest
 from ..identity.engine import processor_namespace
 from .claims import ANSWER_S
-from .forms import Forms, forms_of
-from .hashes import follows_from_content, note_hashes
+from .forms import forms_of
+from .hashes import follows_from_content
 from .items import item_tree, tree_item, tree_updates
 from .presence import ATTACH_S, Presence, client_name
+from .processor_reference import (
+    SCOPE_BYTES,
+    SHARED_SCOPE,
+    feature_of,
+    reference_in,
+    reference_item,
+    remove_loan,
+    scoped_hash,
+)
 
-COPY: Final = "TENSORD_VLLM_PROCESSOR_COPY"
-_COPIES: Final[dict[str, Copy | None]] = {"auto": None, "never": False, "on_write": "on_write", "always": True}
-
-_REFERENCE: Final = "tensord_reference"
-_SCOPE_BYTES: Final = 16
-_REFERENCE_BYTES: Final = KEY_BYTES + HANDLE_BYTES + LOAN_BYTES
-_PARTS: Final = (0, KEY_BYTES, KEY_BYTES + HANDLE_BYTES, _REFERENCE_BYTES, None)
-_SHARED_SCOPE: Final = b""
 _DIGEST: Final = "digest"
-_OURS: Final = "_tensord"
 _log = logging.getLogger("tensord")
 
 Updates = Sequence[ResolvedPromptUpdate]
@@ -115,7 +102,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
                 self._presence.look(silent=silent)
             return sent
         for scope in self._scopes(mm_hash) if found is None else [found]:
-            tree = self.cache.held(_hash(scope, mm_hash))
+            tree = self.cache.held(scoped_hash(scope, mm_hash))
             if tree is not None:
                 return self._send((None, tree_updates(tree)), mm_hash, scope)
         raise MultiModalCacheMissError([mm_hash])
@@ -128,7 +115,9 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         self.cache.release()
 
     def invalidate(self, mm_hash: str) -> None:
-        self.cache.invalidate([_hash(scope, mm_hash) for scope in (_SHARED_SCOPE, self._named_scope, self._bare_scope)])
+        self.cache.invalidate(
+            [scoped_hash(scope, mm_hash) for scope in (SHARED_SCOPE, self._named_scope, self._bare_scope)]
+        )
 
     def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
         """Checks an item that a client sent: if it is a reference, it must be the one of `mm_hash`.
@@ -136,17 +125,16 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         Raises:
             UsageError: it is a reference to another item, or not a complete reference.
         """
-        found = _reference(mm_item, mm_hash)
+        found = reference_in(mm_item, mm_hash)
         if found is None:
             return
         scope, feature = found
-        known = (_SHARED_SCOPE, self._named_scope, self._bare_scope)
+        known = (SHARED_SCOPE, self._named_scope, self._bare_scope)
         if scope not in known or feature.data.key != self.cache.key(feature.hash):
             raise UsageError(f"the reference sent with the hash {mm_hash!r} is of another item; send the item itself")
         if not self.cache.lends(feature.data):
             # A reference that a client sent must not make the engine send messages to another process.
-            data: Any = mm_item[_REFERENCE].data
-            data[_REFERENCE_BYTES - LOAN_BYTES : _REFERENCE_BYTES] = bytes(LOAN_BYTES)
+            remove_loan(mm_item)
 
     def clear_cache(self) -> None:
         """Forgets the items that this frontend holds, its statistics, and the meaning of clients' UUIDs. Items stored
@@ -170,8 +158,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
     # ---- private
 
     def _take_scopes(self) -> None:
-        self._named_scope = os.urandom(_SCOPE_BYTES)
-        self._bare_scope = os.urandom(_SCOPE_BYTES)
+        self._named_scope = os.urandom(SCOPE_BYTES)
+        self._bare_scope = os.urandom(SCOPE_BYTES)
 
     def _scopes(self, mm_hash: str) -> list[bytes]:
         """The scopes in which an item may be stored: first the one used with prompt updates, last the one used
@@ -180,18 +168,18 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
             return [self._named_scope]
         # An item without updates may come from a program that expanded the prompt itself. Other processes could not
         # place it.
-        return [_SHARED_SCOPE, self._bare_scope]
+        return [SHARED_SCOPE, self._bare_scope]
 
     def _found(self, mm_hash: str) -> bytes | None:
         """The first scope in which the item is stored, or None. The item is held from now on."""
         return next(
-            (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([_hash(scope, mm_hash)])[0]), None
+            (scope for scope in self._scopes(mm_hash) if self.cache.is_cached([scoped_hash(scope, mm_hash)])[0]), None
         )
 
     def _send(self, mm_item: OutItem, mm_hash: str, scope: bytes) -> OutItem:
         """A reference to the stored item; if it is no longer stored, the item itself."""
         item, updates = mm_item
-        hash = _hash(scope, mm_hash)
+        hash = scoped_hash(scope, mm_hash)
         try:
             (sent,) = self.cache.get_and_update([None], [hash])
         except ReferenceLost:
@@ -200,7 +188,7 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
                 raise MultiModalCacheMissError([mm_hash]) from None
             return mm_item
         if isinstance(sent, Reference):
-            return _handle(sent, scope), updates
+            return reference_item(sent, scope), updates
         return item if item is not None else tree_item(sent), updates
 
     def _store(self, mm_item: OutItem, mm_hash: str) -> OutItem:
@@ -217,8 +205,8 @@ class TensordSenderCache(BaseMultiModalProcessorCache):
         # An item without tensors has no digest.
         with suppress(UnsupportedLeaf):
             tree[_DIGEST] = np.frombuffer(content_digest(item), np.uint8)
-        (sent,) = self.cache.get_and_update([tree], [_hash(scope, mm_hash)])
-        return (_handle(sent, scope), updates) if isinstance(sent, Reference) else mm_item
+        (sent,) = self.cache.get_and_update([tree], [scoped_hash(scope, mm_hash)])
+        return (reference_item(sent, scope), updates) if isinstance(sent, Reference) else mm_item
 
     def _tell(self, reason: str, text: str) -> None:
         if reason not in self._told:
@@ -261,7 +249,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             UsageError: a reference names another item than the feature's.
         """
         hashes = [feature.mm_hash or feature.identifier for feature in mm_features]
-        asked = [_asked(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
+        asked = [feature_of(feature.data, hash) for feature, hash in zip(mm_features, hashes, strict=True)]
         try:
             filled = self.cache.get_and_update_features(asked)
         except ReferenceLost as lost:
@@ -285,7 +273,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
         Raises:
             MultiModalCacheMissError, UsageError: as for `get_and_update_features`.
         """
-        asked = _asked(mm_item, mm_hash)
+        asked = feature_of(mm_item, mm_hash)
         try:
             (found,) = self.cache.get_and_update_features([asked])
         except ReferenceLost:
@@ -300,7 +288,7 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: MultiModalKwargsItem | None = None) -> None:
         """Checks a reference. Pins are taken when features are filled in."""
         if mm_item is not None:
-            _reference(mm_item, mm_hash)
+            reference_in(mm_item, mm_hash)
 
     def clear_cache(self) -> None:
         self.cache.forget()
@@ -317,88 +305,10 @@ class TensordReceiverCache(BaseMultiModalReceiverCache):
             return None
 
 
-class _LearningCache(MultiModalProcessorOnlyCache):
-    """vLLM's cache of its warm-up. It also learns the forms of the items processed there."""
-
-    def __init__(self, model_config: Any) -> None:
-        super().__init__(model_config)
-        self._forms: Forms = forms_of(processor_namespace(model_config).tag)
-
-    def get_and_update_item(self, mm_item: InItem, mm_hash: str) -> OutItem:
-        if mm_item is not None:
-            with suppress(TensordError):
-                self._forms.learn(item_tree(mm_item[0], []))
-        updated: OutItem = super().get_and_update_item(mm_item, mm_hash)
-        return updated
-
-
-def install() -> None:
-    """Makes vLLM create these caches in this process. If engines run on other hosts, vLLM's own caches stay.
-    Idempotent."""
-    for name, make in (
-        ("processor_cache_from_config", _sender),
-        ("engine_receiver_cache_from_config", _receiver),
-        ("worker_receiver_cache_from_config", _no_worker_receiver),
-        ("processor_only_cache_from_config", _teaching),
-    ):
-        _replace(name, make)
-    note_hashes(lambda cache: cache.model_name if isinstance(cache, TensordSenderCache) else None)
-
-
-def _replace(name: str, make: Callable[..., Any]) -> None:
-    """Replaces a factory by `make(original, …)`, in all modules that have imported its name already."""
-    original = getattr(factories, name)
-    if hasattr(original, _OURS):
-        return
-
-    @wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        return make(original, *args, **kwargs)
-
-    setattr(replaced, _OURS, True)
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("vllm.") and vars(module).get(name) is original:
-            setattr(module, name, replaced)
-
-
-def _sender(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    parallel = vllm_config.parallel_config
-    local = parallel.local_engines_only or parallel.data_parallel_size_local == parallel.data_parallel_size
-    return TensordSenderCache(vllm_config) if _wanted(vllm_config) and local else original(vllm_config)
-
-
-def _receiver(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    if not _wanted(vllm_config):
-        return original(vllm_config)
-    chosen = os.environ.get(COPY, "auto")
-    if chosen not in _COPIES:
-        raise BadConfiguration(f"{COPY}={chosen!r} must be one of {', '.join(_COPIES)}")
-    return TensordReceiverCache(vllm_config, copy=_COPIES[chosen])
-
-
-def _no_worker_receiver(original: Callable[..., Any], vllm_config: VllmConfig, *rest: Any, **named: Any) -> Any:
-    return None if _wanted(vllm_config) else original(vllm_config, *rest, **named)
-
-
-def _teaching(original: Callable[..., Any], vllm_config: VllmConfig) -> Any:
-    return _LearningCache(vllm_config.model_config) if _wanted(vllm_config) else original(vllm_config)
-
-
-def _wanted(vllm_config: VllmConfig) -> bool:
-    model_config = vllm_config.model_config
-    if not model_config.supports_multimodal_inputs:
-        return False
-    return bool(model_config.get_multimodal_config().mm_processor_cache_gb > 0)
-
-
 @cache
 def _passed_through() -> Counter:
     """This process's counter. vLLM's /metrics shows it, summed over all API processes."""
     return Counter("tensord_processor_passed_through", "Processed items that went to the engine whole.", ["reason"])
-
-
-def _hash(scope: bytes, mm_hash: str) -> bytes:
-    return scope + mm_hash.encode("utf-8", "surrogatepass")
 
 
 def _item(tree: dict[str, Any]) -> MultiModalKwargsItem:
@@ -417,32 +327,3 @@ def _owned(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return data.clone()
     return type(data)(map(_owned, data)) if isinstance(data, list | tuple) else data
-
-
-def _handle(reference: Reference, scope: bytes) -> MultiModalKwargsItem:
-    """The reference that goes to the engine in place of an item."""
-    data: Any = list(b"".join(reference) + scope)
-    return MultiModalKwargsItem({_REFERENCE: MultiModalFieldElem(data=data, field=MultiModalBatchedField())})
-
-
-def _reference(item: MultiModalKwargsItem, mm_hash: str) -> tuple[bytes, Feature] | None:
-    """The scope of a reference, and the query for its item; None if `item` is not a reference.
-
-    Raises:
-        UsageError: the reference is not complete.
-    """
-    elem = item.get(_REFERENCE)
-    if elem is None:
-        return None
-    data: Any = elem.data
-    whole = len(item) == 1 and type(data) is list and len(data) in (_REFERENCE_BYTES, _REFERENCE_BYTES + _SCOPE_BYTES)
-    if not whole or not all(type(byte) is int and 0 <= byte < 256 for byte in data):
-        raise UsageError(f"the data sent with the hash {mm_hash!r} is not a complete reference; send the item itself")
-    packed = bytes(data)
-    key, handle, loan, scope = (packed[start:end] for start, end in pairwise(_PARTS))
-    return scope, Feature(_hash(scope, mm_hash), Reference(key, handle, loan))
-
-
-def _asked(data: MultiModalKwargsItem | None, mm_hash: str) -> Feature:
-    found = _reference(data, mm_hash) if data is not None else None
-    return found[1] if found is not None else Feature(_hash(_SHARED_SCOPE, mm_hash), data)

@@ -44,10 +44,10 @@ from vllm.multimodal.processing.processor import PromptIndex, ResolvedPromptUpda
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tensord.client.caches.loans import LOAN_BYTES
-from tensord.client.caches.processor import item_bytes, leaf_count
+from tensord.client.caches.measures import item_bytes, leaf_count
 from tensord.client.identity import content
 from tensord.client.identity.engine import processor_namespace
-from tensord.client.vllm import forms, plugin, processor
+from tensord.client.vllm import forms, plugin, processor, processor_factories
 from tensord.client.vllm.forms import Forms
 from tensord.client.vllm.hashes import note
 from tensord.client.vllm.items import StoredMask, item_tree, tree_item, tree_updates
@@ -765,7 +765,7 @@ def test_frontends_and_engine_cores_of_a_host_share_and_workers_have_none(
     assert isinstance(sender, TensordSenderCache) and isinstance(receiver, TensordReceiverCache)
     assert worker_base.worker_receiver_cache_from_config(placed, None) is None
     hash, item = fresh(), an_item()
-    sender.cache._put_wait_s = PATIENCE_S
+    sender.cache._puts.wait_s = PATIENCE_S
     sent, _ = sender.get_and_update_item((item, UPDATES), hash)
     assert not is_whole(sent) and receiver.get_and_update_item(sent, hash) == item
     sender.close()
@@ -809,7 +809,7 @@ def test_a_switch_or_a_way_of_copying_that_is_none_is_named(
 ) -> None:
     from vllm.multimodal import cache
 
-    monkeypatch.setenv(processor.COPY, "sometimes")
+    monkeypatch.setenv(processor_factories.COPY, "sometimes")
     with pytest.raises(BadConfiguration, match="TENSORD_VLLM_PROCESSOR_COPY='sometimes' must be one of auto, never"):
         cache.engine_receiver_cache_from_config(config)
     monkeypatch.setenv(plugin.PROCESSOR_CACHE, "yes")
@@ -834,7 +834,7 @@ def test_a_picture_is_processed_by_one_frontend_for_all(installed: None, config:
 
     frontends = [renderer_from_config(config), renderer_from_config(config)]
     for frontend in frontends:
-        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
     engine = TensordReceiverCache(config)
     first = rendered(frontends[0], [a_picture(1), a_picture(2)])
     second = rendered(frontends[1], [a_picture(3), a_picture(2), a_picture(1)])
@@ -861,7 +861,7 @@ def test_frontends_of_one_model_in_two_folders_share_what_was_processed(
     moved = EngineArgs(model=str(folder), dtype="float32", max_model_len=256, enforce_eager=True)
     frontends = [renderer_from_config(config), renderer_from_config(moved.create_engine_config())]
     for frontend in frontends:
-        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
         # Each has made an item of this form.
         rendered(frontend, [a_picture(970 + frontends.index(frontend))])
     first, second = (rendered(frontend, [a_picture(972)]) for frontend in frontends)
@@ -876,7 +876,7 @@ def test_a_clients_name_for_a_picture_says_nothing_to_other_frontends(installed:
 
     frontends = [renderer_from_config(config), renderer_from_config(config)]
     for frontend in frontends:
-        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
     hash = fresh()
     rendered(frontends[0], [a_picture(11)], [hash])
     rendered(frontends[1], [a_picture(12)], [hash])
@@ -965,7 +965,7 @@ def test_a_pictures_own_id_says_nothing_to_other_frontends(installed: None, conf
 
     frontends = [renderer_from_config(config), renderer_from_config(config)]
     for frontend in frontends:
-        frontend.mm_processor_cache.cache._put_wait_s = PATIENCE_S
+        frontend.mm_processor_cache.cache._puts.wait_s = PATIENCE_S
     id = uuid.uuid4()
     first = rendered(frontends[0], [with_id(a_picture(31), id)])
     second = rendered(frontends[1], [with_id(a_picture(32), id)])

@@ -13,7 +13,8 @@ import pytest
 import tensord
 from tensord.client.caches import loans
 from tensord.client.caches.loans import LOAN_BYTES, Borrower, Lender
-from tensord.client.caches.processor import Feature, ProcessorCache, Reference
+from tensord.client.caches.processor import Feature, ProcessorCache
+from tensord.client.caches.references import Reference
 from tensord.client.core.lease import Lease
 from tensord.client.core.ring_reader import lease_of_copy
 from tensord.errors import ReferenceLost, UsageError

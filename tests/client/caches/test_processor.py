@@ -23,14 +23,10 @@ from hypothesis import strategies as st
 
 import tensord
 from tensord.client.caches.holds import HeldLeases
-from tensord.client.caches.processor import (
-    Feature,
-    ProcessorCache,
-    Reference,
-    Stats,
-    item_bytes,
-    leaf_count,
-)
+from tensord.client.caches.measures import item_bytes, leaf_count
+from tensord.client.caches.processor import Feature, ProcessorCache
+from tensord.client.caches.processor_counts import Stats
+from tensord.client.caches.references import Reference
 from tensord.client.core.puts import Put
 from tensord.errors import BadKey, ReferenceLost, UsageError
 from tensord.shm.lanes import HEAD_AT
@@ -368,7 +364,7 @@ def test_a_child_of_a_fork_holds_nothing_of_its_parents(shared: Daemon) -> None:
 
 def test_a_child_of_a_fork_waits_for_no_thread_of_its_parent(shared: Daemon) -> None:
     frontend = sender(shared.client())
-    with frontend._lock:
+    with frontend._entries._lock, frontend._counts._lock:
         pid = os.fork()
         if pid == 0:
             try:
@@ -440,13 +436,13 @@ def test_what_another_thread_ends_during_the_call_is_sent_from_its_lease(
     assert frontend.is_cached([hash]) == [True]
     if evicted:
         shared.client().evict(stored.key)
-    store = frontend._store
+    store = frontend._puts.store
 
     def forgotten_meanwhile(trees: Any) -> dict[bytes, str]:
         frontend.forget()
         return store(trees)
 
-    monkeypatch.setattr(frontend, "_store", forgotten_meanwhile)
+    monkeypatch.setattr(frontend._puts, "store", forgotten_meanwhile)
     first, second = frontend.get_and_update([None, None], [hash, hash])
     assert is_picture(first, 4) and is_picture(second, 4)
     assert frontend.make_stats().passed_through == {"gone": 2}
@@ -464,7 +460,7 @@ def test_what_was_there_without_a_tree_and_ends_during_the_call_is_named(
         frontend.forget()
         return {}
 
-    monkeypatch.setattr(frontend, "_store", forgotten_meanwhile)
+    monkeypatch.setattr(frontend._puts, "store", forgotten_meanwhile)
     with pytest.raises(ReferenceLost) as raised:
         frontend.get_and_update([None, None], [hash, hash])
     assert raised.value.hashes == [hash, hash]
