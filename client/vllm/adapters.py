@@ -1,6 +1,7 @@
 """The LoRA adapters that a worker of vLLM holds, identified by digests of the loaded weights.
 
-Owns: the hooks where vLLM loads an adapter and where its engine core changes adapters; the digests of held adapters.
+Owns: the hooks where vLLM loads an adapter and where its engine core changes adapters; the digests of held adapters;
+which adapters all ranks hold with the same weights.
 Does not own: the names derived from the digests.
 
 vLLM keeps a loaded adapter even if its folder changes, and may load it again after other adapters replaced it. So each
@@ -23,6 +24,28 @@ _DIGEST: Final = "_tensord_digest"
 _OURS: Final = "_tensord"
 _managers: Final[WeakSet[Any]] = WeakSet()
 _log = logging.getLogger("tensord")
+
+
+class RankAdapters:
+    """The adapters that `ranks` workers hold, as far as the scheduler was told."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self.held: dict[int, dict[int, str]] = {}
+        """By rank: the digests of the held adapters, by vLLM's number of the adapter."""
+
+    def of(self, lora_request: Any) -> tuple[int, str] | None:
+        """The adapter's number and the digest of its weights, if all ranks hold the same weights; else None."""
+        if lora_request.load_inplace:
+            # vLLM loads the adapter anew in each step, so its weights in that step are not known yet.
+            return None
+        number = lora_request.lora_int_id
+        digest = self.held.get(0, {}).get(number)
+        return (number, digest) if digest is not None and self.hold(number, digest) else None
+
+    def hold(self, number: int, digest: str) -> bool:
+        """Whether all ranks hold the adapter with these weights."""
+        return all(self.held.get(rank, {}).get(number) == digest for rank in range(self._ranks))
 
 
 def install() -> None:

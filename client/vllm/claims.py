@@ -150,6 +150,11 @@ class EncodeClaims:
                 users |= wanted.users
         return len(users)
 
+    def fill(self, rows: int, step_rows: int, step_requests: int) -> bool:
+        """Whether the claims leave no room for `rows` more in a step of at most `step_rows` and `step_requests`."""
+        ahead = self.rows_ahead()
+        return bool(ahead) and (ahead + rows > step_rows or self.users_ahead() >= step_requests)
+
     @property
     def open(self) -> int:
         """Number of claims that are not over."""

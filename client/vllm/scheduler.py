@@ -1,9 +1,10 @@
 """The scheduler's side of the connector: decides which encoder inputs are loaded instead of encoded, and which engine
 stores the others.
 
-Owns: the state of each request's inputs, from the first time that the request may be scheduled until its end. Does not
-own: keys and lookups (lookups.py), claims (claims.py). Only the step's thread uses this state, except for the results
-that the background thread writes into an `Input`.
+Owns: the state of each request's inputs (asking.py), from the first time that the request may be scheduled until its
+end. Does not own: keys and lookups (lookups.py), claims (claims.py), how long another engine is waited for (pace.py),
+what the workers do in a step (step_plan.py). Only the step's thread uses this state, except for the results that the
+background thread writes into an `Input`.
 
 The states of one input, by the scheduler's calls:
 
@@ -31,62 +32,32 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from ...shm.layout import NAMESPACE_TAG_BYTES
 from ..core import requests
 from ..core.cache import Client
-from ..core.lease import Lease
 from ..core.namespace import Namespace
+from .adapters import RankAdapters
+from .asking import Asking, end_of, inputs_of
 from .background import Background
 from .canary import Canary
-from .claims import EncodeClaims, Wanted
+from .claims import EncodeClaims
 from .lookups import Input, Lookups
+from .pace import Pace
 from .presence import Presence
 from .stats import CONNECTED, LookupCounts, TensordECStats
-from .step import NOTHING, Check, Load, Report, Save, StepMetadata
+from .step import Report, Save, StepMetadata
+from .step_plan import StepPlan
 
-WAIT_S_LEAST: Final = 0.02
-WAIT_FACTOR: Final = 3
-"""An engine waits for another engine up to this multiple of the time that the other engine expected to take."""
-SOONER: Final = 0.8
-"""An engine does not wait if it would have encoded the input itself within this share of the other's remaining time."""
 LOOK_UP_S: Final = 0.25
 """Seconds that lookups may take at least, even if `wait_s_max` is shorter."""
-LAG_STEPS_MAX: Final = 256
-"""Ranks run steps in order, and are at most a few steps behind. A rank that is this many steps behind is taken as done;
-its report was lost."""
 PAUSE_S: Final = 0.0001
 ANSWER_S_MAX: Final = 30.0
 UNSHARED_MODALITIES: Final = frozenset({"prompt_embeds"})
 """Inputs that the model receives as they are, without an encoder."""
-
-
-class _Asking:
-    """A request whose inputs are looked up. `inputs`: those that still have to be encoded or loaded, by identifier."""
-
-    __slots__ = ("count", "end", "inputs", "order", "reached", "settled", "since", "waits_since")
-
-    def __init__(self) -> None:
-        self.inputs: dict[str, Input] = {}
-        self.begin([])
-
-    @property
-    def claims(self) -> bool:
-        """Whether the request has a claim, or waits for one, on an input that is not allocated yet."""
-        return any(found.wanted is not None for found in self.inputs.values())
-
-    def begin(self, features: Sequence[Any]) -> None:
-        """Starts to settle the inputs in `features` from now on."""
-        self.count = len(features)
-        self.end = _end(features) if features else 0
-        self.order: list[str] | None = None
-        self.reached = 0
-        self.settled = False
-        self.since = time.monotonic()
-        self.waits_since = 0.0
 
 
 class SchedulerSide:
@@ -121,7 +92,6 @@ class SchedulerSide:
         step_rows: int,
         canary: float,
     ) -> None:
-        self._ranks = ranks
         self._wait_s_max = wait_s_max
         self._producer = producer
         self._consumer = consumer
@@ -134,28 +104,16 @@ class SchedulerSide:
         self._connected_told: bool | None = None
         self._counts = LookupCounts()
         self._lookups = Lookups(namespace, dtype, width_fits, self._counts)
-        # Requests, and the inputs that are in the engine's own encoder cache.
-        self._asking: dict[str, _Asking] = {}
-        self._current: _Asking | None = None
-        self._local: set[str] = set()
+        self._asking: dict[str, Asking] = {}
+        self._current: Asking | None = None
         self._damaged: set[str] = set()
         self._unavailable: set[str] = set()
-        # The step that is being made, and the steps in progress.
-        self._step = 0
-        self._allocated: set[str] = set()
-        self._loads: dict[str, tuple[Lease, tuple[int, int]]] = {}
-        self._saves: dict[str, Save] = {}
-        self._checks: dict[str, tuple[bytes, Lease]] = {}
-        self._in_flight: dict[int, tuple[list[Lease], set[int]]] = {}
-        self._adapters: dict[int, dict[int, str]] = {}
-        self._step_adapters: dict[str, tuple[int, str]] = {}
-        self._rings: dict[int, bytes] = {}
-        self._left: dict[int, set[bytes]] = {}
+        self._adapters = RankAdapters(ranks)
         self._deferred = False
-        self._row_s: float | None = None
-        self._rows = 0
-        self._rows_wanted: int | None = None
-        self._busy_until = 0.0
+        self._plan = StepPlan(ranks, self._counts)
+        self._pace = Pace(
+            self._asking.values(), wait_s_max=wait_s_max, step_requests=step_requests, step_rows=step_rows
+        )
         self._background = Background(socket, client_name, "tensord-vllm-scheduler", self._tick, self._counts)
         self._claims = EncodeClaims(self._background, computes=producer)
         self._background.start()
@@ -171,7 +129,7 @@ class SchedulerSide:
             return False
         asking = self._current = self._asking.get(request.request_id)
         if asking is None:
-            if computed >= _end(features):
+            if computed >= end_of(features):
                 return True
         elif computed >= asking.end and asking.count == len(features):
             if asking.inputs:
@@ -199,31 +157,30 @@ class SchedulerSide:
         """Records that the encoder cache has space for the input: it is loaded, or encoded, in the present step."""
         identifier = request.mm_features[index].identifier
         # A second allocation in one step: the first request was preempted, and may have had another input of this name.
-        self._loads.pop(identifier, None)
-        self._checks.pop(identifier, None)
-        self._step_adapters.pop(identifier, None)
-        undone = self._saves.pop(identifier, None)
+        undone = self._plan.allocate(identifier)
         if undone is not None:
             self._claims.settled(undone.key)
-        self._allocated.add(identifier)
         asking = self._asking.get(request.request_id)
         wanted = asking.inputs.pop(identifier, None) if asking is not None else None
         if wanted is not None and wanted.lease is not None and self._consumer and not wanted.check:
             self._counts.add("hits")
-            self._loads[identifier] = wanted.lease, wanted.lease.tree.shape
+            self._plan.load(identifier, wanted.lease)
         else:
             self._counts.add("misses")
-            self._rows += request.mm_features[index].mm_position.get_num_embeds()
-            if wanted is not None and wanted.lease is not None and wanted.key is not None and wanted.check:
-                self._canary.compares(wanted.key)
-                self._checks[identifier] = wanted.key, wanted.lease
-            if wanted is not None and wanted.key is not None and self._stores(wanted):
-                claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
-                self._saves[identifier] = Save(wanted.key, wanted.rows, claim)
-            if wanted is not None and wanted.adapter and (identifier in self._saves or identifier in self._checks):
-                self._step_adapters[identifier] = wanted.adapter
+            self._pace.allocate(request.mm_features[index].mm_position.get_num_embeds())
+            if wanted is not None and wanted.key is not None:
+                self._encode(identifier, wanted, wanted.key)
         if wanted is not None:
             self._let_go(wanted, asking)
+
+    def _encode(self, identifier: str, wanted: Input, key: bytes) -> None:
+        """Tells the workers what to do with the output of an input that is encoded in the present step."""
+        if wanted.lease is not None and wanted.check:
+            self._canary.compares(key)
+            self._plan.check(identifier, key, wanted.lease, wanted.adapter)
+        if self._stores(wanted, key):
+            claim = self._claims.save(wanted.wanted) if wanted.wanted is not None else 0
+            self._plan.save(identifier, Save(key, wanted.rows, claim), wanted.adapter)
 
     def finished(self, request_id: str) -> None:
         """Releases everything that the request holds, however it ended."""
@@ -241,14 +198,14 @@ class SchedulerSide:
         for asking in self._asking.values():
             self._release(asking)
         self._claims.end_saves()
-        self._local.clear()
+        self._plan.free_all()
         self._damaged.clear()
 
     def adapters_changed(self, held: dict[int, dict[int, str]]) -> None:
         """Receives the LoRA adapters that the workers hold: by rank, their digests by vLLM's number of the adapter."""
-        self._adapters = held
+        self._adapters.held = held
         for asking in self._asking.values():
-            if any(found.adapter and not self._holds(*found.adapter) for found in asking.inputs.values()):
+            if any(found.adapter and not self._adapters.hold(*found.adapter) for found in asking.inputs.values()):
                 # It is looked up again under its new name.
                 self._release(asking)
 
@@ -257,60 +214,23 @@ class SchedulerSide:
     def metadata(self, scheduler_output: Any) -> StepMetadata:
         """The metadata for the workers of the step that was just made."""
         if scheduler_output.free_encoder_mm_hashes:
-            self._local.difference_update(scheduler_output.free_encoder_mm_hashes)
-        if scheduler_output.total_num_scheduled_tokens or self._allocated:
-            self._step += 1
-        elif self._deferred:
+            self._plan.free(scheduler_output.free_encoder_mm_hashes)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if not self._plan.advance(tokens) and self._deferred:
             # No tokens are scheduled in this step, so the background thread gets the interpreter to settle the lookups.
             time.sleep(PAUSE_S)
         self._deferred = False
-        if self._in_flight:
-            self._drop_lost()
-        rows, self._rows = self._rows, 0
-        self._rows_wanted = None
-        if rows and self._row_s is not None:
-            now = time.monotonic()
-            self._busy_until = max(now, self._busy_until) + rows * self._row_s
-        if not self._allocated and not self._left:
-            return NOTHING
-        self._local |= self._allocated
-        left: dict[int, set[bytes]] = {}
-        if self._left and scheduler_output.total_num_scheduled_tokens:
-            # vLLM may not send a step without tokens to the workers.
-            left, self._left = self._left, {}
-        self._allocated = set()
-        if not self._loads and not self._saves and not self._checks and not left:
-            return NOTHING
-        loads = {name: self._load(lease, shape) for name, (lease, shape) in self._loads.items()}
-        checks = {name: Check(key, self._load(lease, lease.tree.shape)) for name, (key, lease) in self._checks.items()}
-        leases = [lease for lease, _ in self._loads.values()] + [lease for _, lease in self._checks.values()]
-        if leases:
-            self._in_flight[self._step] = leases, set(range(self._ranks))
-        made = StepMetadata(
-            self._step, loads, self._saves, left=left, rows=rows, checks=checks, adapters=self._step_adapters
-        )
-        self._loads, self._saves, self._checks, self._step_adapters = {}, {}, {}, {}
-        return made
+        return self._plan.make(tokens, self._pace.end_step())
 
     def take_in(self, report: Report) -> None:
         """Processes the workers' reports on their steps."""
-        for rank, ring in report.rings.items():
-            if rank in self._rings:
-                self._left.setdefault(rank, set()).add(self._rings[rank])
-            self._rings[rank] = ring
+        self._plan.take_in(report)
         if report.adapters:
-            self.adapters_changed({**self._adapters, **report.adapters})
-        for rank, done in report.loaded.items():
-            for step in [step for step in self._in_flight if step <= done]:
-                missing = self._in_flight[step][1]
-                missing.discard(rank)
-                if not missing:
-                    del self._in_flight[step]
+            self.adapters_changed({**self._adapters.held, **report.adapters})
         for key in report.settled:
             self._claims.settled(key)
         if report.encoded_rows:
-            row_s = report.encode_s / report.encoded_rows
-            self._row_s = row_s if self._row_s is None else 0.75 * self._row_s + 0.25 * row_s
+            self._pace.learn(report.encoded_rows, report.encode_s)
         if report.failed:
             # The model has computed with zeros. All requests with that input are ended. Later requests for it are ended
             # too, since results computed with the zeros may be cached.
@@ -348,48 +268,33 @@ class SchedulerSide:
             "inputs": len(inputs),
             "leases": sum(found.lease is not None for found in inputs),
             "claims": self._claims.open,
-            "steps": len(self._in_flight),
+            "steps": len(self._plan),
         }
 
     def close(self) -> None:
         """Releases everything and ends the thread. Idempotent."""
         for request_id in list(self._asking):
             self.finished(request_id)
-        self._in_flight.clear()
+        self._plan.close()
         self._background.close()
 
     # ---- a request's inputs
 
-    def _is_local(self, name: str) -> bool:
-        """Whether the engine's own encoder cache has the input, or will have it by the end of the step."""
-        return name in self._local or name in self._allocated
-
-    def _outdated(self, asking: _Asking, features: Sequence[Any], computed: int) -> bool:
+    def _outdated(self, asking: Asking, features: Sequence[Any], computed: int) -> bool:
         """Whether the request needs an input without state here: its prompt grew, or the engine's cache dropped an
         input."""
-        return asking.count != len(features) or any(
-            name not in asking.inputs and not self._is_local(name)
-            for name in (feature.identifier for feature in _ahead(features, computed))
-        )
+        return asking.count != len(features) or any(asking.unknown(features, computed, self._plan.is_local))
 
-    def _begin(self, request: Any, computed: int) -> _Asking:
+    def _begin(self, request: Any, computed: int) -> Asking:
         asking = self._asking.get(request.request_id)
         if asking is None:
-            asking = self._asking[request.request_id] = self._current = _Asking()
+            asking = self._asking[request.request_id] = self._current = Asking()
         asking.begin(request.mm_features)
         lora = request.lora_request if self._tower_lora else None
-        adapter = self._adapter(lora) if lora is not None else None
-        fresh: dict[str, Input] = {}
+        adapter = self._adapters.of(lora) if lora is not None else None
         for found in asking.inputs.values():
             self._leave(found, asking)
-        for feature in _ahead(request.mm_features, computed):
-            name, rows = feature.identifier, feature.mm_position.get_num_embeds()
-            if name in asking.inputs or self._is_local(name):
-                continue
-            known = fresh.setdefault(name, Input(feature.modality, rows, feature.data, adapter))
-            if known.datas[-1] is not feature.data or known.rows != rows:
-                # Several inputs have one name. If their contents differ, none of them is shared.
-                known.datas.append(feature.data if known.rows == rows else None)
+        fresh = inputs_of(asking.unknown(request.mm_features, computed, self._plan.is_local), adapter)
         for found in fresh.values():
             nameless = (
                 None in found.datas
@@ -407,22 +312,10 @@ class SchedulerSide:
         asking.inputs.update(fresh)
         return asking
 
-    def _adapter(self, lora_request: Any) -> tuple[int, str] | None:
-        """The adapter's number and the digest of its weights, if all ranks hold the same weights; else None."""
-        if lora_request.load_inplace:
-            # vLLM loads the adapter anew in each step, so its weights in that step are not known yet.
-            return None
-        number = lora_request.lora_int_id
-        digest = self._adapters.get(0, {}).get(number)
-        return (number, digest) if digest is not None and self._holds(number, digest) else None
-
-    def _holds(self, number: int, digest: str) -> bool:
-        return all(self._adapters.get(rank, {}).get(number) == digest for rank in range(self._ranks))
-
-    def _settled(self, asking: _Asking) -> bool:
+    def _settled(self, asking: Asking) -> bool:
         """Whether no result is left that is worth waiting for."""
         now = time.monotonic()
-        for name in [name for name in asking.inputs if self._is_local(name)]:
+        for name in [name for name in asking.inputs if self._plan.is_local(name)]:
             # Encoded or loaded meanwhile for another request of this engine.
             self._let_go(asking.inputs.pop(name), asking)
         if asking.order is None:
@@ -434,13 +327,7 @@ class SchedulerSide:
                     self._counts.add("late")
                     asking.inputs[name] = late = Input(found.modality, found.rows, None)
                     late.state = "unshared"
-            # A missed input without a key is settled: the stored output does not fit, or another engine stores it.
-            missed = [
-                (found.key, name)
-                for name, found in asking.inputs.items()
-                if found.state == "missed" and found.key is not None
-            ]
-            asking.order = [name for _, name in sorted(missed)]
+            asking.order = asking.missed()
         while asking.reached < len(asking.order):
             needed = asking.inputs.get(asking.order[asking.reached])
             if needed is not None and self._waits(asking, needed, now):
@@ -448,26 +335,28 @@ class SchedulerSide:
             asking.reached += 1
         return True
 
-    def _waits(self, asking: _Asking, found: Input, now: float) -> bool:
+    def _waits(self, asking: Asking, found: Input, now: float) -> bool:
         """Whether the request waits for another engine, or for the daemon's answer."""
         assert found.key is not None
         if found.wanted is None:
-            if self._is_full(asking, found.rows) and now - asking.since < self._wait_s_max:
+            full = not asking.claims and self._claims.fill(found.rows, self._step_rows, self._step_requests)
+            if full and now - asking.since < self._wait_s_max:
                 return True
-            found.wanted = self._claims.want(found.key, found.rows, asking, now, self._own_s(found.rows))
+            own_s = self._pace.own_s(self._claims.rows_ahead() + found.rows)
+            found.wanted = self._claims.want(found.key, found.rows, asking, now, own_s)
         wanted = found.wanted
         if wanted is None:
             return False
         if wanted.state == "asked" and not self._claims.unanswered(wanted, now):
             return True
         if wanted.state == "waiting" and self._consumer:
-            if self._is_sooner(wanted, now):
+            if self._pace.is_sooner(wanted.expected_at, now):
                 self._counts.add("overtaken")
             else:
                 if not asking.waits_since:
                     asking.waits_since = now
                     self._counts.add("waits")
-                if now - asking.waits_since < self._patience_s(wanted, asking.waits_since):
+                if now - asking.waits_since < self._pace.patience_s(wanted.expected_at, asking.waits_since):
                     return True
                 self._counts.add("wait_timeouts")
         elif wanted.state == "waiting":
@@ -479,96 +368,24 @@ class SchedulerSide:
             self._leave(found, asking)
         return False
 
-    def _is_full(self, asking: _Asking, rows: int) -> bool:
-        """Whether the claims already fill a step, and this request has none of them."""
-        if asking.claims:
-            return False
-        ahead = self._claims.rows_ahead()
-        return bool(ahead) and (ahead + rows > self._step_rows or self._claims.users_ahead() >= self._step_requests)
-
-    def _own_s(self, rows: int) -> float:
-        """Seconds until these rows would be stored, if encoded in one step with all rows that are claimed here or may
-        be claimed for that step. A step's outputs are stored when the step ends. 0 if unknown."""
-        if self._row_s is None:
-            return 0.0
-        under_way_s = max(0.0, self._busy_until - time.monotonic())
-        return under_way_s + max(self._claims.rows_ahead() + rows, self._rows_of_step()) * self._row_s
-
-    def _rows_of_step(self) -> int:
-        """Rows that the next step may encode: those of the oldest requests, without rows that another engine
-        encodes."""
-        requests = rows = 0
-        for asking in self._asking.values():
-            of_request = sum(
-                found.rows
-                for found in asking.inputs.values()
-                if found.lease is None and (found.wanted is None or found.wanted.state != "waiting")
-            )
-            if of_request:
-                requests += 1
-                rows += of_request
-            if requests >= self._step_requests or rows >= self._step_rows:
-                break
-        return min(rows, self._step_rows)
-
-    def _is_sooner(self, wanted: Wanted, now: float) -> bool:
-        """Whether this engine would have encoded all inputs that it wants before the other engine has stored this
-        one."""
-        if self._row_s is None or not wanted.expected_at:
-            return False
-        return self._all_s(now) < SOONER * (wanted.expected_at - now)
-
-    def _all_s(self, now: float) -> float:
-        """Seconds until all inputs that are wanted here and not found would be stored, if this engine encoded them."""
-        if self._rows_wanted is None:
-            self._rows_wanted = sum(
-                found.rows for asking in self._asking.values() for found in asking.inputs.values() if not found.lease
-            )
-        return max(0.0, self._busy_until - now) + self._rows_wanted * (self._row_s or 0.0)
-
-    def _patience_s(self, wanted: Wanted, since: float) -> float:
-        """Seconds to wait for the other engine: a multiple of the time that it expected, or else of the time that all
-        work wanted here would take this engine. At most `wait_s_max`."""
-        if wanted.expected_at:
-            expected_s = wanted.expected_at - since
-        elif self._row_s is not None:
-            expected_s = self._all_s(since)
-        else:
-            return self._wait_s_max
-        return min(max(WAIT_FACTOR * expected_s, WAIT_S_LEAST), self._wait_s_max)
-
-    def _stores(self, found: Input) -> bool:
+    def _stores(self, found: Input, key: bytes) -> bool:
         """Whether the encoded output is to be stored: not by a mere consumer, not if it is stored already, not while a
         change of weights is unconfirmed, and not in a namespace whose sharing has ended."""
-        assert found.key is not None
-        return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(found.key)
+        return self._producer and found.lease is None and self._lookups.confirmed and self._lookups.trusts(key)
 
-    def _release(self, asking: _Asking) -> None:
+    def _release(self, asking: Asking) -> None:
         for found in asking.inputs.values():
             self._let_go(found, asking)
         asking.inputs.clear()
 
-    def _let_go(self, found: Input, asking: _Asking | None) -> None:
+    def _let_go(self, found: Input, asking: Asking | None) -> None:
         found.lease = None
         self._leave(found, asking)
 
-    def _leave(self, found: Input, asking: _Asking | None) -> None:
+    def _leave(self, found: Input, asking: Asking | None) -> None:
         if found.wanted is not None:
             self._claims.leave(found.wanted, asking)
             found.wanted = None
-
-    # ---- a step's loads
-
-    def _load(self, lease: Lease, shape: tuple[int, int]) -> Load:
-        handle = lease.handle()
-        if handle is not None and all(handle[:16] == self._rings.get(rank) for rank in range(self._ranks)):
-            return Load(shape, handle)
-        self._counts.add("inline")
-        return Load(shape, None, lease.tree)
-
-    def _drop_lost(self) -> None:
-        for step in [step for step in self._in_flight if step + LAG_STEPS_MAX < self._step]:
-            del self._in_flight[step]
 
     # ---- the background thread
 
@@ -581,18 +398,3 @@ class SchedulerSide:
 
 def _evict_namespace(tag: bytes, client: Client) -> None:
     requests.ask_clear(client.link, tag).result(ANSWER_S_MAX)
-
-
-def _ahead(features: Sequence[Any], computed: int) -> Iterator[Any]:
-    """The features that do not end before token `computed`."""
-    for feature in features:
-        position = feature.mm_position
-        if computed < position.offset + position.length:
-            yield feature
-
-
-def _end(features: Sequence[Any]) -> int:
-    """The position after the last feature. Features are in the order of their offsets."""
-    last = features[-1].mm_position
-    end: int = last.offset + last.length
-    return end

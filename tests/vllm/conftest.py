@@ -53,8 +53,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other things makes nobody late here, nor another engine slower than one's own."""
     monkeypatch.setattr("tensord.client.vllm.background.LATE_S", PATIENCE_S)
     monkeypatch.setattr("tensord.client.vllm.claims.ANSWER_S", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", PATIENCE_S)
-    monkeypatch.setattr("tensord.client.vllm.scheduler.SOONER", 0.0)
+    monkeypatch.setattr("tensord.client.vllm.pace.WAIT_S_LEAST", PATIENCE_S)
+    monkeypatch.setattr("tensord.client.vllm.pace.SOONER", 0.0)
 
 
 class Stand:

@@ -133,7 +133,7 @@ class EngineProcess:
 
     def do_forget_speed(self) -> None:
         """The next encoding is the first whose time is known."""
-        self._scheduler.ec_connector._scheduler._row_s = None
+        self._scheduler.ec_connector._scheduler._pace.row_s = None
 
     def do_apply_model(self, factor: float) -> None:
         """Runs a function on the model in the worker, which reads all parameters, and before that multiplies those of

@@ -304,7 +304,7 @@ def attached(engine: Steps) -> Steps:
     """The engine, once the daemon is there for it and all of its workers have mapped the ring."""
     side = engine.connector._scheduler
     assert side is not None
-    until(lambda: engine.step() is not None and len(side._rings) == len(engine.workers), "workers to map the ring")
+    until(lambda: engine.step() is not None and len(side._plan.rings) == len(engine.workers), "workers to map the ring")
     return engine
 
 

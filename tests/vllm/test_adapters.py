@@ -208,9 +208,9 @@ def test_an_adapter_that_the_engine_is_told_to_load_has_its_name_at_once(
     )
     side = another.connector._scheduler
     assert side is not None
-    before = dict(side._adapters)
+    before = dict(side._adapters.held)
     getattr(core, how)(loaded)
-    assert side._adapters == {0: adapters.held()} != before
+    assert side._adapters.held == {0: adapters.held()} != before
     asked = another.add(request(feature(item(picture), "anew"), lora_request=loaded))
     until(lambda: asked.request_id in another.step(), "the answer")
     another.finish(asked)

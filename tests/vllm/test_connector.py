@@ -27,7 +27,8 @@ import tensord
 from tensord.client.vllm import background, claims
 from tensord.client.vllm.background import CLIENTS
 from tensord.client.vllm.connector import TensordECConnector
-from tensord.client.vllm.scheduler import SOONER, SchedulerSide
+from tensord.client.vllm.pace import SOONER
+from tensord.client.vllm.scheduler import SchedulerSide
 from tensord.client.vllm.settings import Settings
 from tensord.client.vllm.stats import COUNTERS, TensordECStats
 from tensord.client.vllm.step import NOTHING, Report
@@ -99,7 +100,7 @@ def mapped(engine: Steps) -> None:
     """Returns when all workers have said that they map the ring."""
     side = engine.connector._scheduler
     assert side is not None
-    until(lambda: engine.step() is not None and len(side._rings) == len(engine.workers), "workers to map the ring")
+    until(lambda: engine.step() is not None and len(side._plan.rings) == len(engine.workers), "workers to map the ring")
 
 
 def settled(engine: Steps, asked: Any) -> None:
@@ -442,12 +443,12 @@ def test_a_handle_goes_to_workers_that_map_the_ring_and_bytes_to_those_that_do_n
     encode(first, picture, another)
     side = second.connector._scheduler
     assert side is not None
-    for number, known in ((picture, side._rings), (another, {})):
+    for number, known in ((picture, side._plan.rings), (another, {})):
         asked = second.add(request(number))
         settled(second, asked)
-        side._rings, mapped = dict(known), side._rings
+        side._plan.rings, mapped = dict(known), side._plan.rings
         made = second.schedule()
-        side._rings = mapped
+        side._plan.rings = mapped
         (load,) = made.ec_connector_metadata.loads.values()
         assert (load.handle is None) == (known == {}) == (load.payload is not None)
         results, reported = second.execute(made)
@@ -529,7 +530,7 @@ def test_what_a_request_preempted_in_its_step_wanted_stored_is_not_made_of_anoth
 def test_a_rank_that_never_answers_keeps_a_lease_for_some_steps_only(
     shared: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensord.client.vllm.scheduler.LAG_STEPS_MAX", 3)
+    monkeypatch.setattr("tensord.client.vllm.step_plan.LAG_STEPS_MAX", 3)
     picture = fresh()
     with Steps(shared.socket, ranks=2) as one, Steps(other_name(shared.socket, 1), ranks=2) as another:
         encode(one, picture)
@@ -654,7 +655,7 @@ def _is_told(engine: Steps) -> None:
         engine.step()
         client, _ = CLIENTS._clients.get(side._background._socket, (None, 0))
         ring = client.ring() if client is not None and client.connected else None
-        return ring is not None and side._rings == dict.fromkeys(range(len(engine.workers)), ring.identity)
+        return ring is not None and side._plan.rings == dict.fromkeys(range(len(engine.workers)), ring.identity)
 
     until(told, "workers to map the ring of now")
 
@@ -1121,7 +1122,7 @@ def learned(engine: Steps, row_s: float | None) -> SchedulerSide:
     """The engine takes so many seconds for each row of an encoder output, as far as it knows."""
     side = engine.connector._scheduler
     assert side is not None
-    side._row_s = row_s
+    side._pace.row_s = row_s
     return side
 
 
@@ -1131,7 +1132,7 @@ def _waiting(side: SchedulerSide) -> int:
 
 @pytest.fixture
 def hurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensord.client.vllm.scheduler.WAIT_S_LEAST", 0.02)
+    monkeypatch.setattr("tensord.client.vllm.pace.WAIT_S_LEAST", 0.02)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -1141,7 +1142,7 @@ def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_
     first, second = apart
     encode(first, fresh())
     side = first.connector._scheduler
-    assert side is not None and side._row_s is not None and side._row_s > 0, "learned from what storing took"
+    assert side is not None and side._pace.row_s is not None and side._pace.row_s > 0, "learned from what storing took"
     pictures = [fresh() for _ in range(4)]
     learned(first, 0.5 / ROWS)
     side = learned(second, 0.5 / ROWS)
@@ -1156,16 +1157,16 @@ def test_another_engine_is_waited_for_by_what_it_expected_to_take_for_its_whole_
     # The last is behind three others in the first engine's step, and each was announced so.
     assert max(expected_s) > 1 > min(expected_s)
     waits = max(side._claims._wanted.values(), key=lambda wanted: wanted.expected_at)
-    assert side._patience_s(waits, now) == pytest.approx(3 * max(expected_s), rel=0.01)
+    assert side._pace.patience_s(waits.expected_at, now) == pytest.approx(3 * max(expected_s), rel=0.01)
     waits.expected_at = now + 1e6
-    assert side._patience_s(waits, now) == side._wait_s_max
+    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
     waits.expected_at = now - 1
-    assert side._patience_s(waits, now) == 0.02
+    assert side._pace.patience_s(waits.expected_at, now) == 0.02
     waits.expected_at = 0.0
     # It did not tell, and may be doing all that this one waits for.
-    assert side._patience_s(waits, now) >= 3 * 4 * 0.5
+    assert side._pace.patience_s(waits.expected_at, now) >= 3 * 4 * 0.5
     learned(second, None)
-    assert side._patience_s(waits, now) == side._wait_s_max
+    assert side._pace.patience_s(waits.expected_at, now) == side._wait_s_max
 
 
 def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[Steps, Steps]) -> None:
@@ -1188,7 +1189,7 @@ def test_all_that_one_step_encodes_is_announced_for_the_steps_end(apart: tuple[S
 @pytest.fixture
 def comparing(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As outside of tests, engines do not wait for one that they take for slower."""
-    monkeypatch.setattr("tensord.client.vllm.scheduler.SOONER", SOONER)
+    monkeypatch.setattr("tensord.client.vllm.pace.SOONER", SOONER)
 
 
 @pytest.mark.usefixtures("comparing")
