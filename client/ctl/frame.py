@@ -18,7 +18,8 @@ from rich.text import Text
 
 from ...ipc.modes import Mode
 from .daemon import understood
-from .tables import age, number, printable, share, short, size, table, wrapped
+from .live import client_state
+from .tables import age, cut, number, printable, share, short, size, table, wrapped
 
 WIDTH_MIN: Final = 80
 LIST_MAX: Final = 10
@@ -28,6 +29,7 @@ ASCII: Final = "#.|"
 
 _NAME_CHARS: Final = 14
 _KEY_CHARS: Final = 28
+_CUT: Final = ".."
 _MADE_UP: Final = ("drill", "file")
 _STYLES: Final = {
     Mode.RELAXED: "green",
@@ -134,7 +136,7 @@ def _gauges(governor: Document, width: int, glyphs: str) -> list[Text]:
     lines = [Text(f"{'GAUGE':<{_NAME_CHARS}} {marks}", _HEAD)]
     for gauge in governor["gauges"]:
         style = _STYLES.get(gauge["mode"], "")
-        line = Text(f"{_cut(gauge['gauge'], _NAME_CHARS):<{_NAME_CHARS}} ")
+        line = Text(f"{cut(gauge['gauge'], _NAME_CHARS, _CUT):<{_NAME_CHARS}} ")
         line.append_text(bar(gauge["share"], thresholds, cells, style, glyphs))
         line.append(f" {share(gauge['share'], 1):>7} {size(gauge['used_bytes']):>8} ")
         line.append(f"{gauge['mode']:<14}", style)
@@ -165,7 +167,7 @@ def _tiers(store: Document, governor: Document, width: int) -> list[Text]:
     rows = [("ring", short(store["entries"]), size(store["used_bytes"]), short(store["tokens"]))]
     remarks = [", ".join(said)]
     for device in governor["devices"]:
-        name = _cut(device["device"], _NAME_CHARS)
+        name = cut(device["device"], _NAME_CHARS, _CUT)
         rows.append((name, short(device["entries"]), size(device["bytes"]), short(device["tokens"])))
         remarks.append(_device_remarks(device))
     head, *lines = table(("TIER".ljust(_NAME_CHARS), "ENTRIES", "BYTES", "TOKENS"), rows, (1, 2, 3)).splitlines()
@@ -191,7 +193,7 @@ def _transitions(transitions: Sequence[Document], most: int, now_unix_s: float) 
     rows = [
         (
             f"{age(now_unix_s - each['unix_s'])} ago",
-            _cut(each["gauge"], _NAME_CHARS),
+            cut(each["gauge"], _NAME_CHARS, _CUT),
             f"{each['before']} -> {each['mode']}",
             share(each["share"], 1),
         )
@@ -214,14 +216,14 @@ def _clients(clients: Sequence[Document], owners: Sequence[Document], most: int)
     alarms: dict[int, str] = {}
     for row in ordered[:most]:
         owned = held.get(row["client"], [])
-        state = "orphaned" if row["orphaned"] else "greeted" if row["lane"] is None else "attached"
+        state = client_state(row)
         if any(owner["unresponsive"] for owner in owned):
             state = "NOT ANSWERING"
             alarms[len(rows) + 1] = _ALARM
         rows.append(
             (
                 "-" if row["client"] is None else str(row["client"]),
-                _cut(row["name"] or "-", 20),
+                cut(row["name"] or "-", 20, _CUT),
                 "-" if row["pid"] is None else str(row["pid"]),
                 short(row["pins"]),
                 short(row["hits"]),
@@ -267,8 +269,3 @@ def _listed(
     if left_out > 0:
         lines.append(Text(f"and {number(left_out)} more", _ASIDE))
     return lines
-
-
-def _cut(name: str, most: int) -> str:
-    shown = printable(name)
-    return shown if len(shown) <= most else f"{shown[: most - 2]}.."

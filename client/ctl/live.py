@@ -6,13 +6,13 @@ Owns: their display. Does not own: the events.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import click
 
 from .daemon import Daemon, pass_daemon, understood
-from .tables import number, short, table
+from .tables import cut, number, short, table
 
 _HEAD: Final = ("CLIENT", "NAME", "PID", "UID", "LANE", "LEASES", "HITS", "MISSES", "STATE")
 _NAME_CHARS_MAX: Final = 24
@@ -26,14 +26,14 @@ def clients_text(rows: Iterable[dict[str, Any]]) -> str:
             [
                 (
                     _or_dash(row["client"]),
-                    _cut(row["name"]) or "-",
+                    cut(row["name"], _NAME_CHARS_MAX, "...") or "-",
                     _or_dash(row["pid"]),
                     _or_dash(row["uid"]),
                     "-" if row["lane"] is None else f"{row['lane']:x}",
                     str(row["pins"]),
                     short(row["hits"]),
                     short(row["misses"]),
-                    _state(row),
+                    client_state(row),
                 )
                 for row in rows
             ],
@@ -41,7 +41,8 @@ def clients_text(rows: Iterable[dict[str, Any]]) -> str:
         )
 
 
-def _state(row: dict[str, Any]) -> str:
+def client_state(row: Mapping[str, Any]) -> str:
+    """The state of a client or lane; see `clients`."""
     if row["orphaned"]:
         return "orphaned"
     return "greeted" if row["lane"] is None else "attached"
@@ -49,10 +50,6 @@ def _state(row: dict[str, Any]) -> str:
 
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS_MAX else name[: _NAME_CHARS_MAX - 3] + "..."
 
 
 @click.command()

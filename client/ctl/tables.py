@@ -100,6 +100,12 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
+def cut(text: str, chars_max: int, ending: str) -> str:
+    """The printable text in at most `chars_max` characters. A longer text is cut, and ends with `ending`."""
+    shown = printable(text)
+    return shown if len(shown) <= chars_max else shown[: chars_max - len(ending)] + ending
+
+
 def printable(text: str) -> str:
     """The text with unprintable characters replaced, so that a client's name cannot control the reader's terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

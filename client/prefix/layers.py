@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import BadPrefix
+from ...errors import BadPrefix, UsageError
 from ...ipc.layers import Layer, layout
 from ..core.fields import check_count
 from ..device.interface import mapped
@@ -168,6 +168,16 @@ def cut(tree: Any, axis: int, start: int, stop: int) -> Any:
 def is_array(leaf: Any) -> bool:
     """Whether a leaf of a tree is an array or a tensor, on any device."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def check_layer(layer: int, count: int) -> None:
+    """Checks that a sequence of `count` layers has this one.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not 0 <= layer < count:
+        raise UsageError(f"layer {layer} does not exist; the sequence has {count} layers, counted from 0")
 
 
 def _described(number: int, layer: object, tokens: int) -> Layer:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from ...errors import BadPrefix, Corrupt, UsageError
+from ...errors import BadPrefix, Corrupt
 from ...shm.prefix import Modality, PrefixRecord, Tokens
 from ..core.lease import Batch, Lease
 from ..device.interface import mapped
-from .layers import cut, is_array
+from .layers import check_layer, cut, is_array
 
 
 class Held(Protocol):
@@ -201,8 +201,7 @@ class HeldBlocks:
 
     def _chosen(self, layer: int) -> tuple[list[Any], int | None]:
         layers = self.layers
-        if not 0 <= layer < len(layers):
-            raise UsageError(f"layer {layer} does not exist; the sequence has {len(layers)} layers, counted from 0")
+        check_layer(layer, len(layers))
         return layers[layer], self._form.axes[layer]
 
     def _checked(self, leases: Sequence[Lease]) -> _Form:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import UsageError
 from ...ipc.layers import Layer, can_rewind_to
 from ...shm.dtypes import dtype_named
 from ...shm.prefix import Media, Tokens, agreed, uncut
 from ...shm.tensors import loaded_torch, tensor_copy, tensor_source
 from ..device.interface import Device, mapped
-from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, cut
+from .layers import Layers, PrefixLayer, RecurrentLayer, RotatingLayer, SharedLayer, check_layer, cut
 from .put import PrefixPut, PrefixSequence
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ class HeldOnDevice:
 
     def _part(self, layer: int) -> Any:
         layers = self.layers
-        if not 0 <= layer < len(layers):
-            raise UsageError(f"layer {layer} does not exist; the sequence has {len(layers)} layers, counted from 0")
+        check_layer(layer, len(layers))
         if layers[layer]:
             return layers[layer][0]
         snapshot = self.snapshot
