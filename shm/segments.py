@@ -27,6 +27,7 @@ from typing import Final
 import posix_ipc
 
 from ..errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
+from .cgroups import cgroups
 from .layout import PAGE_BYTES
 
 SHM_FOLDER: Final = Path("/dev/shm")
@@ -330,26 +331,7 @@ def available_bytes() -> int:
     meminfo = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([available, *_cgroup_room()])
-
-
-def _cgroup_room() -> list[int]:
-    rooms: list[int] = []
-    try:
-        own = re.search(r"^0::(/.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    except OSError:
-        return rooms
-    folder = Path("/sys/fs/cgroup") / (own[1].lstrip("/") if own else "")
-    for place in (folder, *folder.parents):
-        try:
-            limit, used = (place / "memory.max").read_text(), (place / "memory.current").read_text()
-        except OSError:
-            continue
-        if limit.strip() != "max":
-            rooms.append(max(0, int(limit) - int(used)))
-        if place == Path("/sys/fs/cgroup"):
-            break
-    return rooms
+    return min([available, *(max(0, each.limit_bytes - each.used_bytes) for each in cgroups())])
 
 
 def check_memory(size_bytes: int, what: str, remedy: str = ": set a smaller ring_bytes, or free memory") -> None:

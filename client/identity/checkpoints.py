@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .folders import WEIGHTS, encoder_files
 from .loading import changed_since
+from .packages import package_version
 from .remembered import REMEMBERED_BYTES_MIN, remembered
 from .weight_files import FORM, weight_file_digest
 
@@ -49,7 +49,7 @@ def weights_fingerprint(
     folder = model_folder(model, revision, download_folder)
     if load_format == "dummy":
         config = files_digest(encoder_files(folder)[0], folder) if folder is not None else ""
-        return f"dummy-{seed}-torch-{package_version('torch')}-vllm-{vllm_version()}-{config}"
+        return f"dummy-{seed}-torch-{package_version('torch') or 'none'}-vllm-{vllm_version()}-{config}"
     if folder is None:
         return None
     settings, weights = encoder_files(folder)
@@ -96,13 +96,6 @@ def files_digest(paths: Iterable[Path], folder: Path | None = None) -> str:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(folder) if folder else path.name}\0{content}\0".encode())
     return digest.hexdigest()
-
-
-def package_version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def vllm_version() -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from .checkpoints import package_version, vllm_version
+from .checkpoints import vllm_version
+from .packages import package_version
 from .vllm_environment import set_variables
 from .vllm_fields import Side
 
@@ -30,7 +31,7 @@ def surroundings(side: Side) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "vllm": vllm_version(),
-        "versions": {name: package_version(name) for name in PACKAGES},
+        "versions": {name: package_version(name) or "none" for name in PACKAGES},
         "plugins": sorted(
             f"{plugin.value} {plugin.dist.version if plugin.dist else None}"
             for group in _PLUGINS

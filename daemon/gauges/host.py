@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...ipc.modes import HOST_GAUGE, Tier
+from ...shm.cgroups import cgroup_folders
 from .offers import offer
 from .reading import GaugeFailed, Reading, Result
 
@@ -84,14 +85,10 @@ class HostSource:
         return _Bound("machine", total_bytes - available_bytes, total_bytes, self._proc / "pressure/memory")
 
     def _cgroups(self) -> Iterator[_Bound]:
-        own = re.search(r"^0::/(.*)$", _text(self._proc / "self/cgroup"), re.MULTILINE)
-        folder = self._root / (own[1] if own else "")
-        for place in (folder, *folder.parents):
-            found = self._cgroup(place)
+        for folder in cgroup_folders(_text(self._proc / "self/cgroup"), self._root):
+            found = self._cgroup(folder)
             if found is not None:
                 yield found
-            if place == self._root:
-                return
 
     def _cgroup(self, folder: Path) -> _Bound | None:
         try:

@@ -15,6 +15,7 @@ import pytest
 
 from tensord.errors import BadConfiguration, InstanceBusy, NameTaken, NotEnoughMemory, SegmentError
 from tensord.shm import segments
+from tensord.shm.cgroups import Cgroup
 
 PAGE = 4096
 
@@ -224,5 +225,5 @@ def test_more_than_the_machine_has_is_refused_before_it_is_tried() -> None:
 
 
 def test_a_cgroups_limit_counts_as_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "_cgroup_room", lambda: [12_345])
+    monkeypatch.setattr(segments, "cgroups", lambda: [Cgroup("/", 20_000, 7_655)])
     assert segments.available_bytes() == 12_345

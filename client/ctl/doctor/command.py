@@ -18,12 +18,13 @@ from ....ipc.places import METRICS_NAME
 from ....ipc.quantities import read_size
 from ....ipc.schema import PROTOCOL_VERSION
 from ....shm import fence
+from ...identity.packages import package_version
 from .. import leftovers
 from ..configuration import settings
 from ..daemon import Daemon, pass_daemon
 from . import access, facts, memory, pressure, software
 from .finding import Finding, Level, findings_text
-from .probe import probed, version_of
+from .probe import probed
 
 _RING_BYTES_UNKNOWN: Final = 0
 
@@ -47,7 +48,7 @@ def diagnose(daemon: Daemon) -> list[Finding]:
         access.reachable("status", status_error),
         access.reachable("control", _greeting(daemon)),
         software.versions(__version__, status.get("version"), PROTOCOL_VERSION, status.get("protocol")),
-        software.python(sys.version_info[:3], {name: version_of(name) for name in software.PACKAGES}),
+        software.python(sys.version_info[:3], {name: package_version(name) for name in software.PACKAGES}),
         software.configuration(configuration_error, served=bool(status)),
         memory.shm(room),
         memory.available(room),

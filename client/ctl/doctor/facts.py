@@ -10,13 +10,13 @@ import pwd
 import re
 import resource
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from ....shm import segments
+from ....shm.cgroups import cgroups
 from .access import Caller, FileStat
-from .memory import Cgroup, RingRoom
+from .memory import RingRoom
 
 _CAP_IPC_LOCK: Final = 14
 _LOGIND_FOLDERS: Final = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/systemd")
@@ -76,18 +76,6 @@ def room(ring_bytes: int, ready_bytes: int, pid: int | None) -> RingRoom:
         _kib(meminfo, "MemTotal"),
         tuple(cgroups(pid)),
     )
-
-
-def cgroups(pid: int | None, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Iterator[Cgroup]:
-    """Every memory limit that applies to a process, from its own cgroup upwards."""
-    own = re.search(r"^0::/(.*)$", _text(proc / (str(pid) if pid else "self") / "cgroup"), re.MULTILINE)
-    folder = root / (own[1] if own else "")
-    for place in (folder, *folder.parents):
-        limit, used = (_text(place / name).strip() for name in ("memory.max", "memory.current"))
-        if limit.isdigit() and used.isdigit():
-            yield Cgroup("/" + str(place.relative_to(root)).removeprefix("."), int(limit), int(used))
-        if place == root:
-            return
 
 
 def memlock(pid: int | None, proc: Path = Path("/proc")) -> tuple[str, int | None, bool]:

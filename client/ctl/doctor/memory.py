@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ....shm.cgroups import Cgroup
 from ....shm.layout import LANE_BYTES
 from ..tables import number, share, size
 from .finding import Finding, fail, ok, warn
@@ -14,15 +15,6 @@ from .finding import Finding, fail, ok, warn
 _SCARCE: Final = 0.05
 # Warns if fewer than this number of further clients could attach.
 _LANES_FEW: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    """A memory limit on the daemon's cgroup or one above it. `used_bytes` includes the ring's pages."""
-
-    path: str
-    limit_bytes: int
-    used_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ of JSON: {"version": ..., "devices": ..., "error": ...}.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ...identity.packages import package_version
 from .software import Binding
 
 _PROBE_S: Final = 30.0
@@ -65,14 +65,6 @@ BINDINGS: Final[dict[str, tuple[str, str, Callable[[], int]]]] = {
 }
 
 
-def version_of(package: str) -> str | None:
-    """The installed version of a package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def probed(
     names: Sequence[str] = tuple(BINDINGS), command: Sequence[str] = (), wait_s: float = _PROBE_S
 ) -> list[Binding]:
@@ -83,14 +75,14 @@ def probed(
             [*run, name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         for name in names
-        if version_of(BINDINGS[name][0]) is not None
+        if package_version(BINDINGS[name][0]) is not None
     }
     return [_binding(name, running.get(name), wait_s) for name in names]
 
 
 def _binding(name: str, process: subprocess.Popen[str] | None, wait_s: float) -> Binding:
     package, extra, _ = BINDINGS[name]
-    version = version_of(package)
+    version = package_version(package)
     if process is None:
         return Binding(name, package, extra, version)
     try:

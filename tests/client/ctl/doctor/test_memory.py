@@ -6,7 +6,8 @@ import pytest
 
 from tensord.client.ctl.doctor import memory
 from tensord.client.ctl.doctor.finding import Level
-from tensord.client.ctl.doctor.memory import Cgroup, RingRoom
+from tensord.client.ctl.doctor.memory import RingRoom
+from tensord.shm.cgroups import Cgroup
 from tensord.shm.layout import LANE_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -14,7 +14,7 @@ from tensord.client.ctl.doctor.probe import probed
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "version_of", lambda package: None if package == "torch" else "1.0")
+    monkeypatch.setattr(probe, "package_version", lambda package: None if package == "torch" else "1.0")
 
 
 def _python(code: str) -> tuple[str, ...]:
