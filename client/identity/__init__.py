@@ -3,7 +3,7 @@
     engine            namespaces of a vLLM engine's encoder and processor, made from all modules below
     vllm_fields       the fields of vLLM's configuration in these names, and reasons for leaving out the others
     vllm_environment  the same for environment variables
-    surroundings      versions, plugins, platform
+    surroundings      versions, plugins, platform; packages finds the version of a package
     remote_code       code that comes with a model
     checkpoints       the weights in a model's files; weight_files, remembered and digest read them
     adapters          LoRA adapters, by the loaded weights
