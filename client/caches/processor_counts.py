@@ -49,6 +49,7 @@ class ItemCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._reported = Stats()
         self.reset()
 
     def sent(self, hit: bool, reason: str | None) -> None:
